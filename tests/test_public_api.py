@@ -29,7 +29,7 @@ EXPECTED = {
     *("Explanation", "Comparison", "Trace", "Score", "Scores", "Selection", "Recipe", "Diagnosis", "Check"),
     *("MethodSpec", "MetricSpec", "LayerView", "method", "metric", "Target", "Preprocess", "Layout", "Model"),
     *("ClairError", "BadInput", "UnknownName", "NotApplicable", "ModelUnavailable", "CaptureError", "ClairWarning"),
-    *("load", "wrap", "explain", "compare", "trace", "evaluate", "choose", "doctor", "smooth", "ensemble", "contrast"),
+    *("load", "wrap", "explain", "compare", "trace", "evaluate", "choose", "doctor", "smooth", "ensemble", "Contrast"),
     *("list_methods", "list_metrics", "list_models", "parse_method", "parse_metric"),
 }
 

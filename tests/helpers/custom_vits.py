@@ -264,6 +264,63 @@ class ClassTokenLast(HomeMade):
         return self.head(self.norm(self.through(self.tokens(image)))[:, -1])
 
 
+class Arranged(HomeMade):
+    """[prefix, patches, suffix] of five learned tokens, `prefix` of them first; the head reads the last of the five."""
+
+    OTHERS = 5
+
+    def __init__(self, prefix: int, attention: type[nn.Module] = MatmulAttention) -> None:
+        super().__init__(lambda: Block(attention))
+        self.prefix = prefix
+        self.other_tokens = nn.Parameter(torch.zeros(1, self.OTHERS, WIDTH))
+
+    def tokens(self, image: Tensor) -> Tensor:
+        others = self.other_tokens.expand(len(image), -1, -1)
+        patches = self.embed(image) + self.pos_embed[:, 1:]
+        return torch.cat([others[:, : self.prefix], patches, others[:, self.prefix :]], 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        read = self.OTHERS - 1 if self.prefix == self.OTHERS else -1
+        return self.head(self.norm(self.through(self.tokens(image)))[:, read])
+
+
+class CausalAttention(MatmulAttention):
+    """Each token attends to itself and to those before it, by a fused kernel."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class MaskedCausalAttention(MatmulAttention):
+    """The same with a mask of the lowest number, as transformers writes it."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        future = torch.full(scores.shape[-2:], torch.finfo(scores.dtype).min, dtype=scores.dtype).triu(1)
+        return self.attn_drop((scores + future).softmax(-1)) @ v
+
+
+class LanguageModel(HomeMade):
+    """A vision tower [CLS, patches] whose patches stand between three and two words of a causal language model."""
+
+    BEFORE, AFTER = 3, 2
+
+    def __init__(self, attention: type[nn.Module] = CausalAttention) -> None:
+        super().__init__(lambda: Block(attention), depth=3)
+        self.tower = nn.ModuleList(Block(MatmulAttention) for _ in range(2))
+        self.word_tokens = nn.Parameter(torch.zeros(1, self.BEFORE + self.AFTER, WIDTH))
+
+    def sequence(self, image: Tensor) -> Tensor:
+        x = self.tokens(image)
+        for block in self.tower:
+            x = block(x)
+        words = self.word_tokens.expand(len(image), -1, -1)
+        return torch.cat([words[:, : self.BEFORE], x[:, 1:], words[:, self.BEFORE :]], 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.norm(self.through(self.sequence(image)))[:, -1])
+
+
 class SortedByWindows(HomeMade):
     """Hiera's way: the tokens of a window stand side by side."""
 

@@ -111,7 +111,7 @@ def _some_flip(module: nn.Module, image: Tensor, own: int, patches: int, count: 
 def test_of_a_linear_model_it_is_the_smallest_set_that_turns_a_contrast(search: str, seed: int) -> None:
     model, image = linear((3, 5), seed=seed)
     a, b = (int(c) for c in model.module(image)[0].topk(2).indices)
-    made = cv.explain(model, image, "counterfactual", cv.contrast(a, b), removal="mean", search=search)
+    made = cv.explain(model, image, "counterfactual", cv.Contrast(a, b), removal="mean", search=search)
     gains = (effects(model, image, a) - effects(model, image, b)).flatten()
     margins = gains.sum() - every_set(15).double() @ gains
     smallest = int(every_set(15).sum(1)[margins <= 0].min())
@@ -180,7 +180,7 @@ def test_the_note_names_the_new_answer() -> None:
 def test_what_is_not_the_answer_has_nothing_to_flip() -> None:
     image = pixels("timm-vit", batch=1)
     best, second = (int(c) for c in build("timm-vit")(image)[0].topk(2).indices)
-    for target in (second, cv.contrast(second, best)):
+    for target in (second, cv.Contrast(second, best)):
         with pytest.warns(ClairWarning, match="zero everywhere: there is nothing to flip"):
             made = cv.explain(wrapped("timm-vit"), image, "counterfactual", target)
         assert made.chosen is not None

@@ -298,7 +298,7 @@ def test_retarget_is_another_backward_only() -> None:
 @pytest.mark.parametrize("name", ["ixg", "decompx+plus", "attnlrp", "cat", "ixg(level=pixel)"])
 def test_contrast_is_the_difference(name: str) -> None:
     model, p = proven("distilled")
-    both, a, b = (cv.explain(model, p.pixels, name, target=t).maps for t in (cv.contrast(3, 1), 3, 1))
+    both, a, b = (cv.explain(model, p.pixels, name, target=t).maps for t in (cv.Contrast(3, 1), 3, 1))
     assert_same(both, a - b)
 
 
@@ -308,7 +308,7 @@ def test_contrast_of_nonlinear_methods_is_of_the_score() -> None:
     a, b = (ref.prove(p.module, p.pixels, [c] * 2) for c in (3, 1))
     G = [one - other for one, other in zip(a.G, b.G, strict=True)]
     expected = sum(p.read((A * g).clamp(min=0).mean(1)) for A, g in zip(p.A, G, strict=True))
-    maps = cv.explain(model, p.pixels, "genatt+plus", target=cv.contrast(3, 1)).maps
+    maps = cv.explain(model, p.pixels, "genatt+plus", target=cv.Contrast(3, 1)).maps
     assert_same(maps, p.on_grid(expected))
 
 
@@ -339,7 +339,7 @@ def test_scores_by_brute_force(kind: str) -> None:
 def test_a_function_of_the_output_as_target() -> None:
     model, p = proven("plain")
     maps = cv.explain(model, p.pixels, "ixg", target=lambda logits: logits[:, 3] - logits[:, 1]).maps
-    assert_same(maps, cv.explain(model, p.pixels, "ixg", target=cv.contrast(3, 1)).maps)
+    assert_same(maps, cv.explain(model, p.pixels, "ixg", target=cv.Contrast(3, 1)).maps)
 
 
 # Counts

@@ -287,7 +287,7 @@ def test_max_tokens_joins_as_few_as_it_takes(most: int, side: int) -> None:
 
 
 def test_max_tokens_must_leave_a_patch() -> None:
-    with pytest.raises(BadInput, match=r"max_tokens=1 was given for a model with 1 tokens before the patches"):
+    with pytest.raises(BadInput, match=r"max_tokens=1 was given for a model with 1 tokens next to the patches"):
         explained("attention-flow(max_tokens=1)")
 
 

@@ -327,7 +327,7 @@ def test_stability_is_measured_where_the_method_costs_one_trace(vit: cv.Model) -
 
 
 def test_contrasts_functions_and_class_agnostic_maps_speak_of_a_score(vit: cv.Model) -> None:
-    for target in (cv.contrast(1, 2), lambda scores: scores[:, 1] - scores[:, 2]):
+    for target in (cv.Contrast(1, 2), lambda scores: scores[:, 1] - scores[:, 2]):
         check = cv.explain(vit, photos(1), "genatt", target=target).check()[0]
         with torch.no_grad():
             logits = vit.logits(photos(1))[0]
@@ -342,7 +342,7 @@ def test_function_of_the_whole_batch_sees_the_other_images(vit: cv.Model) -> Non
     """Each image has its own class inside one function: rows must not be mixed up when variants are scored."""
     classes = torch.tensor([1, 4])
     explanation = cv.explain(vit, photos(2), "genatt", target=lambda scores: scores[torch.arange(2), classes])
-    named = cv.explain(vit, photos(2), "genatt", target=cv.contrast(1, 4))
+    named = cv.explain(vit, photos(2), "genatt", target=cv.Contrast(1, 4))
     with torch.no_grad():
         logits = vit.logits(photos(2))
     assert [check.full for check in explanation.check()] == pytest.approx([float(logits[0, 1]), float(logits[1, 4])])
@@ -398,7 +398,7 @@ def test_outlier_share_counts_tokens_of_many_times_the_median_norm() -> None:
     tokens = torch.ones(1, 17, 8)
     tokens[0, 5] *= 2 * OUTLIER_RATIO
     tokens[0, 0] *= 100  # a prefix token is no patch
-    ratios = norm_ratios(tokens, prefix=1)
+    ratios = norm_ratios(tokens[:, 1:])
     assert ratios.shape == (1, 16)
     assert (ratios > OUTLIER_RATIO).nonzero().tolist() == [[0, 4]]
 
@@ -428,10 +428,10 @@ def test_pickled_explanation_needs_its_model_again(vit: cv.Model) -> None:
         loaded.check()
     assert loaded.check(vit).checks == explanation.check().checks
     assert copy.deepcopy(explanation).check().checks == explanation.check().checks
-    contrast = pickle.loads(pickle.dumps(cv.explain(vit, photos(1), "genatt", target=cv.contrast(1, 2))))
+    contrast = pickle.loads(pickle.dumps(cv.explain(vit, photos(1), "genatt", target=cv.Contrast(1, 2))))
     with pytest.raises(cv.BadInput, match="target="):
         contrast.check(vit)
-    assert contrast.check(vit, target=cv.contrast(1, 2))[0].quantity == "score"
+    assert contrast.check(vit, target=cv.Contrast(1, 2))[0].quantity == "score"
 
 
 def test_changed_weights_are_refused() -> None:

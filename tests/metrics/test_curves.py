@@ -168,9 +168,9 @@ def test_accuracy_is_whether_the_target_is_the_answer() -> None:
     assert set(score.curve.y.flatten().tolist()) <= {0.0, 1.0}
     assert score.curve.y[:, 0].tolist() == [1, 1]
     assert (prob.curve.y[score.curve.y == 1] > 1 / 7).all(), "the answer has more than its share"
-    contrast = cv.explain(MODEL, IMAGES, "ixg", target=cv.contrast(1, 2))
+    contrast = cv.explain(MODEL, IMAGES, "ixg", target=cv.Contrast(1, 2))
     with pytest.raises(BadInput, match="score=accuracy was given, and the target is no class"):
-        cv.evaluate(MODEL, IMAGES, contrast, "deletion", target=cv.contrast(1, 2), score="accuracy")
+        cv.evaluate(MODEL, IMAGES, contrast, "deletion", target=cv.Contrast(1, 2), score="accuracy")
 
 
 def test_both_ends() -> None:

@@ -72,7 +72,7 @@ def test_maps_that_are_there_already() -> None:
     assert_same(given.values, named.values)
     with pytest.raises(BadInput, match="has 3 maps and 2 images were given"):
         cv.evaluate(model, images[:2], ex, "deletion")
-    contrast = cv.explain(model, images, "genatt", target=cv.contrast(1, 2))
+    contrast = cv.explain(model, images, "genatt", target=cv.Contrast(1, 2))
     with pytest.raises(BadInput, match="no class"):
         cv.evaluate(model, images, contrast, "deletion")
 

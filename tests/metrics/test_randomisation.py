@@ -212,7 +212,7 @@ def test_a_random_class_is_any_but_the_one_explained() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     model, images = double(KIND, 1)
     with pytest.raises(BadInput, match=r"which is no class, was given"):
-        cv.evaluate(model, images, "ixg", "random-logit", target=cv.contrast(1, 2))
+        cv.evaluate(model, images, "ixg", "random-logit", target=cv.Contrast(1, 2))
     with pytest.raises(BadInput, match=r"layers=0 was given"):
         cv.evaluate(model, images, "ixg", "mprt", layers=0)
     with pytest.raises(BadInput, match=r"samples=0 was given"):

@@ -157,7 +157,7 @@ def test_a_function_that_knows_images_by_their_place(size: int) -> None:
 
 def test_each_image_has_its_own_target() -> None:
     """A class, a contrast and a function, in one batch."""
-    goals = [2, cv.contrast(1, 5), lambda scores: scores[:, 6] * 2]
+    goals = [2, cv.Contrast(1, 5), lambda scores: scores[:, 6] * 2]
     logits = every_logit("timm-vit")
     expected = torch.stack([logits[0, :, 2], logits[1, :, 1] - logits[1, :, 5], logits[2, :, 6] * 2])
     found = asked(traced("timm-vit", torch.float64, goals), lambda probe: probe.score_kept(some("timm-vit")))
@@ -172,7 +172,7 @@ def test_probabilities_are_of_the_variants_own_logits() -> None:
         best = trace.logits.argmax(-1)
         assert_same(found, expected[range(B), :, best])
         contrast = asked(
-            traced("timm-vit", torch.float64, cv.contrast(1, 5), score),
+            traced("timm-vit", torch.float64, cv.Contrast(1, 5), score),
             lambda probe: probe.score_kept(some("timm-vit")),
         )
         assert_same(contrast, expected[..., 1] - expected[..., 5], magnitude=float(expected.abs().max()))

@@ -83,7 +83,7 @@ def test_a_class_agnostic_method_is_one_map_that_names_no_class() -> None:
 
 
 def test_a_contrast_of_a_class_agnostic_method_is_no_contrast() -> None:
-    made = explained("rollout", target=cv.contrast(3, 1))
+    made = explained("rollout", target=cv.Contrast(3, 1))
     assert made.targets == ("any class",)
     assert "class 3 − class 1" in made.notes[0]
     shown = explanation_figure(made)

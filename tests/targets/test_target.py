@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, UnknownName
 from clairvit.targets.class_ import find_class
-from clairvit.targets.contrast import contrast
+from clairvit.targets.contrast import Contrast
 from clairvit.targets.resolve import resolve_targets, top
 from helpers.rounding import assert_same, growth
 
@@ -87,7 +87,7 @@ def test_out_of_range(logits: Tensor, index: object) -> None:
 
 @pytest.mark.parametrize("spec", [True, 1.5, object(), {"a": 1}, [[1, 2], [3, 4]]])
 def test_invalid_targets_raise(logits: Tensor, spec: object) -> None:
-    with pytest.raises(BadInput, match="expected a class index, a class name, contrast"):
+    with pytest.raises(BadInput, match="expected a class index, a class name, Contrast"):
         resolve_targets(spec, logits, LABELS)  # type: ignore[arg-type]
 
 
@@ -104,7 +104,7 @@ def test_list_is_one_for_each_image(logits: Tensor) -> None:
 
 
 def test_list_for_a_single_image_is_several_targets(logits: Tensor) -> None:
-    targets = resolve_targets(["Pug", None, contrast("Pug", "Bengal")], logits[:1], LABELS, single=True)
+    targets = resolve_targets(["Pug", None, Contrast("Pug", "Bengal")], logits[:1], LABELS, single=True)
     assert [t.names for t in targets] == [("Pug",), ("Beagle",), ("Pug − Bengal",)]
     assert [t(logits[:1]).item() for t in targets] == [-1.0, 3.0, -1.0]
 
@@ -133,20 +133,20 @@ def test_wrong_number(logits: Tensor, spec: list[int], rows: int, said: str) -> 
 
 
 def test_contrast(logits: Tensor) -> None:
-    (target,) = resolve_targets(contrast(None, "Pug"), logits, LABELS)
+    (target,) = resolve_targets(Contrast(None, "Pug"), logits, LABELS)
     assert target.names == ("Beagle − Pug", "Bengal − Pug")
     assert target.classes == (None, None)
     assert_same(target(logits), torch.tensor([4.0, 1.9]), growth=growth(1, 2))  # float32: one difference
-    (target,) = resolve_targets(contrast(1, "3"), logits, LABELS, score="prob")
+    (target,) = resolve_targets(Contrast(1, "3"), logits, LABELS, score="prob")
     chances = logits.softmax(-1)
     assert_same(target(logits), chances[:, 1] - chances[:, 3], growth=growth(2, 6), magnitude=1.0)  # float32, 6 classes
 
 
 def test_contrast_with_itself(logits: Tensor) -> None:
-    with pytest.raises(BadInput, match="contrast of 'Bengal' with itself is 0 everywhere"):
-        resolve_targets(contrast(None, "Bengal"), logits, LABELS)
+    with pytest.raises(BadInput, match="Contrast of 'Bengal' with itself is 0 everywhere"):
+        resolve_targets(Contrast(None, "Bengal"), logits, LABELS)
     with pytest.raises(BadInput, match="expected a class index"):
-        resolve_targets(contrast(1, lambda scores: scores[:, 0]), logits, LABELS)  # type: ignore[arg-type]
+        resolve_targets(Contrast(1, lambda scores: scores[:, 0]), logits, LABELS)  # type: ignore[arg-type]
 
 
 # scores -------------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_functions_are_checked_even_without_gradients(logits: Tensor) -> None:
 
 
 def test_take(logits: Tensor) -> None:
-    (target,) = resolve_targets(["Pug", contrast(0, 1)], logits, LABELS)
+    (target,) = resolve_targets(["Pug", Contrast(0, 1)], logits, LABELS)
     three = target.take([1, 0, 1])
     assert three.names == ("Bengal − Beagle", "Pug", "Bengal − Beagle")
     assert torch.equal(three(logits[[1, 0, 1]]), torch.tensor([2.0, -1.0, 2.0]))

@@ -64,7 +64,7 @@ def dropout_of(module: nn.Module, rate: float = 0.5) -> TokenDropout:
 
 def test_kept_tokens_are_the_prefix_and_different_patches_in_order() -> None:
     dropout = dropout_of(tiny())
-    assert (dropout.prefix, dropout.patches, dropout.most) == (1, 16, 8)
+    assert (dropout.layout.prefix, dropout.layout.patches, dropout.most) == (1, 16, 8)
     generator, counts = epoch_generator(0, 1), set()
     for _ in range(300):
         kept = dropout.draw(3, generator)

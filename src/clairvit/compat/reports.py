@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
+
+from clairvit.models.model import Layout
 
 _GMAR_JOITA = {"joita": {"heads": "mean", "order": "forward"}}  # a mean of weighted heads: 1/H of the attention
 
@@ -22,7 +23,7 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def joita_legrad(A: Tensor, G: Tensor, prefix: int) -> Tensor:
+def joita_legrad(A: Tensor, G: Tensor, layout: Layout) -> Tensor:
     """Return mean_{h,j} relu(G * A) over patch rows and columns, [B, N]: Joita's LeGrad, which scores queries."""
-    query_scores = (G * A).clamp(min=0)[..., prefix:, prefix:].mean((1, 3))  # [B, n]
-    return F.pad(query_scores, (prefix, 0))
+    patches = layout.patch_slice
+    return layout.pad_patches((G * A).clamp(min=0)[..., patches, patches].mean((1, 3)))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from clairvit.errors import BadInput
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.readout import unwrap_readout
 
 
 def digest(*parts: Any) -> str:
@@ -63,8 +64,10 @@ def state_hash(module: nn.Module) -> str:
     """Return a hash of the content of all parameters and buffers: names, dtypes, shapes and bytes.
 
     It is the same on every machine and device. A second call for the same module is cheap: the bytes are read again
-    only if a tensor was replaced, changed in place, or differs in its sum or in a sample of its values.
+    only if a tensor was replaced, changed in place, or differs in its sum or in a sample of its values. What reads
+    another output of a module has the module's hash.
     """
+    module = unwrap_readout(module)
     state = _state(module)
     check = _change_check(state)
     cached = _HASHES.get(module)

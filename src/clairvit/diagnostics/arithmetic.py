@@ -196,12 +196,12 @@ class Outliers:
 
 def find_outliers(trace: Trace) -> Outliers:
     """Return outliers among the patch tokens that each block takes; inputs of the first block are embeddings."""
-    prefix, batch = trace.layout.prefix, len(trace.pixels)
+    patches, batch = trace.layout.patch_slice, len(trace.pixels)
     ratios, counts, shares, layers = [0.0] * batch, [0] * batch, [0.0] * batch, [0] * batch
     for layer in trace.layers[1:] or trace.layers:
-        ratio = norm_ratios(layer.x, prefix)  # [B, patches]
+        ratio = norm_ratios(layer.x[:, patches])  # [B, patches]
         is_outlier = ratio > OUTLIER_RATIO
-        attended = layer.A.mean((1, 2))[:, prefix:] if bool(is_outlier.any()) else torch.zeros_like(ratio)
+        attended = layer.A.mean((1, 2))[:, patches] if bool(is_outlier.any()) else torch.zeros_like(ratio)
         for image in range(batch):
             ratios[image] = max(ratios[image], float(ratio[image].max()))
             share = float(attended[image][is_outlier[image]].sum())

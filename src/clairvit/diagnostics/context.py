@@ -30,7 +30,7 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.targets.base import TargetBatch, class_agnostic_target
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import resolve_for
 from clairvit.tracing.module_state import own_grad_mode
 
 MAX_IMAGES = 8  # of all checks but deletion
@@ -130,9 +130,7 @@ class DoctorContext:
     @functools.cached_property
     def target(self) -> TargetBatch:
         """Return the predicted class of each image as a target."""
-        (target,) = resolve_targets(
-            None, self.forward.logits.detach(), self.model.labels, classifier=self.model.classifier
-        )
+        (target,) = resolve_for(self.model, None, self.forward.logits.detach())
         return target
 
     def status(self, name: str) -> Status:
@@ -178,7 +176,7 @@ def run_methods(model: Model, pixels: Tensor, specs: Sequence[MethodSpec], seed:
     try:
         recording = record_for(specs, model, pixels)
         if model.classifier:
-            (target,) = resolve_targets(None, recording.logits.detach(), model.labels)
+            (target,) = resolve_for(model, None, recording.logits.detach())
         else:
             target = class_agnostic_target(len(pixels))
         results = run_all(specs, recording, [target], seed=seed)

@@ -51,13 +51,15 @@ def token_grid(context: DoctorContext) -> Check:
     details: dict[str, Any] = {
         "grid": list(layout.grid),
         "prefix": layout.prefix,
+        "suffix": layout.suffix,
         "pooling": layout.pooling,
         "blocks": len(structure.layers),
         "given": context.model.layout is not None,
     }
     summary = (
         f"{plural(len(structure.layers), 'block')}, {layout.grid[0]} × {layout.grid[1]} patches, "
-        f"{plural(layout.prefix, 'prefix token')}, {layout.pooling} pooling"
+        f"{plural(layout.prefix, 'prefix token')}, "
+        f"{plural(layout.suffix, 'suffix token') + ', ' if layout.suffix else ''}{layout.pooling} pooling"
     )
     if off_proportion(*layout.grid, (rows, columns)) > MAX_OFF_PROPORTION:
         return failed(
@@ -67,8 +69,8 @@ def token_grid(context: DoctorContext) -> Check:
         )
     if not structure.in_order:
         return warned(
-            f"{summary}; but the patch tokens do not come row by row after the prefix tokens (a class token at the "
-            "end, tokens sorted by windows), so that they make no map.",
+            f"{summary}; but the patch tokens do not lie row by row in the sequence (tokens sorted by windows, say), "
+            "so that they make no map.",
             "Use pixel methods (saliency), or state the layout if that is wrong: cv.wrap(module, layout=…).",
             **details,
         )

@@ -193,9 +193,9 @@ def without_constant(row: Tensor, layout: Layout) -> Tensor:
     Where `start` is the same for every patch, what start + shift gives to all patches alike is left out.
     """
     start, shift, added = row.unbind(1)
-    patches = start[:, layout.prefix :]
+    patches = start[:, layout.patch_slice]
     even = patches.amax(1, keepdim=True) == patches.amin(1, keepdim=True)  # [B, 1]
-    lowest = shift[:, layout.prefix :].amin(1, keepdim=True)
+    lowest = shift[:, layout.patch_slice].amin(1, keepdim=True)
     relative = (start - patches[:, :1]) + (shift - lowest)  # zeros and differences: nothing large is left to round
     return torch.where(even, relative, start + shift) + added
 

@@ -92,8 +92,8 @@ def final_features(layer: LayerView) -> tuple[Tensor, Tensor]:
 def activations_and_gradients(layer: LayerView, at: At, tokens: Tokens) -> tuple[Tensor, Tensor, slice]:
     """Return activations, their gradient, and the positions that channel weights are summed over."""
     a, g = cam_features(layer, at)  # [B, N, d]
-    prefix = layer.layout.prefix if a.shape[1] == layer.layout.tokens else 0
-    return a, g, slice(prefix if tokens == "patch" else 0, None)
+    layout = layer.layout
+    return a, g, layout.patch_slice if tokens == "patch" and a.shape[1] == layout.tokens else slice(None)
 
 
 def weighted_channels(a: Tensor, w: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def margin_function(target: TargetBatch) -> Margins:
     if target.is_batch_function or not all(len(row) in (1, 2) for row in rows):
         raise NotApplicable(
             f"'{NAME}' looks for what changes the model's answer, and a target function of your own is no answer. "
-            f"Use a class or cv.contrast(a, b) as target, or {ALONE}."
+            f"Use a class or cv.Contrast(a, b) as target, or {ALONE}."
         )
 
     def margins(logits: Tensor, images: list[int]) -> Tensor:

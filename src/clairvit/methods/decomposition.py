@@ -201,7 +201,9 @@ def linear_decomposition(layer: LayerView, level: TokenLevel = "token", bias: Sh
         raise BadInput(f"level=pixel and bias={bias} were given; biases are shared among tokens. Use level=token.")
     trace = layer.trace
     if bias == "cls" and not layer.layout.prefix:
-        raise NotApplicable("bias=cls gives all biases to the class token, and this model has none. Use bias=absdot.")
+        raise NotApplicable(
+            "bias=cls gives all biases to a class token before the patches, and this model has none. Use bias=absdot."
+        )
     _ = layer.x  # where there are no tokens, say that
     with advice("Use bias=none."):
         added = shares(trace.recording, layer.index, bias)  # [N, B, C]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,12 @@ from clairvit.methods.recommended import DefaultMethod, default_method, defaults
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
-from clairvit.models.coerce import LabelledImages, ModelLike, as_images, as_model
+from clairvit.models.coerce import LabelledImages, ModelLike, model_and_images
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, TargetBatch, class_agnostic_target
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import readout_models, resolve_for
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.structure import model_structure
 
@@ -57,6 +57,7 @@ def explain(
     by_head: bool = False,
     batch_size: int | None = None,
     autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Explanation:
     """Explain a model's output for one image or many with one method.
@@ -66,12 +67,14 @@ def explain(
             bare module is read off its timm or transformers configuration; otherwise ImageNet's is assumed, with a
             warning.
         images: A path, folder, pattern, PIL image, uint8 array, preprocessed float tensor, a list of these, a
-            DataLoader, or a data set of images or (image, label). "demo" is a built-in photo of a cat.
+            DataLoader, or a data set of images or (image, label); or what a processor of transformers returns, with
+            the model's other inputs. "demo" is a built-in photo of a cat.
         method: A method string, a `MethodSpec`, or a recipe (also its file). None is attnlrp+plus for a plain
             Vision Transformer, and for hierarchical models, CNNs and models without gradients the default of their
             kind, which a note says.
-        target: What to explain: None (the predicted class), a class index or name, `cv.contrast(a, b)`, or a function
-            of the scores [B, C] -> [B]. A list holds one target per image.
+        target: What to explain: None (the predicted class), a class index or name, `cv.Contrast(a, b)`, a function of
+            the scores [B, C] -> [B], or any other `cv.Target`: what a module returns besides class scores is read by
+            `cv.Output(function)`. A list holds one target per image.
         targets: Several targets for each image: a list of what `target` accepts. The maps are ordered by target, then
             by image.
         recipe: The recipe, or its file, that a method such as "focusvit(m=auto)" reads its start layer from.
@@ -82,6 +85,7 @@ def explain(
         by_head: Keep the maps of each attention head in `.heads`.
         batch_size: At most so many perturbed images in one pass; None: chosen by size, halved when memory runs out.
         autocast: "bfloat16" makes perturbed passes faster and less exact.
+        inputs: Further inputs of the module's forward by name, with one row for all images: {"input_ids": …}.
         **options: Options of the method, e.g. fusion="max".
 
     Returns:
@@ -108,8 +112,7 @@ def explain(
     default = method is None and recipe is None
     if recipe is None and isinstance(method, str) and not method.lower().endswith(".json"):
         resolve_method(method, **options)  # a misspelt method is refused before a model is loaded
-    images = as_images(images)
-    model = as_model(model, images)
+    model, images = model_and_images(model, images, inputs)
     text = default_method() if default else method_text_for(model, method, recipe)
     request = _Request(
         model,
@@ -122,15 +125,14 @@ def explain(
         by_head=by_head,
         once=True,
     )
-    if default and not options:
-        return _explain_by_default(request, images)
-    return next(iter(_explain_images(request, images).values()))
+    run = _explain_by_default if default and not options else _explain_images
+    return next(iter(_explain_readouts(request, images, run).values()))
 
 
-def _explain_by_default(request: _Request, images: Any) -> Explanation:
+def _explain_by_default(request: _Request, images: Any) -> Comparison:
     """Explain with the default method for this kind of model, or the first of its fallbacks that fits; notes say so."""
     if isinstance(images, LabelledImages):
-        first = prepare(images[:1], request.model) if len(images) else None
+        first = None if images.first is None else prepare([images.first], request.model)
     else:
         images = first = prepare(images, request.model)
     if first is None:
@@ -148,12 +150,14 @@ def _explain_by_default(request: _Request, images: Any) -> Explanation:
     return _with_default_notes(explanation, last, notes)
 
 
-def _with_default_notes(explanation: Explanation, item: DefaultMethod, notes: Sequence[str]) -> Explanation:
+def _with_default_notes(explanation: Explanation, item: DefaultMethod, notes: Sequence[str]) -> Comparison:
     """Return the explanation with the reason for its method, unless it is the usual one."""
-    if item.method == default_method():
-        return explanation
-    reason = f"{item.method} was used, the default for this kind of model: {item.reason}."
-    return replace(explanation, notes=(*explanation.notes, *notes, reason))
+    if item.method != default_method():
+        reason = f"{item.method} was used, the default for this kind of model: {item.reason}."
+        explanation = replace(explanation, notes=(*explanation.notes, *notes, reason))
+    comparison = Comparison()
+    comparison[explanation.method], comparison.cost = explanation, explanation.cost
+    return comparison
 
 
 def compare(
@@ -169,6 +173,7 @@ def compare(
     skip: bool = False,
     batch_size: int | None = None,
     autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Run many methods on the same images: one forward pass, and one backward pass per rule table.
 
@@ -185,6 +190,7 @@ def compare(
         skip: Leave out methods that do not fit the model and say why in `.skipped`; always so with "all".
         batch_size: As in `explain`.
         autocast: As in `explain`.
+        inputs: As in `explain`.
 
     Returns:
         A `Comparison`: method string -> Explanation. A notebook shows it as a picture; `.save("all.png")` writes that.
@@ -206,8 +212,7 @@ def compare(
             f"methods={methods!r} was given; expected a list of names such as ['rollout', 'legrad'], or 'all'."
         )
     specs = {spec.text: spec for spec in map(resolve_method, expand_all(listed))}
-    images = as_images(images)
-    model = as_model(model, images)
+    model, images = model_and_images(model, images, inputs)
     request = _Request(
         model,
         tuple(specs.values()),
@@ -218,7 +223,7 @@ def compare(
         ExecutionOptions.from_caller(batch_size, autocast),
         skip=skip or ALL in listed,
     )
-    return _explain_images(request, images)
+    return _explain_readouts(request, images, _explain_images)
 
 
 def expand_all(methods: Sequence[str | MethodSpec]) -> list[str]:
@@ -269,6 +274,39 @@ def _target_list(target: Any, targets: Sequence[Any] | None) -> tuple[Any, ...] 
     return listed
 
 
+def _explain_readouts(request: _Request, images: Any, run: Callable[[_Request, Any], Comparison]) -> Comparison:
+    """Explain targets by the model whose scores they are about: one run for those that read the same output.
+
+    Targets of single images that read different outputs (a region of each image) are explained image by image.
+    """
+    targets = request.targets or (None,)
+    models = [readout_models(request.model, target) for target in targets]
+    if all(len(readouts) == 1 for readouts in models):
+        if all(readouts[0] is models[0][0] for readouts in models):
+            return run(replace(request, model=models[0][0]), images)
+        requests = [
+            replace(request, model=readouts[0], targets=(target,))
+            for target, readouts in zip(targets, models, strict=True)
+        ]
+        return _concat_comparisons([run(part, images) for part in requests])
+    parts, names = _single_images(images, request.model)
+    comparisons = []
+    for row, part in enumerate(parts):
+        own = tuple(_target_rows(target, range(row, row + 1), parts) for target in targets)
+        single = tuple(target[0] if isinstance(target, list) else target for target in own)
+        comparisons.append(_explain_readouts(replace(request, targets=single), part, run))
+    return _concat_comparisons(comparisons, [1] * len(names))
+
+
+def _single_images(images: Any, model: Model) -> tuple[list[Any], tuple[str, ...]]:
+    """Return images one by one, and their names."""
+    if isinstance(images, LabelledImages):
+        return [images[i : i + 1] for i in range(len(images))], images.names
+    batch = prepare(images, model)
+    rows = range(len(batch))
+    return [replace(batch, pixels=batch.pixels[i : i + 1], names=batch.names[i : i + 1]) for i in rows], batch.names
+
+
 def _explain_images(request: _Request, images: Any) -> Comparison:
     """Explain images in one batch, or a data set chunk by chunk; leave out what was fitted to another model."""
     skipped = misfits(request.specs, request.model, skip=request.skip)
@@ -281,7 +319,7 @@ def _explain_images(request: _Request, images: Any) -> Comparison:
 def _explain_chunks(request: _Request, images: Any) -> Comparison:
     if not isinstance(images, LabelledImages):
         return _explain_batch(request, prepare(images, request.model))
-    if len(images) == 0:
+    if images.first is None:
         raise BadInput("The data set has no images; expected at least one.")
     size = CHUNK_SIZE.get(request.model.device.type, 8)
     parts: list[Comparison] = []
@@ -290,25 +328,28 @@ def _explain_chunks(request: _Request, images: Any) -> Comparison:
         chunk_request = request
         if request.targets is not None:
             rows = range(sum(sizes), sum(sizes) + len(items))
-            targets = tuple(_target_rows(target, rows, len(images)) for target in request.targets)
+            targets = tuple(_target_rows(target, rows, images) for target in request.targets)
             chunk_request = replace(request, targets=targets)
         parts.append(_explain_batch(chunk_request, replace(prepare(items, request.model), names=names)))
         sizes.append(len(items))
     return _concat_comparisons(parts, sizes)
 
 
-def _target_rows(target: Any, rows: range, count: int) -> Any:
+def _target_rows(target: Any, rows: range, images: Sized) -> Any:
     """Return the target of some images: the same for all, or these entries of a list with one per image."""
     listed = target.tolist() if hasattr(target, "tolist") else target
     if not isinstance(listed, list | tuple):
         return target
-    if len(listed) != count:
-        raise BadInput(f"{len(listed)} targets were given for {count} images; expected one for each.")
+    if len(listed) != len(images):  # an iterator is read to its end
+        raise BadInput(f"{len(listed)} targets were given for {len(images)} images; expected one for each.")
     return [listed[row] for row in rows]
 
 
-def _concat_comparisons(parts: Sequence[Comparison], sizes: Sequence[int]) -> Comparison:
-    """Join the comparisons of chunks of `sizes` images; maps are ordered by target, then by image."""
+def _concat_comparisons(parts: Sequence[Comparison], sizes: Sequence[int] | None = None) -> Comparison:
+    """Join the comparisons of chunks of `sizes` images; maps are ordered by target, then by image.
+
+    Without sizes each part holds all images, for a target of its own.
+    """
     comparison = Comparison()
     for part in parts:
         comparison.skipped |= part.skipped
@@ -317,6 +358,9 @@ def _concat_comparisons(parts: Sequence[Comparison], sizes: Sequence[int]) -> Co
         if text in comparison.skipped:
             continue
         explanations = [part[text] for part in parts]
+        if sizes is None:
+            comparison[text] = concat(explanations)
+            continue
         targets = len(explanations[0]) // sizes[0]
         starts = [sum(map(len, explanations[:i])) for i in range(len(parts))]
         order = [
@@ -345,7 +389,7 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
     seconds = time.perf_counter() - started
     comparison = collect(model, batch, recording, specs, goals, results, request.seed, seconds, skip=request.skip)
     for text, explanation in comparison.items():
-        if not explanation.class_specific and model.classifier:
+        if not explanation.class_specific and (model.classifier or request.targets is not None):
             comparison[text] = _for_any_class(explanation, resolved if request.targets is not None else ())
     for spec in specs if request.by_head else ():
         explanation, spec_heads = comparison[spec.text], collect_heads(spec, heads[spec.text], results)
@@ -363,12 +407,7 @@ def _resolve_targets(request: _Request, logits: Tensor) -> tuple[TargetBatch, ..
     model = request.model
     if request.targets is None and not model.classifier:
         return _no_target(model, request.specs, len(logits))
-    return tuple(
-        resolve_targets(
-            target, logits, model.labels, score=request.score, classifier=model.classifier, activation=model.activation
-        )[0]
-        for target in request.targets or (None,)
-    )
+    return tuple(resolve_for(model, target, logits, score=request.score)[0] for target in request.targets or (None,))
 
 
 def _for_any_class(explanation: Explanation, targets: Sequence[TargetBatch]) -> Explanation:

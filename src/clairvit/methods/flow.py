@@ -72,10 +72,11 @@ class Flow:
     def _side(self, layout: Layout) -> int:
         """Return how many patches per side are merged to one token."""
         most = layout.tokens if self.max_tokens is None else self.max_tokens
-        if most <= layout.prefix:
+        others = layout.tokens - layout.patches
+        if most <= others:
             raise BadInput(
-                f"max_tokens={most} was given for a model with {layout.prefix} tokens before the patches; expected "
-                f"{layout.prefix + 1} or more."
+                f"max_tokens={most} was given for a model with {others} tokens next to the patches; expected "
+                f"{others + 1} or more."
             )
         sides = range(self.grid_pool, max(self.grid_pool, *layout.grid) + 1)
         return next(side for side in sides if patch_groups(layout, side).max() < most or side == sides[-1])
@@ -101,11 +102,12 @@ def row_normalised_capacities(matrix: Tensor, residual: float) -> Tensor:
 
 
 def patch_groups(layout: Layout, side: int) -> NDArray[np.intp]:
-    """Return the group of each token, [N]. Prefix tokens stay alone; groups may be smaller at the edge of the grid."""
+    """Return the group of each token, [N]. Other tokens stay alone; groups may be smaller at the edge of the grid."""
     rows, columns = layout.grid
     across = -(-columns // side)
     down, right = np.divmod(np.arange(rows * columns), columns)
-    return np.concatenate([np.arange(layout.prefix), layout.prefix + down // side * across + right // side])
+    patches = layout.prefix + down // side * across + right // side
+    return np.concatenate([np.arange(layout.prefix), patches, patches[-1] + 1 + np.arange(layout.suffix)])
 
 
 def merge_tokens(

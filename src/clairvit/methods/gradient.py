@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput
@@ -37,12 +36,12 @@ def input_x_gradient(layer: LayerView, level: TokenLevel = "token") -> Tensor:
 
 
 def pixel_x_gradient(layer: LayerView) -> Tensor:
-    """Return pixel × gradient summed over each patch, [B, N]; prefix tokens have no pixels and get 0."""
+    """Return pixel × gradient summed over each patch, [B, N]; other tokens have no pixels and get 0."""
     if layer.index:
         raise BadInput(f"level=pixel looks before the first layer; layer {layer.index} was asked for. Use level=token.")
     trace, layout = layer.trace, layer.layout
     product = (trace.pixels * trace.dpixels).sum(1)  # [B, H, W]
-    return F.pad(pool_to_grid(product, layout.grid, "sum").flatten(1), (layout.prefix, 0))
+    return layout.pad_patches(pool_to_grid(product, layout.grid, "sum").flatten(1))
 
 
 def at_level(pixels: Tensor, trace: Trace, level: Level, reduction: Literal["sum", "mean"]) -> Tensor:

@@ -103,8 +103,9 @@ def gradient_rollout(
 )
 def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patches") -> Tensor:
     """relu(mean_h w_h A_h), w_h the mean gradient of a head's row over the patches: Grad-CAM with heads as channels."""
-    first = layer.layout.prefix if keys == "patches" else min(1, layer.layout.prefix)
-    w = layer.G[..., first:].mean(-1, keepdim=True)  # [B, H, rows, 1]
+    layout = layer.layout
+    positions = layout.patch_slice if keys == "patches" else slice(min(1, layout.prefix), None)
+    w = layer.G[..., positions].mean(-1, keepdim=True)  # [B, H, rows, 1]
     return mean_of_heads(w * layer.A)  # [B, rows, N]
 
 
@@ -176,7 +177,7 @@ def layer_gradient(
     patch rows and columns only, averaged over keys, so it scores queries.
     """
     if formula == "joita":
-        return joita_legrad(layer.A, layer.G, layer.layout.prefix)
+        return joita_legrad(layer.A, layer.G, layer.layout)
     return layer.local_G(pool).clamp_(min=0).mean((1, 2))  # [B, N]
 
 
@@ -200,9 +201,15 @@ def attention_guided_cam(
     The authors' code cuts the gradient at the input of every attention, so G comes down the residual stream and the
     MLPs alone: `through=residual`, the preset `official`. The paper's formula has the gradient of the whole network.
     """
-    guide = layer.A if norm == "softmax" else layer.S.sigmoid() if norm == "sigmoid" else layer.S
+    guide = layer.A if norm == "softmax" else layer.S.sigmoid() if norm == "sigmoid" else unmasked_scores(layer.S)
     guided = layer.G.clamp(min=0) * guide  # [B, H, rows, N]
     return guided.sum(1) if head_fusion == "sum" else mean_of_heads(guided)
+
+
+def unmasked_scores(S: Tensor) -> Tensor:
+    """Return the scores with 0 where the model's mask forbids attention (-inf, or the lowest number)."""
+    masked = S.le(torch.finfo(S.dtype).min / 2)
+    return S.masked_fill(masked, 0)
 
 
 @method(

@@ -33,7 +33,7 @@ def weighted_heads(heads: Tensor, weights: Tensor) -> Tensor:
 
 
 def tokens_to_grid(tokens: Tensor, trace: Trace, index: int) -> Tensor:
-    """Return tokens [n, N, …] of a layer without their prefix on the image grid, [n, rows, cols, …]."""
+    """Return the patch tokens of a layer's [n, N, …] on the image grid, [n, rows, cols, …]."""
     maps = on_grid(tokens, trace.in_order, trace.layers[index].grid, trace.pixels)
     if maps is None:
         raise NotApplicable(
@@ -229,6 +229,23 @@ class LayerView:
             else:
                 self._cache[key] = make()
         return self._cache[key]
+
+
+class DecoderView(LayerView):
+    """An attention of a decoder: `layer.A` and `layer.G` are [B, H, Q, N] or, between queries, [B, H, Q, Q]."""
+
+    @property
+    def rows(self) -> Tensor:
+        """Which queries the rows of A are."""
+        return torch.arange(self.layer.attention.queries, device=self.trace.pixels.device)
+
+    def G_under(self, rules: str | RuleTable) -> Tensor:
+        """Return G under the second rule table that the method requires."""
+        layer = self.context.others[rule_table(rules)].decoder[self.index]
+        return layer.between_tokens().G(layer.dO)
+
+    def mirrored(self) -> tuple[Tensor, Tensor]:
+        raise NotApplicable("The layers of an encoder and a decoder have no partners. Leave reversed_gradients out.")
 
 
 class NotStackable(Exception):

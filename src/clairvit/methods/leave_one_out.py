@@ -74,8 +74,8 @@ def atman(
     for layer in trace.layers:
         layer.between_tokens()  # windows, channels and convolutions are refused in words
     layout = trace.in_order
-    m = suppression_factors(trace.layers[0].x[:, layout.prefix :], factor, threshold)  # [B, patches, patches]
-    m = F.pad(m, (layout.prefix, 0), value=1.0)  # [B, patches, tokens]
+    m = suppression_factors(trace.layers[0].x[:, layout.patch_slice], factor, threshold)  # [B, patches, patches]
+    m = layout.pad_patches(m, 1.0)  # [B, patches, tokens]
     # Nothing is removed from the image, so any removal that needs no tokens to be dropped will do.
     with probing(trace, "mean", what="atman", forwards=layout.patches) as probe, advice("Use leave-one-out."):
         scores = probe.score_with_attention(layout.patches, lambda images, ks: suppress_keys(m[images, ks], shift_min))

@@ -138,9 +138,10 @@ def integrated_gradients(
     """(x − x')·mean_k dy/dx(x' + alpha_k (x − x')): what each patch adds to the score on the way from x' to the image.
 
     x' is the mean colour (zero in normalised space), black or white. `path=token` goes from zeros at the patch tokens
-    of the first block, prefix kept. LayerNorm hides the length of a token, so most of that way happens in its first
-    steps, where `rule=crowded` puts its points (alpha = u⁴). Other rules: midpoints, k/steps (right, the paper's), both
-    ends (trapezoid), Gauss-Legendre (captum's). The notes say how far the map is from adding up to the score's rise.
+    of the first block, other tokens kept. LayerNorm hides the length of a token, so most of that way happens in its
+    first steps, where `rule=crowded` puts its points (alpha = u⁴). Other rules: midpoints, k/steps (right, the
+    paper's), both ends (trapezoid), Gauss-Legendre (captum's). The notes say how far the map is from adding up to the
+    score's rise.
     """
     if path == "token" and (baseline != "zero" or level != "patch"):
         raise BadInput(
@@ -149,9 +150,9 @@ def integrated_gradients(
         )
     alphas, weights = quadrature(rule, steps)
     if path == "token":
-        prefix = trace.in_order.prefix
         x = widened(trace.layers[0].x)
-        x0 = torch.cat([x[:, :prefix], torch.zeros_like(x[:, prefix:])], 1)
+        x0 = x.clone()
+        x0[:, trace.in_order.patch_slice] = 0
     else:
         x = widened(trace.pixels)
         x0 = baseline_image(baseline, trace).expand_as(x)
@@ -190,8 +191,9 @@ def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:
 
 
 def baseline_image(baseline: str, trace: Trace) -> Tensor:
-    """Return one colour, [3, 1, 1], normalised as the model's images are."""
-    zero, preprocess = widened(trace.pixels).new_zeros(3, 1, 1), trace.recording.model.preprocess
+    """Return one colour, [C, 1, 1], normalised as the model's images are."""
+    preprocess = trace.recording.model.preprocess
+    zero = widened(trace.pixels).new_zeros(preprocess.channels, 1, 1)
     mean, std = (zero.new_tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
     return zero if baseline == "zero" else (float(baseline == "white") - mean) / std
 

@@ -16,7 +16,7 @@ from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import Notes
 from clairvit.models.model import Model
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import resolve_for
 
 
 @dataclass(eq=False)
@@ -45,13 +45,7 @@ class DatasetContext:
     def explain(self, pixels: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return maps [M, T, rows, cols] of one image [3, H, W] for T classes, and its logits [C]."""
         recording = record_for(self.specs, self.model, pixels[None], self.options)
-        targets = resolve_targets(
-            list(classes),
-            recording.logits.detach(),
-            self.model.labels,
-            single=True,
-            activation=self.model.activation,
-        )
+        targets = resolve_for(self.model, list(classes), recording.logits.detach(), single=True)
         results = run_all(self.specs, recording, targets, seed=self.seed)
         self.cost += spent_on(recording, self.specs, len(targets))
         maps = []

@@ -23,13 +23,13 @@ from clairvit.metrics.context import EvalContext, Notes, transform_maps
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
-from clairvit.models.coerce import ModelLike, as_images, as_model
+from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.model import Model
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.class_ import find_class
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import readout_model, resolve_for
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording
 from clairvit.tracing.trace import run_backward
@@ -61,6 +61,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Score: ...
 @overload
@@ -82,6 +83,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Scores: ...
 @overload
@@ -103,6 +105,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Scores: ...
 def evaluate(
@@ -123,6 +126,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Score | Scores:
     """Score how good the maps of methods are, with baselines and the interval of each mean.
@@ -147,6 +151,7 @@ def evaluate(
         seed: The seed of everything random.
         batch_size: At most so many perturbed images in one pass; None: chosen by size.
         autocast: "bfloat16" makes perturbed passes faster and less exact.
+        inputs: As in `cv.explain`.
         **options: Options of the metrics, e.g. removal="mean"; each metric takes those that it has.
 
     Returns:
@@ -172,8 +177,8 @@ def evaluate(
     explanation = methods if isinstance(methods, Explanation) else None
     metric_specs = _metric_specs(metrics, options)
     method_specs = [resolve_method(method) for method in _method_list(methods)]
-    images = as_images(images)
-    model = as_model(model, images)
+    model, images = model_and_images(model, images, inputs)
+    model = readout_model(model, target)
     dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
     if explanation is not None and len(explanation) != len(dataset):
         raise BadInput(
@@ -437,7 +442,5 @@ def resolve_batch_target(target: Any, recording: Recording, part: SampleBatch, c
         if len(target) != count:
             raise BadInput(f"{len(target)} targets were given for {count} images; expected one for each.")
         target = [target[row] for row in part.rows]
-    (resolved,) = resolve_targets(
-        target, logits, model.labels, classifier=model.classifier, activation=model.activation
-    )
+    (resolved,) = resolve_for(model, target, logits)
     return resolved

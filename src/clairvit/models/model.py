@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.readout import BoundInputs, Readout
 
-Pooling = Literal["token", "distilled", "avg", "map", "mixed"]
+if TYPE_CHECKING:
+    from clairvit.models.text_encoder import TextEncoder
+
+Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed", "query"]
 
 
 @dataclass(frozen=True)
 class Layout:
     """How the tokens of a ViT lie on the image and which of them the head reads.
 
-    `prefix` tokens come first (CLS, distillation, registers), then the grid row by row. `read` holds the query rows
-    that the head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` pooling they are
-    rows of the attention pool (its latent queries) instead of tokens.
+    `prefix` tokens come first (CLS, registers, the text before an image), then the grid row by row, then `suffix`
+    tokens (detection tokens, a class token at the end, the text after an image). `read` holds the query rows that the
+    head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` and `query` pooling they
+    are rows of the attention pool (its latent queries) or of the decoder (its queries) instead of tokens.
 
     Args:
         grid: Rows and columns of patches.
         prefix: The number of tokens before the patches.
-        pooling: What the head reads: "token", "distilled", "avg", "map" or "mixed".
+        pooling: What the head reads: "token", "distilled", "avg", "max" (one patch per image), "map", "mixed", or
+            "query" (of a decoder).
         read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
+        suffix: The number of tokens after the patches.
 
     Example:
         >>> import clairvit as cv
         >>> cv.Layout(grid=(14, 14), prefix=1, pooling="token").tokens
         197
+        >>> cv.Layout(grid=(2, 2), prefix=3, suffix=2, pooling="token", read=((8, 1.0),)).patch_slice
+        slice(3, 7, None)
     """
 
     grid: tuple[int, int]  # rows, columns of patches
     prefix: int  # tokens before the patches
     pooling: Pooling
     read: tuple[tuple[int, float], ...] = ()  # (row, weight)
+    suffix: int = 0  # tokens after the patches
 
     def __post_init__(self) -> None:
         sides = tuple(self.grid) if isinstance(self.grid, tuple | list) else ()
@@ -48,21 +58,24 @@ class Layout:
             raise BadInput(f"grid={self.grid!r} was given; expected (rows, columns) of patches, such as (14, 14).")
         if not isinstance(self.prefix, int) or self.prefix < 0:
             raise BadInput(f"prefix={self.prefix!r} was given; expected the number of tokens before the patches.")
+        if not isinstance(self.suffix, int) or self.suffix < 0:
+            raise BadInput(f"suffix={self.suffix!r} was given; expected the number of tokens after the patches.")
         if self.pooling not in get_args(Pooling):
             raise BadInput(f"pooling={self.pooling!r} was given; expected one of {', '.join(get_args(Pooling))}.")
         object.__setattr__(self, "grid", sides)
         if not self.read:
             object.__setattr__(self, "read", self._default_read())
-        tokens = self.prefix + sides[0] * sides[1]
-        if self.pooling != "map" and any(not 0 <= row < tokens for row, _ in self.read):
-            raise BadInput(f"read={self.read!r} names a row outside the {tokens} tokens; expected 0…{tokens - 1}.")
+        last = self.tokens - 1
+        if self.pooling not in ("map", "query") and any(not 0 <= row <= last for row, _ in self.read):
+            raise BadInput(f"read={self.read!r} names a row outside the {self.tokens} tokens; expected 0…{last}.")
 
     def _default_read(self) -> tuple[tuple[int, float], ...]:
         """Return the rows that the head reads, by the kind of pooling."""
-        patches = range(self.prefix, self.tokens)
+        patches = self.patch_rows
+        leading = [*self.other_rows, *patches]  # a class token comes before the patches, or after them
         if self.pooling == "mixed":
-            return ((0, 0.5), *((row, 0.5 / len(patches)) for row in patches))
-        rows = {"distilled": range(2), "avg": patches}.get(self.pooling, range(1))
+            return ((leading[0], 0.5), *((row, 0.5 / len(patches)) for row in patches))
+        rows = {"distilled": leading[:2], "avg": list(patches), "max": list(patches)}.get(self.pooling, leading[:1])
         return tuple((row, 1 / len(rows)) for row in rows)
 
     @property
@@ -72,8 +85,29 @@ class Layout:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens, prefix included."""
-        return self.prefix + self.patches
+        """Return the number of tokens, prefix and suffix included."""
+        return self.prefix + self.patches + self.suffix
+
+    @property
+    def patch_slice(self) -> slice:
+        """Return where the patches lie among the tokens."""
+        return slice(self.prefix, self.prefix + self.patches)
+
+    @property
+    def patch_rows(self) -> range:
+        """Return the indices of the patches among the tokens."""
+        return range(self.prefix, self.prefix + self.patches)
+
+    @property
+    def other_rows(self) -> tuple[int, ...]:
+        """Return the indices of the tokens that are no patches."""
+        return (*range(self.prefix), *range(self.prefix + self.patches, self.tokens))
+
+    def pad_patches(self, values: Tensor, value: float = 0) -> Tensor:
+        """Return values [..., patches] as [..., tokens], with `value` at the tokens that are no patches."""
+        padded = values.new_full((*values.shape[:-1], self.tokens), value)
+        padded[..., self.patch_slice] = values
+        return padded
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +121,17 @@ class Model:
         name: The name in results.
         preprocess: Resize, crop, mean and std.
         labels: Class names in class order.
-        layout: Grid, prefix tokens and pooling; None: inferred from the first trace.
+        layout: Grid, tokens next to the patches and pooling; None: inferred from the first trace.
         classifier: False: the output is an embedding, so there is no predicted class.
         activation: What turns scores into probabilities: softmax, sigmoid, or raw (nothing does).
         activation_reason: What the activation was read from; "" where nothing was looked at.
         activated: The module applies its activation itself.
         assumptions: Notes about preprocessing that nothing states, shown with results.
         wrappers: What `cv.wrap` took off the module: "torch.compile", "DataParallel", …
+        returns: What the module returns where that is neither class scores nor an embedding ("class scores for every
+            pixel …"), and which target reads it; "" for a classifier or an embedding.
+        text_encoder: What embeds prompts for `cv.Text`; None for a model without a text tower.
+        base: The model that this one reads another output of; None for a model of its own.
 
     Example:
         >>> import clairvit as cv
@@ -113,6 +151,10 @@ class Model:
     activated: bool = False  # the module applies its activation itself: raw scores that are probabilities already
     assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
     wrappers: tuple[str, ...] = ()  # wrappers removed from the module: "torch.compile", "DataParallel", …
+    returns: str = ""  # what the module returns where that is no row of scores, and which target reads it
+    text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
+    base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
+    _readouts: dict[Hashable, Model] = field(default_factory=dict, init=False, repr=False)  # `read` of this model
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
@@ -124,14 +166,18 @@ class Model:
         rows, columns = self.preprocess.size
         classes = f"{len(self.labels)} classes" if self.labels else "no class names"
         kind = f"{classes}, {self.activation}" if self.classifier else "embedding"
+        if self.returns:
+            kind = "no class scores"
         return (
             f"Model({self.name!r}, {type(self.module).__name__}, {rows}×{columns}, {kind}, {self.device}, {self.dtype})"
         )
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the first floating-point parameter or buffer."""
-        return self._first_tensor.device
+        """Return the device of the images: that of the first convolution, else of the first parameter or buffer."""
+        layers = (layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d | nn.Conv3d))
+        weights = (layer.weight for layer in layers if isinstance(layer.weight, Tensor))
+        return next(weights, self._first_tensor).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -168,6 +214,8 @@ class Model:
 
     def logits(self, pixels: Tensor) -> Tensor:
         """Return the scores [B, C] of pixels [B, 3, H, W], whatever type the module returns."""
+        if self.returns:
+            raise NotApplicable(self.returns)
         scores = extract_scores(self.module(pixels))
         if len(scores) != len(pixels):
             raise BadInput(
@@ -176,10 +224,106 @@ class Model:
             )
         return scores
 
+    def read(
+        self,
+        key: Hashable,
+        function: Callable[..., Tensor],
+        *,
+        readout: Callable[[nn.Module, Callable[..., Tensor]], nn.Module] = Readout,
+        **changes: Any,
+    ) -> Model:
+        """Return a model of the same module whose scores are read off its raw output.
 
-def check_materialised(module: nn.Module, name: str) -> None:
+        Methods, metrics and perturbations need a row of scores per image. A target that is about anything else a
+        module returns (a region, a query, the next token) reads such a row here, and everything works on it.
+
+        Args:
+            key: Equal keys give the same model, so that what is known about it is found once.
+            function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
+            readout: Makes the module that runs this one and reads its output by the function.
+            **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
+
+        Returns:
+            A model with the same parameters; `model.base` is the one that it was read from.
+
+        Example:
+            >>> import clairvit as cv
+            >>> pets = cv.load("pets")
+            >>> sums = pets.read("sum", lambda output: output.sum(1))
+            >>> sums.base is pets, sums.activation
+            (True, 'raw')
+        """
+        base = self.base or self
+        if key not in base._readouts:
+            fields: dict[str, Any] = {
+                "labels": (),
+                "activation": "raw",
+                "activation_reason": "",
+                "activated": False,
+            } | changes
+            module = readout(base.module, function)
+            base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
+        return base._readouts[key]
+
+    def with_inputs(self, **inputs: Any) -> Model:
+        """Return a model of the same module that is given further inputs next to the image.
+
+        Args:
+            **inputs: By the names of the module's forward: tensors with one row, which every image gets, and anything
+                else as it is.
+
+        Raises:
+            BadInput: The module's forward has no such input.
+
+        Example:
+            >>> import clairvit as cv, torch
+            >>> class Scaled(torch.nn.Module):
+            ...     def forward(self, pixels, factor):
+            ...         return factor * pixels.mean((2, 3))
+            >>> model = cv.wrap(Scaled(), size=8).with_inputs(factor=torch.tensor([[2.0]]))
+            >>> model.logits(torch.ones(1, 3, 8, 8))
+            tensor([[2., 2., 2.]])
+        """
+        base = self.base or self
+        return replace(base, module=BoundInputs(base.module, inputs), returns="") if inputs else self
+
+
+def check_placement(module: nn.Module, name: str) -> None:
+    """Raise BadInput unless all tensors of a module are whole, have values and lie on one device."""
+    _check_whole(module, name)
+    _check_materialised(module, name)
+    devices = {tensor.device: key for key, tensor in _named_tensors(module)}
+    if len(devices) > 1:
+        places = ", ".join(f"'{key}' on {device}" for device, key in devices.items())
+        raise BadInput(
+            f"The tensors of {name} lie on {len(devices)} devices ({places}), and a trace combines layers on one; load "
+            "the model on a single device, for instance device_map={'': 0}, or move it there: module.to(device)."
+        )
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return itertools.chain(module.named_parameters(), module.named_buffers())
+
+
+def _check_whole(module: nn.Module, name: str) -> None:
+    """Raise BadInput for a module sharded by FSDP: a process holds a part of each parameter only."""
+    classes = {base.__name__ for part in module.modules() for base in type(part).__mro__}
+    sharded = {"FullyShardedDataParallel", "FSDPModule"} & classes
+    if sharded or any(type(tensor).__name__ == "DTensor" for tensor in module.parameters()):
+        raise BadInput(
+            f"{name} is sharded ({', '.join(sorted(sharded)) or 'DTensor'}), so that no process has its whole "
+            "parameters; gather a full state_dict, load it into a plain module, and pass that."
+        )
+
+
+def _check_materialised(module: nn.Module, name: str) -> None:
     """Raise BadInput for a module with tensors on the meta device, which have a shape and no values."""
-    for key, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+    if any(getattr(getattr(part, "_hf_hook", None), "offload", False) for part in module.modules()):
+        raise BadInput(
+            f"{name} is offloaded by accelerate: its weights are loaded while a layer runs and dropped afterwards, and "
+            "a trace reads them later; load the model whole, for instance with device_map={'': 0} or 'cpu'."
+        )
+    for key, tensor in _named_tensors(module):
         if tensor.is_meta:
             raise BadInput(
                 f"{name} is on the meta device ('{key}' has a shape and no numbers); give it weights first: "
@@ -202,14 +346,15 @@ def extract_scores(output: Any) -> Tensor:
             if not tensors:
                 raise BadInput(
                     f"The model returned a {type(output).__name__} without 'logits'; expected a tensor [B, classes]. "
-                    "Wrap the module in one whose forward returns that tensor, then cv.wrap(it, …)."
+                    "Say what to read of it: target=cv.Output(function), where function(output) returns one number per "
+                    "image, [B]."
                 )
             scores = tensors[0]
     if scores.ndim == 1:
         scores = scores[:, None]
     if scores.ndim != 2:
         raise BadInput(
-            f"The model returned scores of shape {tuple(scores.shape)}; expected [B, classes]. "
-            "Wrap the module in one whose forward pools its output, then cv.wrap(it, …)."
+            f"The model returned scores of shape {tuple(scores.shape)}; expected [B, classes]. Say what to read of "
+            "them: target=cv.Output(function), where function(output) returns one number per image, [B]."
         )
     return scores

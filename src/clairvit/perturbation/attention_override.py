@@ -57,13 +57,25 @@ class AttentionOverride(TorchFunctionMode):
     def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = ops.attention_arguments(args, kwargs)
         q, k, v = call["query"], call["key"], call["value"]
-        if not self._covers_image(q.shape[0], k.shape[-2]) or call.get("is_causal"):
+        if not self._covers_image(q.shape[0], k.shape[-2]):
             return func(*args, **kwargs)
         scale = ops.attention_scale(q, call.get("scale"))
-        scores = scaled_scores(q, repeated(k, q), scale, call.get("attn_mask"))
+        mask = ops.causal_mask(q, k) if call.get("is_causal") else call.get("attn_mask")
+        scores = scaled_scores(q, repeated(k, q), scale, mask)
         return self._override(scores).softmax(-1).to(v.dtype) @ repeated(v, q)
 
 
 def mask_tokens(kept: Tensor) -> ScoreTransform:
-    """Return a transform that lets no token attend to those that are not kept, bool [B, tokens]."""
-    return lambda scores: scores.masked_fill(~kept[:, None, None, :], float("-inf"))
+    """Return a transform that lets no token attend to others that are not kept, bool [B, tokens].
+
+    A token that is not kept attends to itself: under a causal mask it might have no other key, and a softmax over none
+    is undefined. No kept token sees it.
+    """
+
+    def mask(scores: Tensor) -> Tensor:  # [B, H, queries, tokens]
+        hidden = ~kept[:, None, None, :]
+        if scores.shape[-2] == scores.shape[-1]:
+            hidden = hidden & ~torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        return scores.masked_fill(hidden, float("-inf"))
+
+    return mask

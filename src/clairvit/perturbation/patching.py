@@ -21,7 +21,7 @@ from clairvit.models.model import Layout, Model
 from clairvit.perturbation.activation_patching import BlockOutputs, Edit, Place, PlacePatching
 from clairvit.perturbation.site import PARTS, Site
 from clairvit.targets.base import TargetBatch
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import readout_model, resolve_for, resolve_targets
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.recorders.head_replay import HeadReplay
 from clairvit.tracing.recorders.residual_branches import ResidualBranches
@@ -221,12 +221,12 @@ def patch_sweep(
     if isinstance(value, Tensor):
         raise WrongType(f"The value of a sweep is a tensor; expected one of: {_listed(VALUES)}. Use cv.patch instead.")
     _check_source_is_used(source, [value])
-    run = _patching_run(model, images, source)
+    run = _patching_run(model, images, source, target)
     sites = list(_sites_of_kind(run.recording, kind))
-    original = run.scores(run.recording.logits, ())
-    batch = original.target(target, score)
+    original = run.recording.logits
+    (batch,) = resolve_for(run.recording.model, target, original, score=score)
     columns = 1 + max((site.head or 0 for site in sites), default=0)
-    before = batch(original.original)
+    before = batch(original)
     effects = before.new_full((len(before), len(run.recording.calls), columns), float("nan"))
     for site in sites:
         patched = run.patched([_site_edit(run, site, value)])
@@ -328,15 +328,15 @@ def _run_with(recording: Recording, pixels: Tensor, edits: list[tuple[Place, Edi
         return recording.model.logits(pixels).detach()
 
 
-def _model_and_pixels(model: ModelLike, images: Any) -> tuple[Model, Tensor]:
+def _model_and_pixels(model: ModelLike, images: Any, target: Any = None) -> tuple[Model, Tensor]:
     images = as_images(images)
-    wrapped = as_model(model, images)
+    wrapped = readout_model(as_model(model, images), target)
     return wrapped, prepare(images, wrapped).pixels
 
 
-def _patching_run(model: ModelLike, images: Any, source: Any) -> _PatchingRun:
+def _patching_run(model: ModelLike, images: Any, source: Any, target: Any = None) -> _PatchingRun:
     """Return the recording of the images and the pixels of the source images, checked."""
-    wrapped, pixels = _model_and_pixels(model, images)
+    wrapped, pixels = _model_and_pixels(model, images, target)
     other = None if source is None else prepare(as_images(source), wrapped).pixels
     if other is not None and (len(other) not in (1, len(pixels)) or other.shape[1:] != pixels.shape[1:]):
         raise BadInput(
@@ -420,8 +420,8 @@ def _replacement(
         return lambda tokens: source
     if value == "zero":
         return lambda tokens: torch.zeros_like(tokens[:, rows])
-    first = _ordered_layout(run.recording).prefix
-    return lambda tokens: tokens[:, first:].mean(1, keepdim=True).expand(-1, len(rows), -1)
+    patches = _ordered_layout(run.recording).patch_slice
+    return lambda tokens: tokens[:, patches].mean(1, keepdim=True).expand(-1, len(rows), -1)
 
 
 def _checked_value(recording: Recording, site: Site, rows: Tensor, value: Tensor) -> Tensor:
@@ -443,11 +443,11 @@ def _checked_value(recording: Recording, site: Site, rows: Tensor, value: Tensor
 
 
 def _ordered_layout(recording: Recording) -> Layout:
-    """Return the layout, if the patch tokens come row by row after the prefix."""
+    """Return the layout, if the patch tokens lie row by row in the sequence."""
     layout = recording.structure.layout
     if layout is None or not recording.structure.in_order:
         raise NotApplicable(
-            f"The patch tokens of {recording.model.name} do not come row by row after the prefix, so that patches have "
+            f"The patch tokens of {recording.model.name} do not lie row by row in its sequence, so that patches have "
             "no index; expected tokens=None with another value than 'mean', or layout=cv.Layout(…) in cv.wrap."
         )
     return layout
@@ -460,11 +460,15 @@ def _token_rows(recording: Recording, site: Site) -> Tensor:
         return torch.arange(recording.calls[site.layer].queries, device=device)
     layout = _ordered_layout(recording)
     if site.tokens == "patches":
-        return torch.arange(layout.prefix, layout.tokens, device=device)
-    if site.tokens == "prefix":
-        if not layout.prefix:
-            raise BadInput(f"{recording.model.name} has no prefix tokens; expected tokens='patches', indices or None.")
-        return torch.arange(layout.prefix, device=device)
+        return torch.tensor(layout.patch_rows, device=device)
+    if site.tokens in ("prefix", "suffix"):
+        before = site.tokens == "prefix"
+        rows = [row for row in layout.other_rows if (row < layout.prefix) == before]
+        if not rows:
+            raise BadInput(
+                f"{recording.model.name} has no {site.tokens} tokens; expected tokens='patches', indices or None."
+            )
+        return torch.tensor(rows, device=device)
     indices = cast(tuple[int, ...], site.tokens)
     if max(indices) >= layout.patches:
         raise BadInput(

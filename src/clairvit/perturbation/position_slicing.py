@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from clairvit.models.model import Layout
 from clairvit.tracing import ops
 
 _ELEMENTWISE = ops.SUMS | ops.DIFFERENCES | {ops.MULTIPLY, ops.MULTIPLY_IN_PLACE}
@@ -19,15 +20,18 @@ _TERNARY = (torch.addcmul, torch.where)
 
 
 class PositionSlicing(TorchFunctionMode):
-    """Slice constants inside the `with` to `kept` [V, K], the indices of each variant's tokens out of `tokens`.
+    """Slice constants inside the `with` to `kept` [V, K], the indices of each variant's tokens.
 
-    The first `prefix` of `kept` are the prefix tokens.
+    All tokens of the layout that are no patches are among them, in order. With `batch_axis`, rotary angles [1, N, d]
+    that blocks are given have a batch axis and none of heads, as in transformers' language models.
     """
 
-    def __init__(self, kept: Tensor, tokens: int, prefix: int) -> None:
+    def __init__(self, kept: Tensor, layout: Layout, *, batch_axis: bool = False) -> None:
         super().__init__()
-        self.kept = {tokens: kept, tokens - prefix: kept[:, prefix:] - prefix}  # by the length that they index
-        self.tokens = tokens
+        self.batch_axis = batch_axis
+        patches = kept[:, layout.prefix : kept.shape[1] - layout.suffix] - layout.prefix
+        self.kept = {layout.tokens: kept, layout.patches: patches}  # by the length that they index
+        self.tokens = layout.tokens
         # A length of 1 broadcasts, so that no operation would fail, and constants are combined with each other too
         # (rows minus columns). Then a constant is sliced only to fit a tensor that depends on the tokens, which
         # requires_grad tells.
@@ -91,6 +95,8 @@ class PositionSlicing(TorchFunctionMode):
             return type(value)(self.slice_argument(part) for part in value)
         if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[-2] not in self.kept:
             return value
-        # Angles may happen to be as many as patches; a bias has a head axis and includes the prefix tokens.
+        # Angles may happen to be as many as patches; a bias has a head axis and includes the other tokens.
         square = value.ndim > 2 and value.shape[-1] == value.shape[-2] == self.tokens
+        if self.batch_axis and not square and value.ndim == 3 and value.shape[0] == 1:
+            return self._indexed(value, [-2], ndim=3)  # [V, K, d]
         return self._indexed(value, [-1, -2] if square else [-2], ndim=4)

@@ -29,6 +29,7 @@ from clairvit.perturbation.token_dropping import (
     DropStrategy,
     drop_strategy,
     droppable_tokens,
+    kept_rows,
     run_tokens,
 )
 from clairvit.targets.base import TargetBatch
@@ -197,7 +198,8 @@ class Probe:
         parts: Parts = []
         for count in sorted(set(counts.tolist())):
             rows = (counts == count).nonzero()[:, 0]
-            length = (count or self.patches) + self.layout.prefix  # with no patch left, all are run as zeros
+            others = self.layout.tokens - self.patches
+            length = (count or self.patches) + others  # with no patch left, all are run as zeros
 
             def run(ks: range, rows: Tensor = rows) -> Tensor:
                 batch = rows[ks.start : ks.stop]
@@ -313,21 +315,22 @@ class Probe:
         return self.strategy.mode == "drop"
 
     @property
-    def _reads_prefix_only(self) -> bool:
-        """Whether the head reads prefix tokens only, so that it can do without patches."""
-        return self.layout.pooling in ("token", "distilled")
+    def _reads_no_patches(self) -> bool:
+        """Whether the head reads other tokens only, so that it can do without patches."""
+        return self.layout.pooling not in ("map", "query") and not any(
+            row in self.layout.patch_rows for row, _ in self.layout.read
+        )
 
     def _logits_of_kept(self, images: Tensor, keep: Tensor) -> Tensor:
         """Return logits of images [n] with only `keep` [n, patches]; as many in each where tokens are dropped."""
         if self.tokens is None:
             return self._logits(self._painted(images, keep))
-        prefix, tokens = self.layout.prefix, self.tokens[images]
+        tokens = self.tokens[images]
         with self.options.precision(self.pixels.device):
-            if not self._drops or not (self._reads_prefix_only or keep.any()):  # a mean over no tokens is undefined
-                visible = torch.cat([keep.new_ones(len(keep), prefix), keep], 1)
+            if not self._drops or not (self._reads_no_patches or keep.any()):  # a mean over no tokens is undefined
+                visible = self.layout.pad_patches(keep, True)
                 return run_tokens(self.trace.recording, self.strategy, tokens * visible[..., None], None)
-            lead = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
-            kept = torch.cat([lead, keep.nonzero()[:, 1].reshape(len(keep), -1) + prefix], 1)  # [n, K]
+            kept = kept_rows(self.layout, keep)  # [n, K]
             keeps_all = kept.shape[1] == self.layout.tokens
             return run_tokens(self.trace.recording, self.strategy, tokens, None if keeps_all else kept)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Literal
 
 from clairvit.errors import BadInput, UnknownName, WrongType, did_you_mean
+from clairvit.option_types import checked_index
 
 Part = Literal["attention", "mlp"]
 PARTS = ("attention", "mlp")
-TOKEN_GROUPS = ("patches", "prefix")
+TOKEN_GROUPS = ("patches", "prefix", "suffix")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Site:
         layer: The block, from 0. Alone, it is the block's input tokens, [B, N, d].
         head: A head of the layer's attention: its output before the output projection, [B, N, dh].
         part: "attention" or "mlp": what this part adds to the residual stream, LayerScale included, [B, N, d].
-        tokens: Patch indices, row by row from 0; "patches", "prefix" (class token, registers), or None: all tokens.
+        tokens: Patch indices, row by row from 0; "patches", "prefix" (class token, registers) or "suffix" (tokens
+            after the patches); None: all tokens.
 
     Raises:
         BadInput: A negative number, a head together with a part, a token that is named twice, or none at all.
@@ -38,7 +39,7 @@ class Site:
     layer: int
     head: int | None = None
     part: Part | None = None
-    tokens: tuple[int, ...] | Sequence[int] | Literal["patches", "prefix"] | None = None
+    tokens: tuple[int, ...] | Sequence[int] | Literal["patches", "prefix", "suffix"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer", _checked_index(self.layer, "layer"))
@@ -72,11 +73,7 @@ class Site:
 
 def _checked_index(value: Any, name: str) -> int:
     """Return an integer of Python or NumPy as int; raise unless it is one from 0."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise WrongType(f"The {name} of a site is {value!r}; expected an integer from 0.")
-    if value < 0:
-        raise BadInput(f"The {name} of a site is {value}; expected an integer from 0.")
-    return int(value)
+    return checked_index(value, f"The {name} of a site")
 
 
 def _checked_tokens(tokens: Any) -> tuple[int, ...] | str | None:

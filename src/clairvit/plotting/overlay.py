@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.errors import UnknownName, did_you_mean
+from clairvit.models.images import displayed
 from clairvit.models.preprocess import Preprocess
 from clairvit.plotting.style import PlotStyle
 
@@ -95,9 +96,8 @@ def _check_cmap(cmap: str) -> str:
 
 
 def denormalised_photo(pixels: Tensor, preprocess: Preprocess) -> Array:
-    """Return the photo as the model saw it: normalised [3, H, W] -> [H, W, 3] from 0 to 1."""
-    image: Array = to_numpy(pixels).transpose(1, 2, 0) * np.array(preprocess.std) + np.array(preprocess.mean)
-    return np.nan_to_num(image).clip(0.0, 1.0)
+    """Return the photo as the model saw it: normalised [C, H, W] -> red, green, blue [H, W, 3] from 0 to 1."""
+    return to_numpy(displayed(pixels, preprocess)).transpose(1, 2, 0)
 
 
 def to_numpy(tensor: Tensor) -> Array:

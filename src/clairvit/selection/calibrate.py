@@ -52,6 +52,7 @@ from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed, random_sets
 from clairvit.selection.ridge import Candidate, Fit, Indices, Moments, cross_fit, fit, held_out_correlation, log_odds
 from clairvit.selection.stats import paired_interval
+from clairvit.targets.resolve import readout_model
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 
@@ -121,7 +122,7 @@ def calibrate(
         1
     """
     images = as_images(images)
-    model = as_model(model, images)
+    model = readout_model(as_model(model, images), target)
     dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels)
     default = [METRIC, *([WITH_MASKS] if dataset.has_masks else [])]
     specs = image_metrics(default if metrics is None else metrics)

@@ -33,6 +33,7 @@ from clairvit.selection.ranking import RankingInput, join, rank_methods, summari
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer, base_method, tune_start_layers
 from clairvit.selection.stats import mean_ranks, spearman
+from clairvit.targets.resolve import readout_model
 
 # Well known, of every family, and all of them computed from the same trace.
 PANEL = (
@@ -106,7 +107,7 @@ def choose(
         (4, 'deletion(steps=3)')
     """
     images = as_images(images)
-    model = as_model(model, images)
+    model = readout_model(as_model(model, images), target)
     on_read_error = error_handler(on_error)
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
     seed = check_seed(seed)

@@ -1,8 +1,10 @@
 """Base classes of targets: what the user asks for (`Target`) and its resolved form for one batch (`TargetBatch`).
 
-A `Target` is stated once, for any model: a class, a contrast, a function. `Target.resolve` turns it into a
-`TargetBatch`: class names become indices, "the predicted class" becomes the class of each image, and what is left is a
-function of the module's output with one score per image. A new kind of target is one subclass of `Target`.
+A `Target` is stated once, for any model: a class, a contrast, a function, a prompt, a region. Two steps lead from it to
+a score per image. `Target.readout` returns the model whose scores it is about: the model itself, or one that reads
+another output of the same module (`Model.read`). `Target.resolve` turns it into a `TargetBatch`: class names become
+indices, "the predicted class" becomes the class of each image, and what is left is a function of those scores. A new
+kind of target is one subclass of `Target`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput, ClairError
+from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.activation import Activation, log_probabilities, probabilities
-from clairvit.models.model import extract_scores
+from clairvit.models.model import Model, extract_scores
 from clairvit.numerics import widened
 
 Function = Callable[[Tensor], Tensor]  # scores [B, C] -> [B]
@@ -26,6 +28,7 @@ Row = ClassWeights | Function
 
 # neg_loss is logprob under the name that some papers use.
 SCORES = ("logit", "prob", "logprob", "neg_loss", "loss")
+_OF_PROBABILITIES = ("prob", "logprob", "neg_loss", "loss")
 CUSTOM_SCORE = "custom"  # the score of a user's own function
 NO_SCORE = "none"  # nothing is differentiated
 ANY_CLASS = "any class"  # the title of a class-agnostic target
@@ -35,9 +38,10 @@ def score_values(logits: Tensor, score: str, activation: Activation) -> Tensor:
     """Return one kind of score of every class: logits [..., C] -> [..., C].
 
     logit: the model's output; prob: p = softmax(logits) or sigmoid(logits), by the activation; logprob and neg_loss:
-    log p; loss: -log p. Raw scores have no p: only `logit` is defined.
+    log p; loss: -log p. Raw scores have no p: only `logit` is defined. Any other name ("cosine", "custom") says what
+    the model's output is, which is taken as it is.
     """
-    if score == "logit":
+    if score not in _OF_PROBABILITIES:
         return logits
     values = (probabilities if score == "prob" else log_probabilities)(logits, activation)
     if values is None:
@@ -68,6 +72,7 @@ class ScoreContext:
     score_is_default: bool = False
     classifier: bool = True
     activation: Activation = "softmax"
+    model: Model | None = None  # the model that the scores are of
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -105,11 +110,21 @@ class Target(ABC):
 
     Example:
         >>> import clairvit as cv
-        >>> isinstance(cv.contrast("Bengal", None), cv.Target)
+        >>> isinstance(cv.Contrast("Bengal", None), cv.Target)
         True
     """
 
     class_agnostic: ClassVar[bool] = False  # True: there is no score, and maps do not depend on a class
+
+    def readout(self, model: Model) -> Model:
+        """Return the model whose scores [B, C] the target is about: `model`, or another output of its module.
+
+        Raises:
+            NotApplicable: The model returns nothing that the target could read.
+        """
+        if model.returns:
+            raise NotApplicable(model.returns)
+        return model
 
     @abstractmethod
     def resolve(self, context: ScoreContext) -> TargetBatch:
@@ -168,12 +183,19 @@ class TargetBatch:
             return call_function(function, logits)
         if self.sums_classes:
             return _weighted_sum(self.rows, score_values(widened(logits), self.score, self.activation))  # type: ignore[arg-type]
-        return torch.cat(
-            [
-                replace(self.take([i]), is_batch_function=callable(self.rows[i]))(logits[i : i + 1])
-                for i in range(len(self))
-            ]
-        )
+        return self._by_function(logits)
+
+    def _by_function(self, logits: Tensor) -> Tensor:
+        """Return the scores [B] of rows that are functions; rows of one function, as of variants, are one call."""
+        rows_of: dict[Any, list[int]] = {}
+        for index, row in enumerate(self.rows):
+            rows_of.setdefault(id(row) if callable(row) else "classes", []).append(index)
+        scores = []
+        for indices in rows_of.values():
+            part = self.take(indices)
+            scores.append(replace(part, is_batch_function=not part.sums_classes)(logits[indices]))
+        order = torch.tensor([index for indices in rows_of.values() for index in indices], device=logits.device)
+        return torch.cat([values.to(scores[0].dtype) for values in scores])[order.argsort()]
 
     def take(self, rows: Sequence[int]) -> TargetBatch:
         """Return the target of chosen rows, repeated as often as named: for chunks and for variants of one image."""

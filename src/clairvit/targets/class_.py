@@ -35,7 +35,7 @@ def resolve_classes(label: Any, context: ScoreContext) -> list[int]:
         return [int(c) for c in context.logits.argmax(-1)]
     if isinstance(label, bool) or not (isinstance(label, str) or hasattr(label, "__index__")):
         raise BadInput(
-            f"The target {label!r} is a {type(label).__name__}; expected a class index, a class name, contrast(a, b), "
+            f"The target {label!r} is a {type(label).__name__}; expected a class index, a class name, Contrast(a, b), "
             "a function of the output, or a list of these."
         )
     return [find_class(label, context.labels, context.classes)] * len(context)

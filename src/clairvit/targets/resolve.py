@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.models.activation import Activation, activation_for, probabilities
+from clairvit.models.model import Model
 from clairvit.numerics import widened
 from clairvit.targets.base import (
     SCORES,
@@ -35,11 +37,12 @@ def resolve_targets(
     classifier: bool = True,
     single: bool = False,
     activation: Activation = "softmax",
+    model: Model | None = None,
 ) -> tuple[TargetBatch, ...]:
     """Return what the user asked for as targets over the whole batch.
 
     Args:
-        spec: None (predicted class), class index, class name or its unique beginning, contrast(a, b), a function of the
+        spec: None (predicted class), class index, class name or its unique beginning, Contrast(a, b), a function of the
             logits [B, C] -> [B], or a list of these: one per image, or several for a single one.
         logits: The model's scores of the images, [B, C].
         labels: The model's class names.
@@ -47,11 +50,12 @@ def resolve_targets(
         classifier: False if the output is an embedding: there is no predicted class.
         single: There is one image, and a list holds several targets of it.
         activation: What the logits mean (`Model.activation`); prob, logprob and loss depend on it, and raw has none.
+        model: The model that the scores are of (`readout_model`), for targets that ask it for more.
 
     Returns:
         One target; k targets if `single` and a list of k is given.
     """
-    context = _score_context(logits, labels, score, classifier, activation)
+    context = replace(_score_context(logits, labels, score, classifier, activation), model=model)
     if isinstance(spec, Tensor) or type(spec).__module__ == "numpy":
         spec = spec.tolist()  # type: ignore[union-attr]
     if not isinstance(spec, list | tuple):
@@ -68,6 +72,42 @@ def resolve_targets(
             f"give one for all, or a list of exactly {count}, one for each image.{alone}"
         )
     return (join_targets([as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)]),)
+
+
+def resolve_for(
+    model: Model, spec: TargetLike, logits: Tensor, *, score: str | None = None, single: bool = False
+) -> tuple[TargetBatch, ...]:
+    """Return targets as `resolve_targets`, for the scores [B, C] of a model."""
+    return resolve_targets(
+        spec,
+        logits,
+        model.labels,
+        score=score,
+        classifier=model.classifier,
+        single=single,
+        activation=model.activation,
+        model=model,
+    )
+
+
+def readout_models(model: Model, spec: TargetLike) -> list[Model]:
+    """Return the different models whose scores a target, or a list of targets, is about."""
+    if isinstance(spec, Tensor) or type(spec).__module__ == "numpy":
+        spec = None  # class indices
+    items = spec if isinstance(spec, list | tuple) else [spec]
+    models = [as_target(item).readout(model) for item in items]
+    return list({id(readout): readout for readout in models}.values())
+
+
+def readout_model(model: Model, spec: TargetLike) -> Model:
+    """Return the model whose scores a target is about; raise BadInput for a list that is about several outputs."""
+    models = readout_models(model, spec)
+    if len(models) > 1:
+        raise BadInput(
+            "The targets of the list read different outputs of the model (regions, queries or tokens of their own for "
+            "each image); expected one that all images share. Call this once for each image."
+        )
+    return models[0] if models else model
 
 
 def as_target(spec: Any) -> Target:

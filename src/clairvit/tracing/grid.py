@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from clairvit.models.model import Layout
 from clairvit.tracing.autograd_errors import translate_autograd_errors
 
 MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: no model has more
+MOST_OTHER_TOKENS = 128  # detection tokens included, of which YOLOS has 100
 
 
 def channels_first(tokens: Tensor, image: tuple[int, int], *, tie: bool = False) -> bool:
@@ -54,7 +56,7 @@ def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None
 
 
 def on_grid(tokens: Tensor, layout: Layout | None, grid: tuple[int, int] | None, images: Tensor) -> Tensor | None:
-    """Return tokens [n, N, …] without their prefix on the image grid, [n, rows, cols, …]; None if they form no grid.
+    """Return the patch tokens of [n, N, …] on the image grid, [n, rows, cols, …]; None if they form no grid.
 
     Args:
         tokens: Of one layer, for each image or (n = 1) for all of them, row by row.
@@ -64,31 +66,55 @@ def on_grid(tokens: Tensor, layout: Layout | None, grid: tuple[int, int] | None,
     """
     count, batch = tokens.shape[1], len(images)
     if layout is not None and count == layout.tokens and len(tokens) in (1, batch):
-        return tokens[:, layout.prefix :].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
+        return tokens[:, layout.patch_slice].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
     for sides in (grid, square_patches(count, (int(images.shape[-2]), int(images.shape[-1])))):
         if sides is not None and sides[0] * sides[1] == count > 1 and len(tokens) == batch:
             return tokens.reshape(batch, *sides, *tokens.shape[2:])
     return None
 
 
-def in_order(tokens: Tensor, layout: Layout, pixels: Tensor) -> bool:
-    """Return whether patch tokens [N, d] depend on the pixels of their own cell: some models sort them by windows."""
+def locate_patches(tokens: Tensor, layout: Layout, pixels: Tensor) -> Layout | None:
+    """Return the layout with the patches where tokens [N, d] depend on the pixels of their cells, row by row.
+
+    The offset of `layout` is tried first, then that of the first token that depends on the pixels: tokens that follow
+    the patches (a class token at the end, detection tokens) are its suffix. None: the patches are in another order.
+    """
     if not tokens.requires_grad:
-        return True  # cannot be told
+        return layout  # cannot be told
+    weights = _corner_weights(tokens, layout, pixels)
+    if _lie_row_by_row(weights, layout):
+        return layout
+    others = layout.tokens - layout.patches
+    prefix = next((row for row in range(others) if _pixel_weight(tokens[row], pixels) is not None), others)
+    if prefix == layout.prefix:
+        return layout if all(weight is None for weight in weights.values()) else None
+    located = replace(layout, prefix=prefix, suffix=others - prefix, read=())
+    return located if _lie_row_by_row(_corner_weights(tokens, located, pixels), located) else None
+
+
+def _corner_weights(tokens: Tensor, layout: Layout, pixels: Tensor) -> dict[tuple[int, int], Tensor | None]:
+    """Return how the patch tokens of four cells (row, column) at the border depend on the pixels."""
     rows, cols = layout.grid
-    independent, dependent = False, False
-    for row, col in ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1)):
-        energy = tokens[layout.prefix + row * cols + col].square().sum()
-        with translate_autograd_errors():
-            (gradient,) = torch.autograd.grad(energy, pixels, retain_graph=True, allow_unused=True)
-        weight = None if gradient is None else gradient[0].float().abs().sum(0)  # [H, W]
-        if weight is None or not weight.any():
-            independent = True
-            continue
-        dependent = True
-        for axis, expected in ((0, (row + 0.5) / rows), (1, (col + 0.5) / cols)):
+    cells = ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1))
+    return {(row, col): _pixel_weight(tokens[layout.prefix + row * cols + col], pixels) for row, col in cells}
+
+
+def _lie_row_by_row(weights: dict[tuple[int, int], Tensor | None], layout: Layout) -> bool:
+    """Return whether the tokens depend on the pixels of their own cells: some models sort them by windows."""
+    for cell, weight in weights.items():
+        if weight is None:  # a learned token (YOLOS puts its own last) where a patch should be
+            return False
+        for axis in (0, 1):
             along = weight.sum(1 - axis)
             centre = (along * (torch.arange(len(along), device=along.device) + 0.5)).sum() / along.sum() / len(along)
-            if abs(float(centre) - expected) > 0.3:
+            if abs(float(centre) - (cell[axis] + 0.5) / layout.grid[axis]) > 0.3:
                 return False
-    return not (independent and dependent)  # a learned token (YOLOS puts its own last) where a patch should be
+    return True
+
+
+def _pixel_weight(token: Tensor, pixels: Tensor) -> Tensor | None:
+    """Return how strongly a token [d] depends on each pixel, [H, W]; None if it depends on none."""
+    with translate_autograd_errors():
+        (gradient,) = torch.autograd.grad(token.square().sum(), pixels, retain_graph=True, allow_unused=True)
+    weight = None if gradient is None else gradient[0].float().abs().sum(0)
+    return None if weight is None or not weight.any() else weight

@@ -20,9 +20,9 @@ def has_comparable_tokens(structure: ModelStructure) -> bool:
     return layout is not None and bool(layers) and all(site.kind == "tokens" for site in layers)
 
 
-def norm_ratios(tokens: Tensor, prefix: int) -> Tensor:
-    """Return |x_p| / median_q |x_q| of the patch tokens, [B, patches], of tokens [B, N, d]."""
-    norms = widened(tokens).norm(dim=-1)[:, prefix:]
+def norm_ratios(patches: Tensor) -> Tensor:
+    """Return |x_p| / median_q |x_q| of patch tokens [B, patches, d], [B, patches]."""
+    norms = widened(patches).norm(dim=-1)
     ratios: Tensor = norms / norms.median(1, keepdim=True).values.clamp(min=torch.finfo(norms.dtype).tiny)
     return ratios
 
@@ -39,4 +39,4 @@ def outlier_patches(trace: Trace) -> Tensor | None:
     fitting = [tokens for tokens in tensors if tokens is not None and tokens.shape[1] == layout.tokens]
     if not fitting:
         return None
-    return torch.stack([norm_ratios(tokens, layout.prefix) > OUTLIER_RATIO for tokens in fitting]).any(0)
+    return torch.stack([norm_ratios(tokens[:, layout.patch_slice]) > OUTLIER_RATIO for tokens in fitting]).any(0)

@@ -1,8 +1,9 @@
 """Structure: how a model is built, found without being told where its blocks, patches and class token are.
 
 It takes one forward of one image with hooks on every module. A block is the largest module that takes tokens and holds
-exactly one attention call. The grid comes from the patch embedding, the prefix from the token count, the pooling from
-which rows of the last attention the scores depend on. A model without attention has stages instead (`stages.py`).
+exactly one attention call. The grid comes from the patch embedding, its place in the sequence from the tokens that
+depend on the pixels, the pooling from which rows of the last attention the scores depend on. A model without attention
+has stages instead (`stages.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,16 +24,19 @@ from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
+from clairvit.models.readout import Readout, token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
-from clairvit.tracing.capture import Capture
+from clairvit.tracing.capture import Capture, stream_hooks
+from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import (
+    MOST_OTHER_TOKENS,
     MOST_PREFIX_TOKENS,
     channels_first,
     fits_image,
-    in_order,
+    locate_patches,
     one_image,
     square_patches,
 )
@@ -53,8 +57,8 @@ class AttentionSite:
 
     @property
     def is_layer(self) -> bool:
-        """Whether it belongs to the token stream: no pool, and no attention that does not see the image."""
-        return self.kind not in ("pool", "unrelated")
+        """Whether it belongs to the token stream: no pool, no other encoder, no decoder, and it sees the image."""
+        return self.kind in ("tokens", "window", "reduced", "channel")
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,29 @@ class ModelStructure:
     writes_in_place: bool  # a block changes its own input: recordings must keep a copy
     sequence_first: bool  # blocks take [N, B, d] (the original CLIP code)
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
-    in_order: bool  # patch tokens come row by row, after the prefix
+    in_order: bool  # patch tokens lie row by row in the sequence
     barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
 
     @cached_property
     def layer_calls(self) -> tuple[int, ...]:
         """Which attention calls are layers of the token stream."""
         return tuple(index for index, site in enumerate(self.sites) if site.is_layer)
+
+    def channels_first(self, feature_map: Tensor, pixels: Tensor) -> bool:
+        """Return whether a feature map of images `pixels` [B, 3, H, W] is [B, d, h, w], not [B, h, w, d]."""
+        image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+        return channels_first(feature_map, image, tie=bool(self.stages))
+
+    def as_tokens(self, tensor: Tensor, pixels: Tensor) -> Tensor:
+        """Return [B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
+        if tensor.ndim == 3:
+            return tensor.transpose(0, 1) if self.sequence_first else tensor
+        return tensor.flatten(2).transpose(1, 2) if self.channels_first(tensor, pixels) else tensor.flatten(1, 2)
+
+    @cached_property
+    def decoder_calls(self) -> tuple[int, ...]:
+        """Which attention calls belong to a decoder."""
+        return tuple(index for index, site in enumerate(self.sites) if site.kind in ("query", "cross"))
 
     @property
     def last_layer_call(self) -> int:
@@ -92,6 +112,8 @@ _structures: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], ModelStructure]]
 @own_grad_mode()
 def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
     """Return the structure, found by one forward of the first image and cached while the model is built the same."""
+    if isinstance(model.module, Readout):
+        model.module.prepare(pixels[:1])
     modules = tuple(id(module) for module in model.module.modules())
     pool = getattr(model.module, "global_pool", None)
     key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, modules, pool)
@@ -128,6 +150,7 @@ class _ModuleVisits(Recorder):
         self.calls: list[AttentionCall] = []  # of the capture, which shows its operations to this recorder
         self.stack: list[_Visit] = []
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
+        self.grad_enabled: list[bool] = []  # for each attention call; False inside torch.no_grad or a checkpoint
         self.grids: list[tuple[int, int]] = []  # spatial sizes of the convolutions before the first attention
         self.read_by_head: list[Tensor] = []  # inputs of the last linear layers, one vector per image
         self.outermost: list[ModuleCall] = []  # every call of a module, as a tree
@@ -136,6 +159,7 @@ class _ModuleVisits(Recorder):
     def on_op(self, op: Op) -> None:
         while len(self.visits) < len(op.calls):
             self.visits.append(list(self.stack))
+            self.grad_enabled.append(torch.is_grad_enabled())
             self.read_by_head.clear()
         if op.kind == ops.CONV and not op.calls:
             self.grids.append((op.output.shape[-2], op.output.shape[-1]))
@@ -197,41 +221,62 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         hooks: list[RemovableHandle] = []
         try:
             hooks += watch.hooks()
+            hooks += stream_hooks(module, capture)
             with capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:
             for hook in hooks:
                 hook.remove()
-    sees_image = [_sees_image(call, visits) for call, visits in zip(calls, watch.visits, strict=True)]
+    sees_image = [_sees_image(*item) for item in zip(calls, watch.visits, watch.grad_enabled, strict=True)]
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
     blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
-    sites, layout = _classify(calls, sees_image, blocks, watch.grids, image)
+    sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
+    if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
+        layout = model.layout
+    visits = [
+        visit
+        for visit, site in zip(blocks, sites, strict=True)
+        if visit is not None and site.kind not in ("encoder", "query", "cross")
+    ]
+    located = layout
     if model.layout is not None:
         _check_layout(model.layout, sites)
     elif layout is not None:
-        layout = with_pooling(layout, calls, sites, [scores], watch.read_by_head)
-    visits = [visit for visit in blocks if visit is not None]
+        located = _located(layout, visits, pixels)
+    stated = _stated_layout(model, located or layout, sites)
+    if stated is None and layout is not None:
+        layout = with_pooling(located or layout, calls, sites, [scores], watch.read_by_head)
     tokens = [visit.tokens for visit in visits]
     return ModelStructure(
-        layout=model.layout or layout,
+        layout=stated or layout,
         sites=sites,
         stages=() if sites else find_stages(module, watch.outermost),
         writes_in_place=any(visit.in_place for visit in visits),
         # One image was looked at, so the axis of length 1 is the batch.
         sequence_first=any(x is not None and x.ndim == 3 and x.shape[0] != 1 for x in tokens),
         whole_blocks=_are_whole(visits),
-        in_order=model.layout is not None or layout is None or _are_in_order(layout, visits, pixels),
+        in_order=model.layout is not None or layout is None or located is not None,
         barriers=tuple(watch.finder.barriers),
     )
 
 
-def _are_in_order(layout: Layout, blocks: list[_Visit], pixels: Tensor) -> bool:
+def _stated_layout(model: Model, inferred: Layout | None, sites: tuple[AttentionSite, ...]) -> Layout | None:
+    """Return the layout that the user stated, with the rows that a readout says it reads; None: rows are inferred."""
+    layout, last = model.layout or inferred, next((site for site in reversed(sites) if site.is_layer), None)
+    if layout is None or last is None or last.kind != "tokens" or last.queries != layout.tokens:
+        return model.layout
+    read = model.module.read_layout(layout) if isinstance(model.module, Readout) else None
+    return read or model.layout
+
+
+def _located(layout: Layout, blocks: list[_Visit], pixels: Tensor) -> Layout | None:
+    """Return the layout with its patches where they lie in the sequence; None if they are in another order."""
     inputs = [visit.tokens for visit in blocks if visit.tokens is not None and not visit.in_place]
     streams = [one_image(tokens, (int(pixels.shape[-2]), int(pixels.shape[-1]))) for tokens in inputs]
     tokens = next((t for t in streams if len(t) == layout.tokens), None)  # [N, d]
-    return tokens is None or in_order(tokens, layout, pixels)
+    return layout if tokens is None else locate_patches(tokens, layout, pixels)
 
 
 @contextmanager
@@ -250,14 +295,21 @@ def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
         ) from error
 
 
+def _fitting(layout: Layout | None, calls: list[AttentionCall]) -> Layout | None:
+    """Return the layout that was given, if an attention call is between exactly its tokens."""
+    counts = {call.queries for call in calls if call.lead == 1 and call.queries == call.keys}
+    return layout if layout is not None and layout.tokens in counts else None
+
+
 def _check_layout(layout: Layout, sites: tuple[AttentionSite, ...]) -> None:
     counts = sorted({site.queries for site in sites if site.kind == "tokens"})
     if counts and layout.tokens not in counts:
         rows, cols = layout.grid
+        others = f"{layout.prefix} prefix tokens" + (f" and {layout.suffix} suffix tokens" if layout.suffix else "")
         raise BadInput(
-            f"layout= says {rows} × {cols} patches and {layout.prefix} prefix tokens, {layout.tokens} together, but "
-            f"the model's attention is between {' or '.join(map(str, counts))}; expected the same number. "
-            "Leave layout out to have it inferred, or change grid or prefix."
+            f"layout= says {rows} × {cols} patches and {others}, {layout.tokens} together, but the model's attention "
+            f"is between {' or '.join(map(str, counts))}; expected the same number. "
+            "Leave layout out to have it inferred, or change grid, prefix or suffix."
         )
 
 
@@ -271,9 +323,12 @@ def _are_whole(blocks: list[_Visit]) -> bool:
     return any(same) or not same
 
 
-def _sees_image(call: AttentionCall, visits: list[_Visit]) -> bool:
-    """Return whether an attention depends on the image; under gradient checkpointing only its input shows it."""
-    return call.out.requires_grad or any(visit.sees_image for visit in visits)
+def _sees_image(call: AttentionCall, visits: list[_Visit], grad_enabled: bool) -> bool:
+    """Return whether an attention depends on the image; under gradient checkpointing only its input shows it.
+
+    The first self-attention of a decoder does not: it is between queries that have not looked at the image yet.
+    """
+    return call.out.requires_grad or (not grad_enabled and any(visit.sees_image for visit in visits))
 
 
 def _block_of(visits: list[_Visit]) -> _Visit | None:
@@ -287,10 +342,11 @@ def _classify(
     blocks: list[_Visit | None],
     grids: list[tuple[int, int]],
     image: tuple[int, int],
+    given: Layout | None,
 ) -> tuple[tuple[AttentionSite, ...], Layout | None]:
-    """Return each call's kind, block and grid, and the layout of the first layer."""
+    """Return each call's kind, block and grid, and the layout: the user's, or that of the first layer."""
     sites: list[AttentionSite] = []
-    layout: Layout | None = None
+    layout = given
     for call, visit, sees in zip(calls, blocks, sees_image, strict=True):
         if not sees:
             sites.append(AttentionSite("unrelated", None, None, call.queries, call.keys))
@@ -301,10 +357,14 @@ def _classify(
             layout = _layout_of(count, grid, grids, image)
         width = None if tokens is None else tokens.numel() // count  # channels of a token: one image was looked at
         kind = _kind(call, count, width, layout)
+        if given is not None and count != given.tokens and kind in ("tokens", "window", "reduced"):
+            kind = "encoder"
         if grid is None and layout is not None and count == layout.tokens:
             grid = layout.grid
         grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
         sites.append(AttentionSite(kind, None if visit is None else visit.module, grid, call.queries, call.keys))
+    for index, kind in decoder_kinds(calls).items():
+        sites[index] = replace(sites[index], kind=kind)
     return tuple(sites), layout
 
 
@@ -328,7 +388,7 @@ def _kind(call: AttentionCall, count: int, width: int | None, layout: Layout | N
     patches = tokens if layout is None else layout.patches
     if call.lead == 1 and call.queries != call.keys and patches <= call.keys <= tokens + MOST_PREFIX_TOKENS:
         return "pool"
-    if _reduces_keys(call, count):
+    if call.lead == 1 and 1 < call.keys < call.queries:
         return "reduced"
     # The values of channels are as long as there are tokens, and the heads share all channels out among them.
     channels = call.lead == 1 and call.v.shape[-1] == count and width in (None, call.v.shape[1] * call.keys)
@@ -346,15 +406,23 @@ def _layout_of(
     if grid is not None:
         return Layout(grid, 0, "avg")
     # The last convolution before the tokens is the patch embedding, unless a later one made the keys fewer.
-    fitting = [(rows, cols) for rows, cols in reversed(grids) if 0 <= count - rows * cols <= MOST_PREFIX_TOKENS]
-    if fitting:
-        rows, cols = min(fitting, key=lambda cells: count - cells[0] * cells[1])
-        return Layout((rows, cols), count - rows * cols, "avg")
+    fitting = _smallest_remainder(count, grids, MOST_PREFIX_TOKENS)
+    if fitting is not None:
+        return fitting
     for prefix in range(min(count, MOST_PREFIX_TOKENS)):  # no convolution: patches cut by hand, squares in an image
         fit = square_patches(count - prefix, image)
         if fit is not None:
             return Layout(fit, prefix, "avg")
-    return None
+    return _smallest_remainder(count, grids, MOST_OTHER_TOKENS)
+
+
+def _smallest_remainder(count: int, grids: list[tuple[int, int]], most: int) -> Layout | None:
+    """Return the layout of the grid that leaves the fewest of `count` tokens over; None if none leaves 0 … `most`."""
+    fitting = [(rows, cols) for rows, cols in reversed(grids) if 0 <= count - rows * cols <= most]
+    if not fitting:
+        return None
+    rows, cols = min(fitting, key=lambda cells: count - cells[0] * cells[1])
+    return Layout((rows, cols), count - rows * cols, "avg")
 
 
 # Pooling: which rows of the last attention the head reads
@@ -376,16 +444,27 @@ def with_pooling(
             "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "
             "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
         )
-    if not all(call.out.requires_grad for call, site in zip(calls, sites, strict=True) if site.kind != "unrelated"):
+    if not all(
+        call.out.requires_grad
+        for call, site in zip(calls, sites, strict=True)
+        if site.kind not in ("unrelated", "query")
+    ):
         raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
+    has_cross = any(site.kind == "cross" for site in sites)
+    decoder = [i for i, site in enumerate(sites) if has_cross and site.kind in ("query", "cross")][-1:]
     # A new head is often all zeros and passes no gradient; then see what its linear layers read.
     for outputs in (scores, read_by_head):
         for i in reversed(pools):  # a pool that is built but not read has no gradient
             rows = _rows_read(calls[i], outputs)
             if rows is not None:
                 read = rows.nonzero().flatten().tolist()
-                return Layout(layout.grid, layout.prefix, "map", tuple((row, 1 / len(read)) for row in read))
+                return replace(layout, pooling="map", read=tuple((row, 1 / len(read)) for row in read))
+        for i in decoder:
+            rows = _rows_read(calls[i], outputs)
+            if rows is not None:
+                read = rows.nonzero().flatten().tolist()
+                return replace(layout, pooling="query", read=tuple((row, 1 / len(read)) for row in read))
         rows = _rows_read(calls[layers[-1]], outputs)
         if rows is not None:
             return _layout_reading(layout, rows.nonzero().flatten().tolist(), rows)
@@ -406,27 +485,25 @@ def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
 
 
 def _layout_reading(layout: Layout, rows: list[int], weight: Tensor) -> Layout:
-    prefix = [row for row in rows if row < layout.prefix]
-    patches = [row for row in rows if row >= layout.prefix]
+    others = [row for row in rows if row not in layout.patch_rows]
+    patches = [row for row in rows if row in layout.patch_rows]
     if not patches:
-        pooling: Pooling = "token" if len(prefix) == 1 else "distilled"
-        return Layout(layout.grid, layout.prefix, pooling, tuple((row, 1 / len(prefix)) for row in prefix))
-    all_patches = range(layout.prefix, layout.tokens)
+        pooling: Pooling = "token" if len(others) == 1 else "distilled"
+        return replace(layout, pooling=pooling, read=tuple((row, 1 / len(others)) for row in others))
+    all_patches = layout.patch_rows
     # CLS next to the patch mean (DINOv2 heads): one row then weighs as much as all patches together.
-    if prefix and float(weight[prefix].max()) > 4 * float(weight[patches].median()):
-        strong = [row for row in prefix if float(weight[row]) > 4 * float(weight[patches].median())]
-        of_prefix = tuple((row, 0.5 / len(strong)) for row in strong)
+    if others and float(weight[others].max()) > 4 * float(weight[patches].median()):
+        strong = [row for row in others if float(weight[row]) > 4 * float(weight[patches].median())]
+        of_others = tuple((row, 0.5 / len(strong)) for row in strong)
         of_patches = tuple((row, 0.5 / len(all_patches)) for row in all_patches)
-        return Layout(layout.grid, layout.prefix, "mixed", of_prefix + of_patches)
-    read = [*prefix, *all_patches]
-    return Layout(layout.grid, layout.prefix, "avg", tuple((row, 1 / len(read)) for row in read))
+        return replace(layout, pooling="mixed", read=of_others + of_patches)
+    read = [*others, *all_patches]
+    return replace(layout, pooling="avg", read=tuple((row, 1 / len(read)) for row in read))
 
 
 def _usual_layout(layout: Layout) -> Layout:
     """Return the usual pooling, where no gradient reaches the last attention (a block that starts at zero)."""
-    if layout.prefix:
-        return Layout(layout.grid, layout.prefix, "token", ((0, 1.0),))
-    return Layout(layout.grid, 0, "avg", tuple((row, 1 / layout.patches) for row in range(layout.patches)))
+    return replace(layout, pooling="token" if layout.other_rows else "avg", read=())
 
 
 def pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
@@ -436,8 +513,10 @@ def pool_row(pools: tuple[AttentionCall, ...], layout: Layout) -> Tensor:
         queries = call.A().mean(1)  # [B, queries, keys]
         latent = sum(weight * queries[:, index] for index, weight in layout.read)
         attention = latent if call is pools[-1] and isinstance(latent, Tensor) else queries.mean(1)
+        if attention.shape[1] == layout.patches:  # a pool that sees the patches alone reads nothing of other tokens
+            attention = layout.pad_patches(attention)
         extra = attention.shape[1] - layout.tokens  # CLS among the keys
-        if extra < 0:  # a pool that does not see the prefix tokens reads nothing of them
+        if extra < 0:  # nor of the first tokens, where it does not see these
             attention, extra = F.pad(attention, (-extra, 0)), 0
         row = attention[:, extra:] + (0 if row is None else attention[:, :extra].sum(1, keepdim=True) * row)
     assert row is not None

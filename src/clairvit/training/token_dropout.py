@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from clairvit.errors import NotApplicable
-from clairvit.models.model import Model
+from clairvit.models.model import Layout, Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.perturbation.rng import make_generator
-from clairvit.perturbation.token_dropping import drop_strategy, droppable_tokens
+from clairvit.perturbation.token_dropping import drop_strategy, droppable_tokens, kept_rows
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import tokens_among
 
@@ -26,20 +26,19 @@ class TokenDropout:
     """The block in front of which tokens are dropped, and how many of them at most."""
 
     block: nn.Module
-    prefix: int  # tokens that are no patches stay
-    patches: int
+    layout: Layout  # tokens that are no patches stay
     most: int  # patches that a step drops at most
 
     def draw(self, images: int, generator: torch.Generator) -> Tensor:
-        """Return the token indices that are kept, [B, prefix + K], in order.
+        """Return the token indices that are kept, [B, K], in order.
 
         The number of dropped patches is uniform in 0 … most, the same for all images of a step; which ones is drawn
         per image.
         """
         dropped = int(torch.randint(0, self.most + 1, (), generator=generator))
-        order = torch.rand(images, self.patches, generator=generator).argsort(1)
-        kept = order[:, dropped:].sort(1).values + self.prefix
-        return torch.cat([torch.arange(self.prefix).expand(images, -1), kept], 1)
+        order = torch.rand(images, self.layout.patches, generator=generator).argsort(1)
+        keep = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, dropped:], True)
+        return kept_rows(self.layout, keep)
 
     @contextmanager
     def dropping(self, kept: Tensor) -> Iterator[None]:
@@ -49,7 +48,7 @@ class TokenDropout:
             tokens = tokens_among(args, kwargs)
             assert tokens is not None
             rows = kept.to(tokens.device)[..., None].expand(-1, -1, tokens.shape[-1])
-            chosen = tokens.gather(1, rows)  # [B, prefix + K, d]
+            chosen = tokens.gather(1, rows)  # [B, K, d]
             args = tuple(chosen if value is tokens else value for value in args)
             return args, {name: chosen if value is tokens else value for name, value in kwargs.items()}
 
@@ -86,4 +85,4 @@ def token_dropout(module: nn.Module, preprocess: Preprocess, rate: float, device
     layout = structure.layout
     assert layout is not None
     most = min(round(rate * layout.patches), layout.patches - 1)
-    return TokenDropout(block, layout.prefix, layout.patches, most)
+    return TokenDropout(block, layout, most)

@@ -30,7 +30,7 @@ from clairvit.perturbation.rng import make_generator
 from clairvit.plotting.labels import top_classes
 from clairvit.plotting.overlay import denormalised_photo
 from clairvit.plotting.save import explanation_record, npz_bytes
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import resolve_for
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 from clairvit.web.result_cache import ResultCache, ResultKey
@@ -245,9 +245,7 @@ def _curve_response(
     recording = record_for([], model, photo.pixels[model.name], execution)
     target: Any = None if request.target is None else parse_class(request.target)
     logits = recording.logits.detach()
-    (resolved,) = resolve_targets(
-        target, logits, model.labels, classifier=model.classifier, activation=model.activation
-    )
+    (resolved,) = resolve_for(model, target, logits)
     trace = run_backward(recording, resolved, None)
     maps = explanation.maps.to(logits.device)
     random_maps = [_random_map(trace.layout.grid, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]

@@ -1,8 +1,7 @@
-"""What transformers' models return, inferred from class and configuration, so that `load` and `wrap` fail early.
+"""What transformers' models return, inferred from class and configuration: class scores, an embedding, or else.
 
-An explanation needs one row of class scores (or one embedding) per image. Detectors, segmenters, text generators and
-video models return something else: the error says what the model returns and what to do. Bare encoders get a pooled
-output.
+Most methods explain one row of class scores (or one embedding) per image. Detectors, segmenters and text generators
+return something else: `Model.returns` then says what, and which target reads it. Bare encoders get a pooled output.
 """
 
 from __future__ import annotations
@@ -13,34 +12,28 @@ from typing import Any
 from torch import nn
 
 from clairvit.errors import NotApplicable
-from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder
+from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder, takes_images, takes_patches
 
 _ROW = "one row of class scores [B, classes]"
-_WRAP = "Wrap it in a module whose forward returns such a row"
+_OUTPUT = "Say what to read of that: target=cv.Output(function), with one number per image"
+_REGION = "Name a part of the image: target=cv.Region(CLASS, box=(LEFT, TOP, RIGHT, BOTTOM))"
+_QUERY = "Name a query: target=cv.Query(INDEX)"
 _ENCODER = "Explain its encoder instead, whose output is an embedding"
 # The end of a class name -> what the model returns, and what to do. The first that fits counts.
 _TASKS: tuple[tuple[str, str, str], ...] = (
-    (
-        "ForObjectDetection",
-        "a box and class scores for each of its queries",
-        f"{_WRAP}: model(pixels).logits[:, QUERY]",
-    ),
-    (
-        "ForSemanticSegmentation",
-        "class scores for every pixel [B, classes, h, w]",
-        f"{_WRAP}: model(pixels).logits.mean((2, 3)), or the scores of one pixel",
-    ),
+    ("ForObjectDetection", "a box and class scores for each of its queries", _QUERY),
+    ("ForSemanticSegmentation", "class scores for every pixel [B, classes, h, w]", _REGION),
     (
         "Segmentation",
         "a mask and class scores for each of its queries",
-        f"{_WRAP}: the class scores of one query (class_queries_logits[:, QUERY] or logits[:, QUERY])",
+        f"{_REGION}, or a query: target=cv.Query(INDEX)",
     ),
-    ("ForDepthEstimation", "a depth for every pixel", f"{_WRAP}: model(pixels).predicted_depth.mean((1, 2))[:, None]"),
-    ("Estimation", "numbers for every pixel or keypoint", f"{_WRAP}: the mean of the numbers that you ask about"),
-    ("ForKeypointDetection", "keypoints", f"{_WRAP}: the score of one keypoint"),
+    ("ForDepthEstimation", "a depth for every pixel", "Name a part of the image: target=cv.Region(box=…)"),
+    ("Estimation", "numbers for every pixel or keypoint", _OUTPUT),
+    ("ForKeypointDetection", "keypoints", _OUTPUT),
     ("ForKeypointMatching", "matches between two images", "Explain its keypoint detector instead"),
-    ("ForImageMatting", "an alpha mask", f"{_WRAP}: the mean of the alpha of a region"),
-    ("ForImageSuperResolution", "an image", f"{_WRAP}: the mean of a region of that image"),
+    ("ForImageMatting", "an alpha mask", _OUTPUT),
+    ("ForImageSuperResolution", "an image", _OUTPUT),
     ("ForMaskedImageModeling", "reconstructed patches", f"{_ENCODER}: cv.wrap(model.base_model)"),
     ("ForPreTraining", "reconstructed patches", f"{_ENCODER}: cv.wrap(model.base_model)"),
     ("ForCausalImageModeling", "the colours of the next pixels", f"{_ENCODER}: cv.wrap(model.base_model)"),
@@ -50,7 +43,7 @@ _TASKS: tuple[tuple[str, str, str], ...] = (
         "a score of image and text together",
         "Explain its vision tower instead, whose output is an embedding",
     ),
-    ("Backbone", "a list of feature maps", f"{_WRAP}: model(pixels).feature_maps[-1].mean((2, 3))"),
+    ("Backbone", "a list of feature maps", _OUTPUT),
 )
 _TOWER = (
     "Explain its vision tower instead, whose output is an embedding: cv.wrap(model.get_encoder()) or "
@@ -70,64 +63,74 @@ def is_transformers(module: nn.Module) -> bool:
     return type(module).__module__.startswith("transformers.") and hasattr(module, "config")
 
 
-def adapted(module: nn.Module) -> nn.Module:
-    """Return a transformers module as one that gives a row per image; raise NotApplicable if it cannot.
+def adapted(module: nn.Module) -> tuple[nn.Module, str]:
+    """Return a transformers module as one that gives a row per image, and what it returns if it gives none.
 
     Classifiers and encoders with a pooled output come back as they are. Other encoders come in a `Backbone`, which
     leaves them unchanged; ViTMAE in one that masks and shuffles no patches.
     """
     if not is_transformers(module):
-        return module
+        return module, ""
     name = type(module).__name__
-    reason = refusal(type(module), module.config)
-    if reason is not None:
-        raise NotApplicable(reason)
-    if "ForImageClassification" in name:
-        return module
+    reason = no_scores(type(module), module.config)
+    if reason:
+        return module, reason
     if name == "ViTMAEModel":
-        return UnmaskedEncoder(module)
-    return module if _pools(module) else Backbone(module, pooled=True)
+        return UnmaskedEncoder(module), ""
+    is_row = "ForImageClassification" in name or _pools(module)
+    return takes_images(module) if is_row else Backbone(module, pooled=True), ""
 
 
-def refusal(model_class: type[nn.Module], config: Any) -> str | None:
-    """Return why a transformers class has no row of scores and no embedding per image; None if it has one.
+def writes_text(model_class: type[nn.Module]) -> bool:
+    """Return whether a transformers class returns text, one token after the other."""
+    return model_class.__name__.endswith(_GENERATORS)
+
+
+def no_scores(model_class: type[nn.Module], config: Any) -> str:
+    """Return why a transformers class has no row of scores and no embedding per image; "" if it has one.
 
     Two sentences: what the model returns or needs, and what to do.
+
+    Raises:
+        NotApplicable: The model takes no images.
     """
     name, parameters = model_class.__name__, inspect.signature(model_class.forward).parameters
-    if name.endswith(_GENERATORS):
-        return f"{name} returns text, one token after the other, not {_ROW}. {_TOWER}."
+    if writes_text(model_class):
+        return (
+            f"{name} returns text, one token after the other, not {_ROW}. Name a word: target=cv.NextToken('cat', "
+            "prompt='What is this?')."
+        )
     for ending, returned, advice in _TASKS:
         if name.endswith(ending):
             return f"{name} returns {returned}, not {_ROW}. {advice}."
     if hasattr(model_class, "get_text_features"):
         return (
-            f"{name} compares images with texts and needs both. Load it with the prompts as labels, cv.load('hf:…', "
-            "labels=['a photo of a cat', …]), or wrap a module that returns model.get_image_features(pixels)."
+            f"{name} compares images with texts and needs both. Name a prompt: target=cv.Text('a photo of a cat'); or "
+            "load it with prompts as labels, cv.load('hf:…', labels=['a photo of a cat', …])."
         )
     if "input_ids" in parameters:
         return f"{name} needs text or other tokens (input_ids), not only an image. {_TOWER}."
     if "input_points" in parameters:
         return (
-            f"{name} returns masks for points or boxes that it is given, not {_ROW}. Explain its image encoder "
-            "instead, whose output is an embedding: cv.wrap(model.vision_encoder)."
+            f"{name} returns masks for points or boxes that it is given, not {_ROW}. Name a point: "
+            "target=cv.Region(point=(X, Y)); or explain its image encoder, cv.wrap(model.vision_encoder)."
         )
     if "ForImageClassification" not in name and _takes_video(model_class, config):
-        return f"{name} takes the frames of a video, [B, T, 3, H, W], not an image. Use an image model."
+        raise NotApplicable(f"{name} takes the frames of a video, [B, T, 3, H, W], not an image. Use an image model.")
     required = [key for key, value in parameters.items() if value.default is value.empty and value.kind in _NAMED]
     required = [key for key in required if key not in ("self", "pixel_values", "inputs")]
-    if "spatial_shapes" in parameters:  # pixel_values are patches cut beforehand (SigLIP 2)
-        required = ["pixel_attention_mask", "spatial_shapes"]
+    if takes_patches(model_class):  # they are cut by an adapter
+        required = [key for key in required if key not in ("pixel_attention_mask", "spatial_shapes")]
     if required:
         return (
-            f"{name} needs {', '.join(required)} besides the image. Wrap it in a module that makes them in its "
-            "forward, then cv.wrap that module."
+            f"{name} needs {', '.join(required)} besides the image. Pass them: inputs={{'{required[0]}': …}}, or "
+            "model.with_inputs(…)."
         )
     if "pixel_values" not in parameters:
-        return f"{name} takes no images: its forward has no pixel_values. Use a vision model."
+        raise NotApplicable(f"{name} takes no images: its forward has no pixel_values. Use a vision model.")
     if "ForImageClassification" not in name and _has_queries(config):
-        return f"{name} returns an embedding for each of its queries, not {_ROW}. {_WRAP}: that of one query."
-    return None
+        return f"{name} returns an embedding for each of its queries, not {_ROW}. {_OUTPUT}."
+    return ""
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -53,7 +53,7 @@ class BiasAccumulator:
             self.other[block] = self.other.get(block, 0) + terms.sum(1)
             return
         if rows == layout.patches:
-            terms = F.pad(terms, (layout.prefix, 0))
+            terms = layout.pad_patches(terms)
         self.tokens[block] = self.tokens.get(block, 0) + terms[:, -count:]
         self.other[block] = self.other.get(block, 0) + terms[:, :-count].sum(1)
 
