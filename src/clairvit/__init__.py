@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import Cost as Cost
     from clairvit.methods.explanation import Explanation as Explanation
     from clairvit.methods.explanation import Heads as Heads
+    from clairvit.methods.explanation import TextRelevance as TextRelevance
     from clairvit.methods.explanation import concat as concat
+    from clairvit.methods.generation import generate as generate
     from clairvit.methods.layer_view import LayerView as LayerView
     from clairvit.methods.recipe import Recipe as Recipe
     from clairvit.methods.recommended import Recommendation as Recommendation
@@ -90,6 +92,9 @@ if TYPE_CHECKING:
     from clairvit.targets.region import Region as Region
     from clairvit.targets.similar import Similar as Similar
     from clairvit.targets.text import Text as Text
+    from clairvit.targets.token import NextToken as NextToken
+    from clairvit.tracing.neuron import Direction as Direction
+    from clairvit.tracing.neuron import Neuron as Neuron
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
@@ -112,17 +117,22 @@ _MODULES = {
     "Explanation": "clairvit.methods.explanation",
     "Comparison": "clairvit.methods.explanation",
     "Heads": "clairvit.methods.explanation",
+    "TextRelevance": "clairvit.methods.explanation",
     "Cost": "clairvit.methods.explanation",
     "Target": "clairvit.targets.base",
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
     "Output": "clairvit.targets.function",
+    "Neuron": "clairvit.tracing.neuron",
+    "Direction": "clairvit.tracing.neuron",
     "Region": "clairvit.targets.region",
     "Query": "clairvit.targets.query",
     "Text": "clairvit.targets.text",
     "Similar": "clairvit.targets.similar",
     "similar": "clairvit.methods.similarity",
     "Similarity": "clairvit.methods.similarity",
+    "NextToken": "clairvit.targets.token",
+    "generate": "clairvit.methods.generation",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

@@ -13,12 +13,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ClairError
+
+if TYPE_CHECKING:
+    from clairvit.models.model import Layout
 
 IMAGE_INPUTS = ("pixel_values", "pixel_values_videos", "images", "image", "pixels", "x")  # names of forward's images
 
@@ -30,6 +33,13 @@ class Readout(nn.Module):
         super().__init__()
         self.module = module
         self.function = function
+
+    def prepare(self, pixels: Tensor) -> None:
+        """Find what must be known of the module before it runs on images of the size of `pixels` [1, 3, H, W]."""
+
+    def read_layout(self, layout: Layout) -> Layout | None:
+        """Return the layout of the tokens with the rows that the scores read; None: they are to be inferred."""
+        return None
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return scores [B, C] of pixels [B, 3, H, W]."""
@@ -137,11 +147,75 @@ def evaluation_copy(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()
 
 
+class NextTokenScores(nn.Module):
+    """Run a vision-language model on images and a fixed text, and read the scores [B, V] of the token after it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        function: Callable[[Any], Tensor],
+        *,
+        pixel_inputs: Callable[[nn.Module, Tensor], Mapping[str, Tensor]],
+        inputs: Mapping[str, Any],
+        text: tuple[str, ...] = (),
+    ) -> None:
+        """Bind a text.
+
+        Args:
+            module: The vision-language model.
+            function: Of its output for the last position: scores [B, V].
+            pixel_inputs: Of the module and pixels [B, 3, H, W]: the inputs of forward that hold the images.
+            inputs: The inputs of the text, with one row for all images.
+            text: The tokens of the sequence that are no image tokens, in their order.
+        """
+        super().__init__()
+        self.module = unwrap_readout(module)
+        self.function = function
+        self.pixel_inputs = pixel_inputs
+        self.inputs = dict(inputs)
+        self.text = text
+
+    @property
+    def token_stream(self) -> nn.Module:
+        """The language model, whose blocks are the layers; the vision tower comes before them."""
+        return self.module.get_decoder()  # type: ignore[operator, no-any-return]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the logits [B, V] at the last position of the text, for pixels [B, 3, H, W]."""
+        inputs = {name: _for_images(value, pixels) for name, value in self.inputs.items() if name != "position_ids"}
+        if "position_ids" in self.inputs:  # [3, 1, N]
+            inputs["position_ids"] = self.inputs["position_ids"].to(pixels.device).expand(-1, len(pixels), -1)
+        images = self.pixel_inputs(self.module, pixels)
+        # Not `call_reader`: where tokens are dropped, one image makes a batch of variants.
+        return self.function(self.module(**images, **inputs, use_cache=False, logits_to_keep=1))
+
+
+_WRAPPERS = (Readout, BoundInputs, HeadInput, NextTokenScores)
+
+
 def unwrap_readout(module: nn.Module) -> nn.Module:
     """Return the user's module inside readouts and bound inputs."""
-    while isinstance(module, Readout | BoundInputs | HeadInput):
+    while isinstance(module, _WRAPPERS):
         module = module.module
     return module
+
+
+def token_stream(module: nn.Module) -> nn.Module | None:
+    """Return the part of a module whose blocks are the layers, where a readout says so; None: all of it."""
+    while isinstance(module, _WRAPPERS):
+        if isinstance(module, NextTokenScores):
+            return module.token_stream
+        module = module.module
+    return None
+
+
+def readout_text(module: nn.Module) -> tuple[str, ...]:
+    """Return the tokens of the text that a readout puts next to the image tokens, in their order; () without one."""
+    while isinstance(module, _WRAPPERS):
+        if isinstance(module, NextTokenScores):
+            return module.text
+        module = module.module
+    return ()
 
 
 def call_reader(function: Callable[[Any], Tensor], output: Any, count: int) -> Tensor:
