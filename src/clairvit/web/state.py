@@ -158,6 +158,7 @@ def _card(model: Model, uploads: UploadStore) -> ModelCard:
         layers=len(trace.layers),
         heads=heads,
         activation=model.activation_of(trace.logits),
+        reads_prompts=model.text_encoder is not None,
         default_method=_default_method(model, trace.pixels),
         seconds=_forward_seconds(model, trace.pixels),
     )
