@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results_text import RESULTS, RUNS, read_text, title_and_table
 
 from clairvit.selection.stats import spearman
 
-HERE = Path(__file__).parent / "results"
-RUNS = ("pets", "dinov2")
-BASELINES = ("center", "random")
 EXPERIMENTS = [f"{paper}-{run}" for paper in ("focusvit", "skipplus", "coporan", "joita", "cmi") for run in RUNS]
 ARROWS = {"higher": "↑", "lower": "↓"}
 SHORT = {
@@ -26,28 +23,26 @@ SURE = {1: "yes", -1: "**no**", 0: "not shown"}
 
 
 def main() -> None:
-    print((HERE / "tables.md").read_text(encoding="utf-8").rstrip())
     runs = load_runs()
+    print(read_text("tables.md", runs))
     for run in runs:
-        print_scores(run)
+        print_scores(run, {record["method"] for other in runs for record in other["scores"]})
     for run in runs:
         print_agreement(run)
     print_claims(runs)
-    print("\n" + (HERE / "experiments.md").read_text(encoding="utf-8").rstrip())
+    print("\n" + read_text("experiments.md", runs))
     print_experiments()
 
 
 def load_runs() -> list[dict[str, Any]]:
-    runs = [json.loads((HERE / f"{name}.json").read_text(encoding="utf-8")) for name in RUNS]
-    return [{**run, "baselines": run["baselines"] or list(BASELINES)} for run in runs]
+    return [json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in RUNS]
 
 
 def print_experiments() -> None:
     """The tables that `clairvit reproduce` wrote, folded away: every method's value and rank."""
     print("\n## The papers' experiments: every value and rank")
     for page in EXPERIMENTS:
-        first = (HERE / f"{page}.md").read_text(encoding="utf-8").split("\n## ")[1]
-        title, rows = first.split("\n", 1)
+        title, rows = title_and_table(page)
         print(f"\n<details><summary>{title}</summary>\n\n{rows.strip()}\n\n</details>")
 
 
@@ -63,22 +58,24 @@ def table_of(run: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     return rows
 
 
-def print_scores(run: dict[str, Any]) -> None:
+def print_scores(run: dict[str, Any], methods: set[str]) -> None:
+    """Print every score of a run, and which of the methods of all runs it lacks."""
     metrics, rows = list(run["better"]), table_of(run)
     print(f"\n## {run['title']}\n")
     print(
         f"{len(rows) - len(run['baselines'])} methods, {run['images']} images. Mean ± standard error; the best of each "
-        "column is bold, and so is all that its 95 % interval reaches. In the order of insertion (− deletion). "
+        "column is bold, and so is all that its 95 % interval reaches. In the order of insertion − deletion. "
         "A dash: not computed, for methods of many passes."
     )
+    if missing := sorted(methods - set(rows)):
+        print(f"\nNot run on this model: {', '.join(f'`{method}`' for method in missing)}.")
     for name, why in run["skipped"].items():
         print(f"\n`{name}` is left out: {why}")
     print()
     print_row(["method", *(f"{SHORT.get(metric, metric)} {ARROWS[run['better'][metric]]}" for metric in metrics)])
     print_row(["---"] * (len(metrics) + 1))
     top = {metric: best(rows, metric, run) for metric in metrics}
-    order = ORDER if ORDER in metrics else "insertion"
-    for method in sorted(rows, key=lambda name: -(mean_of(rows[name], order) or 0.0)):
+    for method in sorted(rows, key=lambda name: -(mean_of(rows[name], ORDER) or 0.0)):
         cells = (cell(rows[method].get(metric), top[metric], run["better"][metric]) for metric in metrics)
         print_row([label(method, run), *cells])
 

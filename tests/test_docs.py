@@ -26,6 +26,27 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
     assert printed == kept, f"run: python docs/generate_{name}.py > docs/{name}.md"
 
 
+def test_figures_in_the_texts_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields such as {{mean pets lime ap}} are filled from docs/results/*.json; one that does not exist is an error."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    texts = importlib.import_module("results_text")
+    run = {
+        "scores": [{"method": "ixg", "metric": "ap", "mean": 0.12345}],
+        "to_default": [{"method": "ixg", "metric": "ap", "gap": -0.0204, "interval": [-0.0391, 0.0002]}],
+        "pairs": [{"better": "ixg", "worse": "cat", "metric": "ap", "gap": 0.5, "interval": [0.25, 0.75]}],
+    }
+    runs = {"pets": run}
+    assert texts.field("mean", ["pets", "ixg", "ap"], runs) == "0.123"
+    assert texts.field("gap", ["pets", "ixg", "ap"], runs) == "−0.020 [−0.039, 0.000]"
+    assert texts.field("pair", ["pets", "ixg", "cat", "ap"], runs) == "+0.500 [0.250, 0.750]"
+    with pytest.raises(KeyError):
+        texts.field("mean", ["pets", "lime", "ap"], runs)
+    with pytest.raises(ValueError, match="Unknown field"):
+        texts.field("median", ["pets", "ixg", "ap"], runs)
+    for page in ("results.md", "results_tables.md"):
+        assert "{{" not in (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
 def test_the_readme_example_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert blocks

@@ -23,7 +23,7 @@ from clairvit.cli import main
 from clairvit.cli.app import HIDDEN_ALIASES, app
 from clairvit.cli.hints import COMMANDS, option_of, parameters_as_options, with_options
 from clairvit.errors import BadInput, ModelUnavailable
-from clairvit.models.images import read_image
+from clairvit.models.image_files import read_image
 
 SOURCE = Path(__file__).parent.parent / "src" / "clairvit"
 LIBRARY = [path for path in sorted(SOURCE.rglob("*.py")) if path.relative_to(SOURCE).parts[0] not in ("cli", "web")]

@@ -37,13 +37,17 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import Cost as Cost
     from clairvit.methods.explanation import Explanation as Explanation
     from clairvit.methods.explanation import Heads as Heads
+    from clairvit.methods.explanation import TextRelevance as TextRelevance
     from clairvit.methods.explanation import concat as concat
+    from clairvit.methods.generation import generate as generate
     from clairvit.methods.layer_view import LayerView as LayerView
     from clairvit.methods.recipe import Recipe as Recipe
     from clairvit.methods.recommended import Recommendation as Recommendation
     from clairvit.methods.recommended import recommended_methods as recommended_methods
     from clairvit.methods.registry import Requires as Requires
     from clairvit.methods.result import MapResult as MapResult
+    from clairvit.methods.similarity import Similarity as Similarity
+    from clairvit.methods.similarity import similar as similar
     from clairvit.methods.spec import MethodSpec as MethodSpec
     from clairvit.methods.token_features import PatchFeatures as PatchFeatures
     from clairvit.methods.token_features import features as features
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     from clairvit.models.model import Layout as Layout
     from clairvit.models.model import Model as Model
     from clairvit.models.preprocess import Preprocess as Preprocess
+    from clairvit.models.text_encoder import TextEncoder as TextEncoder
     from clairvit.models.wrap import wrap as wrap
     from clairvit.perturbation.patching import PatchedScores as PatchedScores
     from clairvit.perturbation.patching import PatchSweep as PatchSweep
@@ -85,6 +90,11 @@ if TYPE_CHECKING:
     from clairvit.targets.function import Output as Output
     from clairvit.targets.query import Query as Query
     from clairvit.targets.region import Region as Region
+    from clairvit.targets.similar import Similar as Similar
+    from clairvit.targets.text import Text as Text
+    from clairvit.targets.token import NextToken as NextToken
+    from clairvit.tracing.neuron import Direction as Direction
+    from clairvit.tracing.neuron import Neuron as Neuron
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
@@ -99,6 +109,7 @@ _MODULES = {
     "Model": "clairvit.models.model",
     "Preprocess": "clairvit.models.preprocess",
     "Layout": "clairvit.models.model",
+    "TextEncoder": "clairvit.models.text_encoder",
     # explanations
     "explain": "clairvit.methods.explain",
     "compare": "clairvit.methods.explain",
@@ -106,13 +117,22 @@ _MODULES = {
     "Explanation": "clairvit.methods.explanation",
     "Comparison": "clairvit.methods.explanation",
     "Heads": "clairvit.methods.explanation",
+    "TextRelevance": "clairvit.methods.explanation",
     "Cost": "clairvit.methods.explanation",
     "Target": "clairvit.targets.base",
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
     "Output": "clairvit.targets.function",
+    "Neuron": "clairvit.tracing.neuron",
+    "Direction": "clairvit.tracing.neuron",
     "Region": "clairvit.targets.region",
     "Query": "clairvit.targets.query",
+    "Text": "clairvit.targets.text",
+    "Similar": "clairvit.targets.similar",
+    "similar": "clairvit.methods.similarity",
+    "Similarity": "clairvit.methods.similarity",
+    "NextToken": "clairvit.targets.token",
+    "generate": "clairvit.methods.generation",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

@@ -46,7 +46,7 @@ def test_the_address_can_be_opened() -> None:
 
 def test_a_short_token_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--token", "abc"]) == 2
-    assert "8 or more" in capsys.readouterr().err
+    assert "16 or more" in capsys.readouterr().err
 
 
 def test_labels_are_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import uvicorn
 
 from clairvit.web.app import create_app
 from clairvit.web.middleware import AccessRules
+from clairvit.web.server import server_config
 from clairvit.web.state import AppState
 from helpers.app_lifespan import unclosed
 
@@ -18,8 +19,7 @@ from helpers.app_lifespan import unclosed
 @contextmanager
 def serving(state: AppState, token: str | None = None) -> Iterator[str]:
     app = create_app(unclosed(state), AccessRules(token))
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

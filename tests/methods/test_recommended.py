@@ -23,6 +23,8 @@ from clairvit.tracing.structure import model_structure
 from helpers.broken_models import quantised, wrapped
 from helpers.tiny_models import STRANGE, cnn, strange
 
+DOCS = Path(__file__).parents[2] / "docs"
+
 
 def test_every_recommended_method_exists() -> None:
     for item in (*default_methods(), *recommended_methods()):
@@ -95,15 +97,67 @@ def test_a_wrong_target_is_no_reason_to_fall_back() -> None:
         cv.explain("pets", "demo", target=99)
 
 
+RESULTS = {
+    name: json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8")) for name in ("pets", "dinov2")
+}
+
+
+def evidence_of(method: str) -> str:
+    """Return the published means of a method, rounded, as recommended.toml writes them."""
+    means = {
+        name: {record["metric"]: record["mean"] for record in run["scores"] if record["method"] == method}
+        for name, run in RESULTS.items()
+    }
+    built_in, other = means["pets"], means["dinov2"]
+    text = f"ins − del {built_in['insertion-deletion']:.3f}, AP {built_in['ap']:.3f}"
+    return text + (f" (DINOv2-S {other['insertion-deletion']:.3f}, {other['ap']:.3f})" if other else "")
+
+
 def test_the_evidence_is_that_of_the_published_results() -> None:
-    """Figures in recommended.toml are those of docs/results/pets.json, rounded."""
-    run = json.loads((Path(__file__).parents[2] / "docs" / "results" / "pets.json").read_text(encoding="utf-8"))
-    means = {(record["method"], record["metric"]): record["mean"] for record in run["scores"]}
+    """Figures in recommended.toml and docs/which-method.md are those of docs/results/*.json, rounded."""
+    page = (DOCS / "which-method.md").read_text(encoding="utf-8")
     for item in recommended_methods():
-        faithful, located = means[item.method, "insertion-deletion"], means[item.method, "ap"]
-        assert item.evidence == f"ins − del {faithful:.3f}, AP {located:.3f}", item.purpose
-    one_pass = {method: mean for (method, metric), mean in means.items() if metric == "insertion-deletion" and mean}
-    for method, mean in one_pass.items():
-        if method in ("calibrated", *run["baselines"]) or resolve_method(method).cost.forwards > 1:
+        assert item.evidence == evidence_of(item.method), item.purpose
+        assert f"| {item.evidence} |" in page, item.purpose
+    for method in ("calibrated", "rollout"):
+        assert evidence_of(method) in page
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("metric", ["insertion-deletion", "insertion-deletion(removal=mean)", "srg"])
+def test_no_one_pass_method_is_surely_more_faithful_than_the_default(name: str, metric: str) -> None:
+    run = RESULTS[name]
+    rivals = [paired for paired in run["to_default"] if paired["metric"] == metric and paired["n"]]
+    assert {paired["method"] for paired in rivals} >= {"attnlrp", "attnlrp+skipplus", "genatt", "reslrp+plus"}
+    for paired in rivals:
+        if paired["method"] in ("calibrated", *run["baselines"]) or resolve_method(paired["method"]).cost.forwards > 1:
             continue
-        assert mean <= one_pass[default_method()], f"{method} is more faithful than the default"
+        assert paired["interval"][0] <= 0, f"{paired['method']} is more faithful than {default_method()}"
+
+
+def test_the_default_has_the_highest_mean_of_one_pass_on_the_built_in_model() -> None:
+    means = {
+        record["method"]: record["mean"]
+        for record in RESULTS["pets"]["scores"]
+        if record["metric"] == "insertion-deletion" and record["method"] != "calibrated"
+    }
+    one_pass = [method for method in means if resolve_method(method).cost.forwards <= 1]
+    assert max(one_pass, key=means.__getitem__) == default_method()
+
+
+def test_the_cheap_method_is_ahead_of_rollout_on_both_models() -> None:
+    cheap = next(item.method for item in recommended_methods() if item.purpose == "cheap")
+    for run in RESULTS.values():
+        means = {(record["method"], record["metric"]): record["mean"] for record in run["scores"]}
+        for metric in ("insertion-deletion", "insertion-deletion(removal=mean)", "srg", "ap"):
+            assert means[cheap, metric] > means["rollout", metric]
+
+
+def test_the_localising_method_has_the_highest_mean_average_precision_of_both_models() -> None:
+    precision = [
+        {record["method"]: record["mean"] for record in run["scores"] if record["metric"] == "ap"}
+        for run in RESULTS.values()
+    ]
+    shared = set(precision[0]) & set(precision[1])
+    best = max(shared, key=lambda method: sum(means[method] for means in precision))
+    assert best == next(item.method for item in recommended_methods() if item.purpose == "localising")

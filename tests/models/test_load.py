@@ -231,7 +231,7 @@ def test_wrap_reads_the_preprocessing_of_a_timm_module() -> None:
 def test_wrap_raises_for_what_is_no_module() -> None:
     with pytest.raises(BadInput, match=r"wrap got a str; expected a torch\.nn\.Module.*cv\.load"):
         cv.wrap("pets")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match=r"std=\(0, 1, 1\); expected three positive numbers"):
+    with pytest.raises(BadInput, match=r"std=\(0, 1, 1\); expected one positive number for each channel"):
         cv.wrap(nn.Linear(1, 1), std=(0, 1, 1))
-    with pytest.raises(BadInput, match="expected three numbers, one for each of red, green and blue"):
-        cv.wrap(nn.Linear(1, 1), mean=(0.5,))
+    with pytest.raises(BadInput, match=r"mean=\(0.5, 0.5\) has 2 numbers, and the model takes 3 channels"):
+        cv.wrap(nn.Linear(1, 1), mean=(0.5, 0.5))

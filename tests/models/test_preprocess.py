@@ -67,13 +67,13 @@ def test_wrap_takes_the_same() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"std": (0, 1, 1)}, r"std=\(0, 1, 1\); expected three positive numbers"),
-        ({"mean": (0.5, 0.5)}, "expected three numbers, one for each of red, green and blue, for pixels in 0..1"),
-        ({"mean": (-0.1, 0.5, 0.5)}, "expected three numbers"),
-        ({"mean": (float("nan"), 0.5, 0.5)}, "expected three numbers"),
-        ({"mean": "abc"}, "expected three numbers"),
-        ({"mean": True}, "expected three numbers"),
-        ({"mean": 300}, r"mean=\(300, 300, 300\) is for pixels in 0..255"),
+        ({"std": (0, 1, 1)}, r"std=\(0, 1, 1\); expected one positive number for each"),
+        ({"mean": (0.5, 0.5)}, "has 2 numbers, and the model takes 3 channels; expected one number for each"),
+        ({"mean": (-0.1, 0.5, 0.5)}, "expected one number for each"),
+        ({"mean": (float("nan"), 0.5, 0.5)}, "expected one number for each"),
+        ({"mean": "abc"}, "expected one number for each"),
+        ({"mean": True}, "expected one number for each"),
+        ({"mean": 300}, r"mean=\(300,\) is for pixels in 0..255"),
         ({"resize": 0}, "resize=0 is not a size"),
         ({"resize": 2.5}, "resize=2.5 is not a size"),
         ({"resize": (1, 2, 3)}, r"resize=\(1, 2, 3\) is not a size; give the short side \(resize=256\) or"),
@@ -230,7 +230,7 @@ def test_single_entries_of_a_header_are_read(small: nn.Module, tmp_path: Path) -
     ("entry", "text", "words"),
     [
         ("mean", "123.675, 116.28, 103.53", "divide by 255"),
-        ("std", "0, 0, 0", "three positive numbers"),
+        ("std", "0, 0, 0", "one positive number for each"),
         ("size", "big", "is not an image size"),
         ("resize", "[1, 2, 3]", "is not a size"),
         ("interpolation", "cubic", "is unknown"),
@@ -273,7 +273,7 @@ def test_a_model_on_the_meta_device_raises() -> None:
 def test_options_are_plain_numbers() -> None:
     given = preprocess_options(np.float32(0.5), torch.tensor([0.25, 0.5, 0.75]), [300, 400])
     assert given == preprocess_options(0.5, (0.25, 0.5, 0.75), (300, 400))
-    assert repr(given.mean) == "(0.5, 0.5, 0.5)"
+    assert repr(given.mean) == "(0.5,)"
     assert repr(preprocess_options(resize=np.int64(256)).resize) == "256"
 
 

@@ -135,6 +135,13 @@ def test_hf_clip_with_prompts(tmp_path: Path) -> None:
     tower = cv.load(f"hf:{tmp_path}")
     assert not tower.classifier
     assert scores(tower).shape == (1, 12)
+    assert not any("text_model" in name for name, _ in tower.module.named_parameters())
+    assert tower.text_encoder is not None
+    assert_same(tower.text_encoder.encode(prompts), nn.functional.normalize(text.float()), growth=growth(1, 12))
+    assert tower.text_encoder.tower.module.vision_model is None  # the text tower alone is kept
+    assert cv.explain(tower, "demo", "ixg", targets=[cv.Text(p) for p in prompts]).targets == tuple(prompts)
+    larger = cv.load(f"hf:{tmp_path}", size=48)
+    assert cv.explain(larger, "demo", "ixg", target=cv.Text("dog")).maps.shape == (1, 6, 6)
 
 
 def test_hf_model_types() -> None:
@@ -173,7 +180,23 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same(model.logits(pixels), expected, growth=growth(1, 32), dtype=torch.float32)
     assert model.labels == tuple(prompts)
     assert model.classifier
+    loaded: list[str] = []
+    create = open_clip.create_model
+    monkeypatch.setattr(
+        open_clip, "create_model", lambda name, **options: (loaded.append(name), create(name, **options))[1]
+    )
+    assert cv.explain(model, "demo", "ixg", target=cv.Text("a dog")).targets == ("a dog",)
+    assert not loaded  # the labels' embeddings are known
     tower = cv.load("open_clip:tiny", pretrained=False)
     assert not tower.classifier
+    assert tower.text_encoder is not None
+    assert loaded == ["tiny"]
+    # float32, the random weights of one seed in both loads; unit vectors of 32 numbers
+    assert_same(tower.text_encoder.encode(prompts), model.module.text.float(), growth=growth(1, 32))
+    tower.text_encoder.encode(["a cat", "a bird"])
+    assert loaded == ["tiny", "tiny"]  # the text tower is loaded once, when first needed
+    assert cv.explain(
+        cv.load("open_clip:tiny", pretrained=False, size=48), "demo", "ixg", target=cv.Text("a cat")
+    ).maps.shape == (1, 6, 6)
     assert scores(tower).shape == (1, 32)
     assert tower.preprocess.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))

@@ -68,10 +68,14 @@ def test_maps_of_one_image_belong_together() -> None:
 def test_signed_bars_are_symmetric() -> None:
     figure = explanation_figure(fake(signed=True), PlotStyle(robust=0))
     labels = [label.get_text() for label in figure.axes[-1].get_yticklabels()]
-    assert labels[0].replace("−", "") == labels[2]
+    (against, lowest), (highest, favour) = labels[0].split("\n"), labels[2].split("\n")
+    assert (against, favour) == ("against", "for"), "words for those who read no numbers"
+    assert lowest.replace("−", "") == highest
     assert labels[1] == "0"
     cut = explanation_figure(fake(signed=True, grid=(14, 14)), PlotStyle(robust=5)).axes[-1].get_yticklabels()
-    assert [cut[0].get_text()[0], cut[2].get_text()[0]] == ["≤", "≥"], "the bar says where values were cut off"
+    assert [cut[0].get_text().split("\n")[1][0], cut[2].get_text()[0]] == ["≤", "≥"], (
+        "the bar says where values were cut off"
+    )
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -19,6 +19,7 @@ from clairvit.errors import BadInput
 from clairvit.methods.recommended import recommended_methods
 from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
+from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.web import handlers
 from clairvit.web.app import create_app
 from clairvit.web.job_queue import JobQueue
@@ -181,7 +182,7 @@ def test_streams_tell_progress_and_then_the_reply(client: TestClient) -> None:
 
 def test_a_bug_in_a_stream_is_told_without_details(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clairvit.web.handlers.explain_photo", lambda *_: 1 / 0)
-    text = client.post("/api/explain", data={"stream": "true"}).text
+    text = client.post("/api/explain", data={"stream": "true", "seed": "77"}).text  # not cached
     told = json.loads(text.splitlines()[-1])["problem"]
     assert told["kind"] == "internal-error"
     assert "zero" not in text
@@ -243,7 +244,7 @@ def test_the_time_limit_is_reported_and_leaves_the_model_as_it_was(
     monkeypatch.setattr(state.queues["slow"], "time_limit", 0.5)
     told = client.post("/api/explain", data={"method": "rise"})
     assert (told.status_code, told.json()["kind"]) == (422, "too-slow")
-    assert "--time-limit" in told.json()["message"]
+    assert "quicker method" in told.json()["message"]
     streamed = client.post("/api/explain", data={"method": "rise", "stream": "true"})
     assert json.loads(streamed.text.splitlines()[-1])["problem"] == told.json()
     assert fingerprint(module) == before
@@ -257,7 +258,8 @@ def test_few_perturbed_images_are_in_memory_at_once(state: AppState, monkeypatch
     try:
         for text in ("smoothgrad(n=20)", "integrated-gradients(steps=20)", "rise(samples=20,removal=mean)"):
             handlers.explain_photo(model, photo, [resolve_method(text)], ExplainRequest())
-        handlers.curve_response(model, photo, resolve_method("rollout"), CurveRequest(steps=3, removal="mean"))
+        (explanation,) = handlers.explain_photo(model, photo, [resolve_method("rollout")], ExplainRequest()).values()
+        handlers.curve_response(model, photo, explanation, CurveRequest(steps=3, removal="mean"))
     finally:
         handle.remove()
     assert max(seen) == 8
@@ -286,3 +288,97 @@ def test_quick_and_slow_go_their_own_ways(state: AppState) -> None:
     quick, slow_model = state.models["quick"]["pets"].module, state.models["slow"]["pets"].module
     assert quick is not slow_model
     assert all(a is b for a, b in zip(quick.parameters(), slow_model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "request_parts",
+    [
+        {"json": {"method": "rollout"}},
+        {"content": "method=rollout", "headers": {"content-type": "text/plain"}},
+        {"content": b"method=rollout"},
+        {"params": {"method": "rollout"}},
+    ],
+    ids=["json", "text", "no type", "query"],
+)
+def test_parameters_that_are_no_form_are_refused(client: TestClient, request_parts: dict[str, Any]) -> None:
+    """They were ignored, and the demo was explained by the default method."""
+    response = client.post("/api/explain", **request_parts)
+    assert (response.status_code, response.json()["kind"]) == (415, "bad-request")
+    assert "multipart/form-data" in response.json()["message"]
+
+
+def test_broken_forms_and_two_photos_are_refused(client: TestClient) -> None:
+    for content_type in ("multipart/form-data", "multipart/form-data; boundary=other"):
+        response = client.post("/api/explain", content=b"--x\r\nrubbish", headers={"content-type": content_type})
+        assert response.status_code in (400, 415, 422), response.text
+    files = [("image", ("a.jpg", jpeg(), "image/jpeg")), ("image", ("b.jpg", jpeg((64, 64)), "image/jpeg"))]
+    response = client.post("/api/explain", files=files)
+    assert (response.status_code, "one in each" in response.json()["message"]) == (422, True)
+
+
+def test_what_was_shown_is_not_computed_again(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, check and curve of a slow method use the map that the page has."""
+    computed: list[str] = []
+    explain, submit = handlers.explain, JobQueue.submit
+
+    def counted(model: Any, batch: Any, text: str, *arguments: Any, **options: Any) -> Any:
+        computed.append(text)
+        return explain(model, batch, text, *arguments, **options)
+
+    monkeypatch.setattr(handlers, "explain", counted)
+    monkeypatch.setattr(JobQueue, "submit", lambda queue, work: (used.append(queue.name), submit(queue, work))[1])
+    used: list[str] = []
+    method = "lime(samples=40)"
+    reply = client.post("/api/explain", data={"method": method, "seed": 5}).json()
+    index = reply["classes"][0]
+    record = client.post("/api/explain", data={"method": method, "seed": 5, "target": index, "reply": "record"}).json()
+    assert np.array_equal(np.float32(record["maps"]), array(reply["explanations"][0]["maps"]))
+    client.post("/api/explain", data={"method": method, "seed": 5, "target": index, "reply": "npz"})
+    check = client.post("/api/check", json={"method": method, "seed": 5, "target": str(index)}).json()
+    assert check["verdict"] is not None
+    client.post("/api/curve", json={"method": method, "seed": 5, "target": str(index), "steps": 1})
+    assert computed == [method]
+    assert used == ["slow", "quick", "quick", "long", "long"]
+    client.post("/api/explain", data={"method": method, "seed": 6, "reply": "record"})
+    assert computed == [method] * 2, "another seed is another map"
+
+
+def test_files_can_be_streamed_with_progress(client: TestClient) -> None:
+    text = client.post("/api/explain", data={"method": "lime(samples=32)", "reply": "npz", "stream": "true"}).text
+    arrays = np.load(io.BytesIO(base64.b64decode(json.loads(text.splitlines()[-1])["reply"]["base64"])))
+    assert arrays["maps"].shape == (1, 14, 14)
+
+
+def test_a_curve_is_judged_by_the_spread_of_random_orders(client: TestClient) -> None:
+    """Far below all random orders is good for deletion and bad for insertion; inside their spread it is neither."""
+    x = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    random = torch.tensor([[1.0, level, 0.0] for level in (0.80, 0.85, 0.90, 0.95, 0.99)], dtype=torch.float64)
+    for level, deletion, insertion in (
+        (0.1, "better", "worse"),
+        (0.89, "not distinguishable", "not distinguishable"),
+        (3.0, "worse", "better"),
+    ):
+        curves = torch.cat([torch.tensor([[1.0, level, 0.0]], dtype=torch.float64), random])
+        assert handlers._bands(x, curves, [0, 1, 2], higher_is_better=False).verdict == deletion
+        assert handlers._bands(x, curves, [0, 1, 2], higher_is_better=True).verdict == insertion
+    undefined = torch.cat([torch.full((1, 3), torch.nan, dtype=torch.float64), random])
+    assert handlers._bands(x, undefined, [0, 1, 2], higher_is_better=True).verdict is None
+    reply = client.post("/api/curve", json={"method": "random", "steps": 3}).json()
+    for name, sign in (("deletion", -1), ("insertion", 1)):
+        areas, area = reply[name]["random"]["areas"], reply[name]["method"]["area"]
+        side = sign * side_of_prediction_interval(area, areas)
+        assert reply[name]["verdict"] == handlers.CURVE_VERDICTS[side]
+
+
+def test_pictures_that_mean_little_come_with_a_caution(client: TestClient) -> None:
+    def cautions(image: Image.Image) -> str:
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        reply = client.post("/api/explain", files={"image": ("a.png", buffer.getvalue(), "image/png")}).json()
+        return " ".join(reply["cautions"])
+
+    assert "one colour" in cautions(Image.new("RGB", (300, 200), "grey"))
+    assert "40 × 30 pixels" in cautions(Image.radial_gradient("L").resize((40, 30)))
+    assert client.post("/api/explain").json()["cautions"] == []
+    unsure = [cautions(Image.effect_noise((224, 224), sigma).convert("RGB")) for sigma in (20, 60, 120)]
+    assert any("37 classes" in text for text in unsure)

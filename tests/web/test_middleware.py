@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from starlette.websockets import WebSocketDisconnect
 
 from clairvit.cli.serve import access_rules, is_loopback
 from clairvit.errors import BadInput
-from clairvit.web import middleware
+from clairvit.web import middleware, server
 from clairvit.web.app import STATIC, create_app
 from clairvit.web.middleware import AccessRules, RequestLimits
 from clairvit.web.state import AppState
 from helpers.app_lifespan import unclosed
+from helpers.web_server import serving
 
 SECRET = "correct-horse-battery"
 
@@ -126,7 +128,12 @@ class LimitedApp:
         await send({"type": "http.response.body", "body": b""})
 
     async def client(
-        self, body: list[bytes], headers: list[tuple[bytes, bytes]], pause: float = 0.0, reads: bool = True
+        self,
+        body: list[bytes],
+        headers: list[tuple[bytes, bytes]],
+        pause: float = 0.0,
+        reads: bool = True,
+        method: str = "POST",
     ) -> int | None:
         """Return the status of the response; a body that ends with b"more" never ends."""
         statuses, left = [], list(body)
@@ -140,7 +147,7 @@ class LimitedApp:
             if not reads:
                 await asyncio.sleep(60)
 
-        scope = {"type": "http", "path": "/api/explain", "headers": headers, "query_string": b""}
+        scope = {"type": "http", "method": method, "path": "/api/explain", "headers": headers, "query_string": b""}
         await self.limits(scope, receive, send)
         return statuses[0] if statuses else None
 
@@ -180,6 +187,58 @@ def test_a_body_that_arrives_too_slowly_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(middleware, "BODY_TIMEOUT", 0.2)
     assert status_of([b"x"] * 100, [], pause=0.02) == 408
     assert status_of([b"x"] * 3, [], pause=0.02) == 200
+
+
+def test_slow_uploads_have_a_budget_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies that trickle in hold the places of slow bodies and no others; requests without a body go through."""
+    monkeypatch.setattr(middleware, "PROMPT_BODY", 0.1)
+    monkeypatch.setattr(middleware, "MAX_SLOW_BODIES", 2)
+    monkeypatch.setattr(middleware, "MAX_REQUESTS", 4)
+
+    async def run() -> None:
+        server = LimitedApp()
+        slow = [asyncio.create_task(server.client([b"x", b"more"], [FORM])) for _ in range(4)]
+        while server.parts < 4:
+            await asyncio.sleep(0.01)
+        assert await server.client([b""], [], method="GET") == 200
+        while sum(task.done() for task in slow) < 2:
+            await asyncio.sleep(0.01)
+        arriving = [task for task in slow if not task.done()]
+        assert [task.result() for task in slow if task.done()] == [429, 429]
+        assert await server.client([b"x"], []) == 200
+        for task in arriving:
+            task.cancel()
+        await asyncio.gather(*arriving, return_exceptions=True)
+        assert server.limits.slow_bodies == 0
+        assert await server.client([b"x"] * 20, [FORM], pause=0.02) == 200
+
+    asyncio.run(run())
+
+
+def test_a_host_is_parsed_to_its_end() -> None:
+    accepted = {"127.0.0.1": "127.0.0.1", "localhost:8000": "localhost", "[::1]:80": "[::1]", "[::1]": "[::1]"}
+    for host, name in accepted.items():
+        assert middleware.host_name(host) == name
+    for host in ("[::1].evil.example", "127.0.0.1:80:evil", "127.0.0.1:", "[::1]x", "a@127.0.0.1", "", "localhost:80x"):
+        assert middleware.host_name(host) is None, host
+
+
+def test_half_sent_headers_are_closed(state: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a new connection and on one that is kept alive; a request that arrives whole is answered."""
+    monkeypatch.setattr(server, "HEADER_TIMEOUT", 2.0)
+    with serving(state) as address:
+        host, port = address.removeprefix("http://").split(":")
+        whole = b"GET /api/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        for first in (b"", whole):
+            with socket.create_connection((host, int(port)), timeout=30) as connection:
+                if first:
+                    connection.sendall(first)
+                    answer = connection.recv(2**20)
+                    assert answer.startswith(b"HTTP/1.1 200")
+                    while b"]" not in answer[-3:] and b"}" not in answer[-3:]:
+                        answer += connection.recv(2**20)
+                connection.sendall(whole[:20])
+                assert connection.recv(100) == b"", "the connection was closed"
 
 
 def test_a_client_that_does_not_read_its_response_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,10 +300,10 @@ def test_loopback_needs_no_token_and_everything_else_gets_one() -> None:
     assert made is not None
     assert len(made) >= 32
     assert access_rules("0.0.0.0", SECRET).token == SECRET
-    with pytest.raises(BadInput, match="8 or more"):
-        access_rules("127.0.0.1", "abc")
+    with pytest.raises(BadInput, match="16 or more"):
+        access_rules("127.0.0.1", "fifteen-letters")
     with pytest.raises(BadInput, match="letters, digits"):
-        access_rules("127.0.0.1", "abc; Path=/ def")
+        access_rules("127.0.0.1", "abc; Path=/ defghij")
 
 
 def test_the_static_files_are_in_the_package() -> None:

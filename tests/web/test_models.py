@@ -32,6 +32,9 @@ def test_what_fits_is_shown_and_what_does_not_is_told(kind: str) -> None:
         (card,) = client.get("/api/models").json()["models"]
         assert (card["heads"] > 0) == attends
         assert bool(card["labels"]) == model.classifier
+        first = client.post("/api/explain", data={"layers": "true", "picture": "true"})
+        assert first.status_code == 200, f"the page of this model would be dead: {first.text}"
+        assert first.json()["explanations"][0]["method"] == card["default_method"]
         for method in ("rollout", "gradcam", "ixg"):
             told = client.post("/api/explain", data={"method": method, "layers": "true", "picture": "true"})
             assert told.status_code in (200, 422), told.text

@@ -61,6 +61,7 @@ BAD = {
     "pickle": (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00\x8c\x01a\x94.", 415, "expected JPEG"),
     "program": (b"\x7fELF" + bytes(200), 415, "expected JPEG"),
     "archive": (archive(), 415, "nothing else"),
+    "iPhone photo": (b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic", 415, "export it as JPEG"),
     "bomb of 400 megapixels": (png_of_size(20_000, 20_000, zlib.compress(bytes(10**6))), 413, "megapixels"),
     "51 megapixels": (png_of_size(7_200, 7_100, zlib.compress(bytes(10**6))), 413, "megapixels"),
     "2^31 pixels wide": (png_of_size(2**31 - 1, 1), 413, "megapixels"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clairvit.web.middleware import AccessRules
 
 AUTO = "auto"
+MIN_TOKEN = 16  # characters: guesses are not slowed down, so they must be hopeless
 
 
 def serve(
@@ -102,8 +103,10 @@ def access_rules(host: str, token: str | None) -> AccessRules:
     """Return which host names and which token are accepted: loopback names only, elsewhere never without a token."""
     from clairvit.web.middleware import AccessRules
 
-    if token is not None and token != AUTO and len(token) < 8:
-        raise BadInput(f"--token has {len(token)} characters; expected 8 or more, or 'auto' to have one generated.")
+    if token is not None and token != AUTO and len(token) < MIN_TOKEN:
+        raise BadInput(
+            f"--token has {len(token)} characters; expected {MIN_TOKEN} or more, or 'auto' to have one generated."
+        )
     if token is not None and not all(letter.isascii() and (letter.isalnum() or letter in "-_.~") for letter in token):
         raise BadInput("--token has characters that do not fit into an address; expected letters, digits and - _ . ~")
     local = is_loopback(host)

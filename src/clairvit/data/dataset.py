@@ -18,7 +18,7 @@ from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.data.parts import RemovableParts
 from clairvit.errors import BadInput, ClairError
 from clairvit.models.coerce import LabelledImages, as_images
-from clairvit.models.image_files import read_image
+from clairvit.models.image_files import picture_size, read_picture
 from clairvit.models.images import Batch, image_name, list_images, prepare
 from clairvit.models.model import Model
 
@@ -226,13 +226,13 @@ def _read_pixels_and_mask(
         if callable(mask):
             raise BadInput("Masks are to be found on pictures, and a tensor was given; expected paths or pictures.")
         return pixels, *_check_mask(mask, pixels)
-    picture = read_image(item)
+    picture = read_picture(item, model.preprocess.channels)
     pixels = prepare([picture], model).pixels[0]
     if callable(mask):
         mask = mask(name, picture)
     if mask is None or isinstance(mask, Tensor):
         return pixels, *_check_mask(mask, pixels)
-    return pixels, *prepare_mask(read_mask(mask, picture.size, kind), model.preprocess)
+    return pixels, *prepare_mask(read_mask(mask, picture_size(picture), kind), model.preprocess)
 
 
 def _check_mask(mask: Any, pixels: Tensor) -> tuple[Tensor | None, Tensor | None]:

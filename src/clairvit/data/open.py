@@ -17,7 +17,7 @@ from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.data.trigger import TriggerSpec, parse_trigger_spec, with_trigger
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
-from clairvit.models.image_files import read_image
+from clairvit.models.image_files import picture_size, read_image, read_picture
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
@@ -300,18 +300,20 @@ def _image_dataset(entries: Sequence[Entry], index: DatasetIndex) -> ImageDatase
 
 def _read_sample(entry: Entry, index: DatasetIndex, model: Model) -> Sample:
     """Return image, mask and classes; without a label the true class is that of the largest object in the crop."""
-    picture = read_image(entry.image if isinstance(entry.image, Path) else entry.image())
+    image = entry.image if isinstance(entry.image, Path) else entry.image()
+    picture = read_picture(image, model.preprocess.channels)
+    size = picture_size(picture)  # columns, rows
     pixels = prepare([picture], model).pixels[0]
-    annotation = entry.annotation(picture.size)
-    objects = {c: _prepare_object(mask, annotation, picture.size, model) for c, mask in annotation.objects.items()}
+    annotation = entry.annotation(size)
+    objects = {c: _prepare_object(mask, annotation, size, model) for c, mask in annotation.objects.items()}
     by_size = sorted(objects, key=lambda c: (-int(objects[c][0].sum()), -int(annotation.objects[c].sum()), c))
     label = by_size[0] if annotation.label is None and by_size else annotation.label
     other = next((c for c in by_size if c != label and bool(objects[c][0].any())), None)
     mask = void = None
     if index.has_masks and annotation.masked:
         # masks may be of another size than the picture, and void with them
-        shape = (picture.height, picture.width) if annotation.void is None else annotation.void.shape
-        mask, void = _prepare_object(np.zeros(shape, dtype=bool), annotation, picture.size, model)
+        shape = size[::-1] if annotation.void is None else annotation.void.shape
+        mask, void = _prepare_object(np.zeros(shape, dtype=bool), annotation, size, model)
         for c, (object_mask, _) in objects.items():
             mask = mask | object_mask if index.all_objects or c == by_size[0] else mask
     return Sample(

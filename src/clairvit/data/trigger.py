@@ -87,6 +87,8 @@ class Trigger:
             draws: [B, 2] in 0 … 1, for random positions.
             preprocess: Its mean and std normalise the pattern as the images are.
         """
+        if images.shape[1] != 3:
+            raise BadInput(f"A trigger has three colours, and the images have {images.shape[1]} channels; expected 3.")
         pattern = self.pattern().double()
         if preprocess is not None:
             mean, std = (

@@ -34,7 +34,7 @@ from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.similarity import pearson
 from clairvit.tracing.structure import model_structure
 
-# In this order: the most faithful map without fitting (METHODS-2026, section 1), then methods for other models.
+# In this order: the default (docs/results.md), then methods for other models.
 DELETION_METHODS = ("attnlrp+plus", "ixg", "saliency", "rollout")
 MIN_RANDOM_MAPS = 5  # in total over the images, at least one per image
 CLASS_METHODS = ("ixg", "decompx", "gradcam")  # class-specific by their formulas, one backward pass each

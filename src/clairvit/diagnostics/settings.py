@@ -149,7 +149,7 @@ def compiled(context: DoctorContext) -> Check:
 @check("parallel", needs=("model",))
 def parallel(context: DoctorContext) -> Check:
     """Report DataParallel wrappers, which `wrap` removes."""
-    wrappers = [name for name in context.model.wrappers if name != "torch.compile"]
+    wrappers = [name for name in context.model.wrappers if name.endswith("DataParallel")]
     if wrappers:
         return passed(f"{' and '.join(wrappers)} was removed: the module inside it is explained, on one device.")
     return passed("Not wrapped for several devices.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,7 @@ def explain(
 def _explain_by_default(request: _Request, images: Any) -> Comparison:
     """Explain with the default method for this kind of model, or the first of its fallbacks that fits; notes say so."""
     if isinstance(images, LabelledImages):
-        first = prepare(images[:1], request.model) if len(images) else None
+        first = None if images.first is None else prepare([images.first], request.model)
     else:
         images = first = prepare(images, request.model)
     if first is None:
@@ -292,7 +292,7 @@ def _explain_readouts(request: _Request, images: Any, run: Callable[[_Request, A
     parts, names = _single_images(images, request.model)
     comparisons = []
     for row, part in enumerate(parts):
-        own = tuple(_target_rows(target, range(row, row + 1), len(parts)) for target in targets)
+        own = tuple(_target_rows(target, range(row, row + 1), parts) for target in targets)
         single = tuple(target[0] if isinstance(target, list) else target for target in own)
         comparisons.append(_explain_readouts(replace(request, targets=single), part, run))
     return _concat_comparisons(comparisons, [1] * len(names))
@@ -319,7 +319,7 @@ def _explain_images(request: _Request, images: Any) -> Comparison:
 def _explain_chunks(request: _Request, images: Any) -> Comparison:
     if not isinstance(images, LabelledImages):
         return _explain_batch(request, prepare(images, request.model))
-    if len(images) == 0:
+    if images.first is None:
         raise BadInput("The data set has no images; expected at least one.")
     size = CHUNK_SIZE.get(request.model.device.type, 8)
     parts: list[Comparison] = []
@@ -328,20 +328,20 @@ def _explain_chunks(request: _Request, images: Any) -> Comparison:
         chunk_request = request
         if request.targets is not None:
             rows = range(sum(sizes), sum(sizes) + len(items))
-            targets = tuple(_target_rows(target, rows, len(images)) for target in request.targets)
+            targets = tuple(_target_rows(target, rows, images) for target in request.targets)
             chunk_request = replace(request, targets=targets)
         parts.append(_explain_batch(chunk_request, replace(prepare(items, request.model), names=names)))
         sizes.append(len(items))
     return _concat_comparisons(parts, sizes)
 
 
-def _target_rows(target: Any, rows: range, count: int) -> Any:
+def _target_rows(target: Any, rows: range, images: Sized) -> Any:
     """Return the target of some images: the same for all, or these entries of a list with one per image."""
     listed = target.tolist() if hasattr(target, "tolist") else target
     if not isinstance(listed, list | tuple):
         return target
-    if len(listed) != count:
-        raise BadInput(f"{len(listed)} targets were given for {count} images; expected one for each.")
+    if len(listed) != len(images):  # an iterator is read to its end
+        raise BadInput(f"{len(listed)} targets were given for {len(images)} images; expected one for each.")
     return [listed[row] for row in rows]
 
 
@@ -389,7 +389,7 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
     seconds = time.perf_counter() - started
     comparison = collect(model, batch, recording, specs, goals, results, request.seed, seconds, skip=request.skip)
     for text, explanation in comparison.items():
-        if not explanation.class_specific and model.classifier:
+        if not explanation.class_specific and (model.classifier or request.targets is not None):
             comparison[text] = _for_any_class(explanation, resolved if request.targets is not None else ())
     for spec in specs if request.by_head else ():
         explanation, spec_heads = comparison[spec.text], collect_heads(spec, heads[spec.text], results)

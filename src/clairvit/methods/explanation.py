@@ -19,7 +19,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
 from clairvit.models.preprocess import Preprocess
-from clairvit.targets.base import CUSTOM_SCORE, join_targets
+from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE, join_targets
 
 if TYPE_CHECKING:
     from clairvit.methods.spec import MethodSpec
@@ -95,6 +95,29 @@ class Heads:
 
 
 @dataclass(frozen=True, eq=False)
+class TextRelevance:
+    """The relevance of the text next to an image: of a prompt, and of the answer so far.
+
+    Args:
+        tokens: The tokens before and after those of the image, in their order.
+        values: [T], raw and signed as the map is, and on its scale.
+
+    Example:
+        >>> import clairvit as cv, torch
+        >>> cv.TextRelevance(("what", " is", " it"), torch.tensor([0.5, 0.0, -0.25]))
+        TextRelevance('what' 0.5, ' is' 0, ' it' -0.25)
+    """
+
+    tokens: tuple[str, ...]
+    values: Tensor
+
+    def __repr__(self) -> str:
+        """Return one line: each token with its value."""
+        pairs = zip(self.tokens, self.values.tolist(), strict=True)
+        return f"TextRelevance({', '.join(f'{token!r} {value:.3g}' for token, value in pairs)})"
+
+
+@dataclass(frozen=True, eq=False)
 class Origin:
     """The model and the target of each map, for `Explanation.check`; files and pickles hold None in its place."""
 
@@ -157,6 +180,8 @@ class Explanation:
         chosen: bool [B, rows, cols], the patches that a search selected (counterfactual).
         layers: [L, B, rows, cols], the map of each layer, if asked for and the method has layers.
         heads: The maps of each head, if asked for.
+        text_relevance: The relevance of the text of a vision-language model, one per map; empty for other models, and
+            for maps that are not read off the language model's tokens.
         family: The family of the method, e.g. "gradient × attention".
         class_specific: False: the same map whatever the target.
         classifier: False: `logits` are an embedding, so there are no probabilities.
@@ -193,6 +218,7 @@ class Explanation:
     chosen: Tensor | None = None
     layers: Tensor | None = None
     heads: Heads | None = None
+    text_relevance: tuple[TextRelevance, ...] = ()
     family: str = ""
     class_specific: bool = True
     classifier: bool = True
@@ -208,6 +234,16 @@ class Explanation:
         """Return the model's own score of each target class, before any activation; None for other targets."""
         return tuple(
             None if index is None else float(self.logits[row, index]) for row, index in enumerate(self.classes)
+        )
+
+    @property
+    def target_scores(self) -> tuple[float | None, ...]:
+        """Return the value that is explained for each map, of the kind `score`; None where it is not known any more."""
+        if self.origin is None or self.score == NO_SCORE:
+            return (None,) * len(self)
+        return tuple(
+            None if target.class_agnostic else float(target(self.logits[row : row + 1]))
+            for row, target in enumerate(self.origin.targets)
         )
 
     def __len__(self) -> int:
@@ -250,6 +286,7 @@ class Explanation:
             checked=None if self.checked is None else self.checked.take(rows),
             origin=None if self.origin is None else self.origin.take(rows),
             layers=None if self.layers is None else self.layers[:, rows],
+            text_relevance=tuple(self.text_relevance[row] for row in rows) if self.text_relevance else (),
             heads=None
             if heads is None
             else replace(
@@ -397,6 +434,9 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         names=tuple(name for part in explanations for name in part.names),
         standard_error=cat_if_all([part.standard_error for part in explanations]),
         chosen=cat_if_all([part.chosen for part in explanations]),
+        text_relevance=tuple(text for part in explanations for text in part.text_relevance)
+        if all(part.text_relevance for part in explanations)
+        else (),
         layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
         heads=_concat_heads(heads) if len(heads) == len(explanations) else None,
         cost=_concat_cost([part.cost for part in explanations]),

@@ -191,8 +191,9 @@ def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:
 
 
 def baseline_image(baseline: str, trace: Trace) -> Tensor:
-    """Return one colour, [3, 1, 1], normalised as the model's images are."""
-    zero, preprocess = widened(trace.pixels).new_zeros(3, 1, 1), trace.recording.model.preprocess
+    """Return one colour, [C, 1, 1], normalised as the model's images are."""
+    preprocess = trace.recording.model.preprocess
+    zero = widened(trace.pixels).new_zeros(preprocess.channels, 1, 1)
     mean, std = (zero.new_tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
     return zero if baseline == "zero" else (float(baseline == "white") - mean) / std
 

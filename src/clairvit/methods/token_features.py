@@ -25,7 +25,7 @@ from clairvit.errors import BadInput, ClairWarning, NotApplicable, user_stacklev
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import versions
 from clairvit.methods.principal_components import principal_components
-from clairvit.models.coerce import LabelledImages, ModelLike, as_images, as_model
+from clairvit.models.coerce import LabelledImages, ModelLike, StreamedImages, as_images, as_model
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
@@ -343,9 +343,10 @@ def _tokens(output: LayerOutput) -> Tensor:
 def _batches(model: Model, images: Any, size: int) -> tuple[int, Iterator[Batch]]:
     """Return the number of images, and the images `size` at a time; a data set is read as it goes."""
     if isinstance(images, LabelledImages):
-        if len(images) == 0:
+        if images.first is None:
             raise BadInput("The data set has no images; expected at least one.")
-        return len(images), (replace(prepare(items, model), names=names) for items, names in images.chunks(size))
+        count = 0 if isinstance(images, StreamedImages) else len(images)  # 0: an iterator's is not known
+        return count, (replace(prepare(items, model), names=names) for items, names in images.chunks(size))
     batch = prepare(images, model)
     return len(batch), (
         replace(batch, pixels=batch.pixels[start : start + size], names=batch.names[start : start + size])

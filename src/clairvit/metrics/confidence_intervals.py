@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -115,6 +115,20 @@ def _hall(t: Array, a: Array) -> Array:
 def _hall_inverse(q: float, a: float) -> float:
     """Return the t with g(t) = q; g(t) = ((1 + a t / 3)³ − 1) / a + a / 6."""
     return q if abs(a) < 1e-8 else 3 / a * (float(np.cbrt(1 + a * (q - a / 6))) - 1)
+
+
+def side_of_prediction_interval(value: float, sample: Sequence[float]) -> int:
+    """Return 1 above, −1 below and 0 inside the 95 % prediction interval of one more value of a normal sample.
+
+    mean ± t · s √(1 + 1/n), with t the 97.5 % quantile of Student's law of n − 1 degrees of freedom.
+    """
+    from scipy.stats import t as student
+
+    n = len(sample)
+    mean = math.fsum(sample) / n
+    spread = math.sqrt(math.fsum((item - mean) ** 2 for item in sample) / (n - 1))
+    half_width = float(student.ppf(1 - LEVEL / 2, n - 1)) * spread * math.sqrt(1 + 1 / n)
+    return int(value > mean + half_width) - int(value < mean - half_width)
 
 
 def mean_p(differences: Array, seed: int = 0, draws: int = DRAWS) -> Array:

@@ -153,7 +153,13 @@ def head_outputs(module: nn.Module) -> int | None:
 
 
 def _last_module(module: nn.Module) -> nn.Module:
-    """Return the module whose output a module, or a sequence of modules, returns unchanged."""
+    """Return the module whose output a module, or a sequence of modules, returns unchanged.
+
+    Of a layer that PEFT adapted it is the layer itself: `base_layer` (LoRA) or `original_module` (trained as a whole).
+    """
+    for name in ("original_module", "base_layer"):
+        inner = getattr(module, name, None)
+        module = inner if isinstance(inner, nn.Module) else module
     while isinstance(module, nn.Sequential):
         parts = [part for part in module if not isinstance(part, _TRANSPARENT)]
         if not parts:

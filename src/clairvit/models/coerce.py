@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +15,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from clairvit.errors import BadInput, ClairWarning, WrongType, user_stacklevel
+from clairvit.models.image_files import open_image
 from clairvit.models.images import Batch, image_name, is_preprocessed
 from clairvit.models.load import load
 from clairvit.models.model import Model
-from clairvit.models.readout import IMAGE_INPUTS
 from clairvit.models.wrap import wrap
 
 ModelLike = Model | nn.Module | str
 IMAGE_KEYS = ("image", "images", "pixel_values", "img")  # of the dicts that Hugging Face data sets yield
+PROCESSED = ("pixel_values", "pixel_values_videos")  # of what a processor of transformers returns
 LABEL_KEYS = ("label", "labels", "target")
 _ONE_OR_MORE_IMAGES = (str, bytes, Path, Image.Image, np.ndarray, Tensor, Batch)
 
@@ -54,14 +57,9 @@ def model_and_images(model: ModelLike, images: Any, inputs: Mapping[str, Any] | 
     Images may be a mapping of all inputs, as a processor of transformers returns it: {"pixel_values": …, …}.
     """
     others = dict(inputs or {})
-    if isinstance(images, Mapping):
-        name = next((key for key in (*IMAGE_INPUTS, *IMAGE_KEYS) if key in images), None)
-        if name is None:
-            raise BadInput(
-                f"The images are a dict with {', '.join(map(str, images))}; expected one of "
-                f"{', '.join(dict.fromkeys((*IMAGE_INPUTS, *IMAGE_KEYS)))} in it."
-            )
-        others |= {key: value for key, value in images.items() if key != name}
+    name = next((key for key in PROCESSED if isinstance(images, Mapping) and key in images), None)
+    if name is not None:
+        others |= {key: value for key, value in images.items() if key != name and key not in LABEL_KEYS}
         images = images[name]
     images = as_images(images)
     return as_model(model, images).with_inputs(**others), images
@@ -81,7 +79,7 @@ class LabelledImages(Sequence[Any]):
         self._last: tuple[int, Any, int | str | None] | None = None  # so that image and label are of the same reading
 
     def _pair(self, index: int) -> tuple[Any, int | str | None]:
-        position = range(self._count)[index]
+        position = range(len(self))[index]
         if self._last is None or self._last[0] != position:
             self._last = (position, *_image_and_label(self._read(position)))
         return self._last[1], self._last[2]
@@ -96,7 +94,7 @@ class LabelledImages(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         """Return one image, or a list of them."""
         if isinstance(index, slice):
-            return [self._pair(i)[0] for i in range(self._count)[index]]
+            return [self._pair(i)[0] for i in range(len(self))[index]]
         return self._pair(index)[0]
 
     def label(self, index: int) -> int | str | None:
@@ -104,9 +102,14 @@ class LabelledImages(Sequence[Any]):
         return self._pair(index)[1]
 
     @property
+    def first(self) -> Any:
+        """Return the first image; None where there is none."""
+        return self[0] if self._count else None
+
+    @property
     def labelled(self) -> bool:
         """Return whether the first item has a label."""
-        return self._count > 0 and self.label(0) is not None
+        return len(self) > 0 and self.label(0) is not None
 
     @property
     def labels(self) -> Sequence[int | str | None] | None:
@@ -116,13 +119,70 @@ class LabelledImages(Sequence[Any]):
     @property
     def names(self) -> tuple[str, ...]:
         """Return a name per image: its number, because the files of a data set are not known before it is read."""
-        return tuple(f"image {i + 1}" for i in range(self._count))
+        return tuple(f"image {i + 1}" for i in range(len(self)))
 
     def chunks(self, size: int) -> Iterator[tuple[list[Any], tuple[str, ...]]]:
         """Yield `size` images at a time, with their names."""
         for start in range(0, self._count, size):
             images = self[start : start + size]
             yield images, tuple(image_name(image, start + i) for i, image in enumerate(images))
+
+
+def _no_random_access(index: int) -> Any:
+    raise NotImplementedError("an iterator is read in order")
+
+
+class StreamedImages(LabelledImages):
+    """The images of an iterator, read once: chunk by chunk with `chunks`, or all when one is asked for by its number.
+
+    Args:
+        items: Yields an image, (image, label, …) or {"image": …, "label": …}.
+    """
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        super().__init__(_no_random_access, 0)
+        self._items = iter(items)
+        self._buffer: list[Any] = []  # read and not yet handed out
+        self._handed_out = 0
+
+    def _fill(self, count: int | None) -> None:
+        """Read until the buffer has `count` items, or to the end for None."""
+        missing = None if count is None else max(count - len(self._buffer), 0)
+        self._buffer += itertools.islice(self._items, missing)
+
+    def _pair(self, index: int) -> tuple[Any, int | str | None]:
+        position = range(len(self))[index]
+        if position < self._handed_out:
+            raise self._read_already()
+        return _image_and_label(self._buffer[position - self._handed_out])
+
+    def _read_already(self) -> BadInput:
+        return BadInput(
+            f"The iterator of images was read already, up to image {self._handed_out}; expected a new one, or a list "
+            "or data set, which can be read again."
+        )
+
+    def __len__(self) -> int:
+        self._fill(None)
+        return self._handed_out + len(self._buffer)
+
+    @property
+    def first(self) -> Any:
+        """Return the first image, which stays the next one to be read; None where there is none."""
+        self._fill(1)
+        return _image_and_label(self._buffer[0])[0] if self._buffer else None
+
+    def chunks(self, size: int) -> Iterator[tuple[list[Any], tuple[str, ...]]]:
+        """Yield `size` images at a time, with their names; a chunk is let go when the next one is asked for."""
+        if self._handed_out:
+            raise self._read_already()
+        self._fill(size)
+        while self._buffer:
+            images = [_image_and_label(item)[0] for item in self._buffer[:size]]
+            yield images, tuple(image_name(image, self._handed_out + i) for i, image in enumerate(images))
+            self._handed_out += len(images)
+            del self._buffer[: len(images)]
+            self._fill(size)
 
 
 class _Labels(Sequence[int | str | None]):
@@ -145,42 +205,72 @@ class _Labels(Sequence[int | str | None]):
 
 
 def as_images(images: Any) -> Any:
-    """Return a data set, DataLoader, iterator or list of (image, label) as `LabelledImages`; anything else as it is."""
+    """Return a data set, DataLoader, iterator, row or list of (image, label) as `LabelledImages`; the rest as it is."""
     if isinstance(images, (LabelledImages, *_ONE_OR_MORE_IMAGES)):
         return images
     if isinstance(images, list | tuple):
         pairs = images and all(isinstance(item, tuple | list | Mapping) for item in images)
         return LabelledImages(images.__getitem__, len(images)) if pairs else images
     if isinstance(images, DataLoader):
-        return _eager(pair for batch in images for pair in _pairs_of_batch(batch))
-    if hasattr(images, "__getitem__") and hasattr(images, "__len__") and not isinstance(images, Mapping):
+        return StreamedImages(pair for batch in images for pair in _pairs_of_batch(batch))
+    if isinstance(images, Mapping):
+        return _images_of_row(images)
+    if hasattr(images, "__getitem__") and hasattr(images, "__len__"):
         return LabelledImages(images.__getitem__, len(images))
-    if isinstance(images, Iterable) and not isinstance(images, Mapping):
-        return _eager(images)
+    if isinstance(images, Iterable):
+        return StreamedImages(images)
     return images
 
 
-def _eager(items: Iterable[Any]) -> LabelledImages:
-    """Return all items read at once: an iterator can be read only once."""
-    listed = list(items)
-    return LabelledImages(listed.__getitem__, len(listed))
+def _images_of_row(row: Mapping[Any, Any]) -> Any:
+    """Return the image of a row {"image": …}, or the images of several rows as columns {"image": […], "label": […]}."""
+    if row and all(hasattr(part, "__getitem__") and hasattr(part, "column_names") for part in row.values()):
+        raise BadInput(
+            f"A dict of data sets was given ({', '.join(map(str, row))}); expected one of them, such as "
+            f"data[{next(iter(row))!r}]."
+        )
+    image, label = _image_and_label(row)
+    if not isinstance(image, list | tuple):
+        return image
+    columns: Any = next((row[key] for key in LABEL_KEYS if key in row), None)
+    if not isinstance(columns, list | tuple) or len(columns) != len(image):
+        columns = [label] * len(image)
+    pairs = list(zip(image, columns, strict=True))
+    return LabelledImages(pairs.__getitem__, len(pairs))
 
 
 def _image_and_label(item: Any) -> tuple[Any, int | str | None]:
     """Return the image and the label of an item of a data set: image, (image, label, …) or {"image": …, "label": …}."""
     if isinstance(item, Mapping):
         image = next((item[key] for key in IMAGE_KEYS if key in item), None)
+        pictures = [value for value in item.values() if isinstance(value, Image.Image)]
+        if image is None and len(pictures) == 1:  # a column of another name
+            image = pictures[0]
         if image is None:
             raise BadInput(
                 f"An item of the data set is a dict with {', '.join(map(str, item))}; expected one of "
                 f"{', '.join(IMAGE_KEYS)} in it."
             )
-        return image, _label(next((item[key] for key in LABEL_KEYS if key in item), None))
+        return _decoded(image), _label(next((item[key] for key in LABEL_KEYS if key in item), None))
     if isinstance(item, tuple | list):
         if not item:
             raise BadInput("An item of the data set is empty; expected an image or (image, label).")
         return item[0], _label(item[1] if len(item) > 1 else None)
     return item, None
+
+
+def _decoded(image: Any) -> Any:
+    """Return the picture of {"bytes": …, "path": …}, as Hugging Face stores images; others as they are."""
+    if not isinstance(image, Mapping) or not {"bytes", "path"} & set(image):
+        return image
+    if image.get("bytes") is None:
+        return image.get("path")
+    try:
+        return open_image(io.BytesIO(image["bytes"]))
+    except (OSError, TypeError) as error:
+        raise BadInput(
+            f"An item of the data set has bytes that are no image ({error}); expected those of an image file."
+        ) from error
 
 
 def _label(value: Any) -> int | str | None:
@@ -217,6 +307,8 @@ def _all_preprocessed(images: Any) -> bool:
     """Return whether images are float tensors, which are taken as they are."""
     if isinstance(images, Batch):
         return True
-    if isinstance(images, LabelledImages | list | tuple) and len(images):
+    if isinstance(images, LabelledImages):
+        return is_preprocessed(images.first)
+    if isinstance(images, list | tuple) and len(images):
         return is_preprocessed(images[0])
     return is_preprocessed(images)

@@ -135,6 +135,71 @@ def open_image(source: Any, **options: Any) -> Image.Image:
         filters.remove(ignore)
 
 
+Picture = Image.Image | NDArray[Any]  # RGB or grey; [H, W, C] of 8 or 16 bits for any other number of channels
+
+
+def read_picture(source: Any, channels: int) -> Picture:
+    """Return an upright picture with the channels that a model takes.
+
+    Three channels are 8-bit RGB, one is 8-bit grey, made from any colour mode; any other number is an array [H, W, C]
+    of uint8 or uint16, and nothing is converted: the file or array must have these channels.
+    """
+    if channels == 3:
+        return read_image(source)
+    if channels == 1:
+        return read_image(source).convert("L")
+    if isinstance(source, Image.Image):
+        return _bands(np.asarray(upright(source, "the PIL image")), channels, "the PIL image")
+    if isinstance(source, np.ndarray):
+        return _bands(source, channels, "the image array")
+    if isinstance(source, str | Path) and str(source) != DEMO:
+        refuse_url(source)
+        check_file(as_path(source))
+        return _bands(_read_bands(as_path(source)), channels, f"'{source}'")
+    return _bands(np.asarray(read_image(source)), channels, f"{source!r}")
+
+
+def picture_size(picture: Picture) -> tuple[int, int]:
+    """Return (columns, rows), as PIL's `size`."""
+    return picture.size if isinstance(picture, Image.Image) else (int(picture.shape[1]), int(picture.shape[0]))
+
+
+def _read_bands(path: Path) -> NDArray[Any]:
+    """Return the bands of a file, [H, W, C] or [C, H, W]: TIFF by tifffile, which reads any number of them."""
+    if path.suffix.lower() not in (".tif", ".tiff"):
+        read_image(path)  # raise BadInput for what cannot be decoded
+        with open_image(path) as image:
+            return np.asarray(upright(image, f"'{path}'"))
+    import tifffile
+
+    try:
+        bands = np.asarray(tifffile.imread(path))
+        if bands.size == 0:
+            raise ValueError("it has no pixels")
+    except (tifffile.TiffFileError, ValueError, OSError, LookupError, struct.error) as error:
+        raise BadInput(f"'{path}' is a damaged TIFF ({error}); expected a whole image: save it again.") from error
+    return bands
+
+
+def _bands(array: NDArray[Any], channels: int, name: str) -> NDArray[Any]:
+    """Return an array [H, W, C] of a picture's bands; raise BadInput for other shapes and types."""
+    if array.ndim == 3 and array.shape[0] == channels != array.shape[-1]:
+        array = np.moveaxis(array, 0, -1)  # stored band by band
+    bands = array.shape[-1] if array.ndim == 3 else 1
+    if array.ndim not in (2, 3) or bands != channels or array.size == 0:
+        raise BadInput(
+            f"{name} has {bands} channel{'' if bands == 1 else 's'} (shape {list(array.shape)}), and the model takes "
+            f"{channels}; expected [H, W, {channels}]: a uint8 array, a TIFF of {channels} bands, or a preprocessed "
+            f"float tensor [{channels}, H, W]."
+        )
+    if array.dtype not in (np.uint8, np.uint16):
+        raise BadInput(
+            f"{name} has values of type {array.dtype}; expected uint8 (0..255) or uint16 (0..65535), or a preprocessed "
+            f"float tensor [{channels}, H, W]."
+        )
+    return array
+
+
 def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
     """Return any picture as an upright 8-bit RGB image; transparency becomes white."""
     if isinstance(source, Image.Image):

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairWarning, user_stacklevel
-from clairvit.models.image_files import find_images, is_folder_or_pattern, read_image
-from clairvit.models.model import Model, check_materialised
+from clairvit.models.image_files import Picture, find_images, is_folder_or_pattern, picture_size, read_picture
+from clairvit.models.model import Model, check_placement
 from clairvit.models.preprocess import Preprocess
 
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
@@ -26,7 +27,7 @@ _MAX_PIXELS = 100_000_000  # of a resized image; only extremely narrow ones come
 class Batch:
     """Images as the model takes them."""
 
-    pixels: Tensor  # [B, 3, H, W], normalised, on the model's device and in its dtype
+    pixels: Tensor  # [B, C, H, W], normalised, on the model's device and in its dtype
     names: tuple[str, ...]
     single: bool = False  # one image was given, not a list of one: a list of targets is for that image
     notes: tuple[str, ...] = ()  # preprocessing that was assumed, and values that look wrong
@@ -40,23 +41,24 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
 
     Args:
         images: A path, folder, pattern, PIL image, uint8 array or tensor, or a list of these, which are preprocessed
-            here; or a float tensor [B, 3, H, W] or [3, H, W], which is taken as preprocessed.
-        model: Gives preprocessing, device and dtype.
+            here; or a float tensor [B, C, H, W] or [C, H, W], which is taken as preprocessed.
+        model: Gives preprocessing, the number of channels C, device and dtype.
 
     Raises:
         BadInput: An image cannot be read, or a tensor has the wrong shape, type or values.
     """
-    check_materialised(model.module, model.name)
+    check_placement(model.module, model.name)
     if isinstance(images, Batch):
         return replace(images, pixels=images.pixels.to(model.device, model.dtype))
-    tensor = _preprocessed_batch(images)
+    tensor = _preprocessed_batch(images, model)
+    shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
     if tensor is not None:
-        notes = _check_tensor(tensor, "", model)
+        notes = (*shown, *_check_tensor(tensor, "", model))
         names = tuple(f"image {i + 1}" for i in range(len(tensor)))
         single = isinstance(images, Tensor) and images.ndim == 3
         return Batch(tensor.detach().to(model.device, model.dtype), names, single, notes)
     items, single = list_images(images)
-    notes = model.assumptions if any(not is_preprocessed(item) for item in items) else ()
+    notes = (*shown, *(model.assumptions if any(not is_preprocessed(item) for item in items) else ()))
     pixels: list[Tensor] = []
     for i, item in enumerate(items):
         image_pixels, image_notes = _preprocess(item, model, "" if single else f" (image {i + 1})")
@@ -88,14 +90,44 @@ def list_images(images: Any) -> tuple[list[Any], bool]:
     return items, not several
 
 
-def to_pixels(image: Image.Image, preprocess: Preprocess) -> Tensor:
-    """Return an RGB image as normalised pixels [3, rows, columns], exactly as timm and torchvision compute them."""
+def to_pixels(image: Picture, preprocess: Preprocess) -> Tensor:
+    """Return a picture as normalised pixels [C, rows, columns], exactly as timm and torchvision compute them."""
+    mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
+    if isinstance(image, Image.Image):
+        pixels = _cropped(image, preprocess).div(255)
+    else:  # channel by channel: Pillow has no image of any number of channels
+        white = np.iinfo(image.dtype).max
+        planes = [Image.fromarray(np.ascontiguousarray(image[..., i])) for i in range(image.shape[-1])]
+        planes = [plane if plane.mode == "L" else plane.convert("F") for plane in planes]  # 16 bits
+        pixels = torch.cat([_cropped(plane, preprocess) for plane in planes]).div(white)
+    return (pixels - mean[:, None, None]) / std[:, None, None]
+
+
+def _cropped(image: Image.Image, preprocess: Preprocess) -> Tensor:
+    """Return a resized and cropped image as floats [C, rows, columns], in the range of its own values."""
     from torchvision.transforms import functional as transform
 
-    mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
-    crop = resize_and_crop(image, preprocess, preprocess.interpolation)
-    pixels: Tensor = transform.pil_to_tensor(crop).float().div(255)
-    return (pixels - mean[:, None, None]) / std[:, None, None]
+    pixels: Tensor = transform.pil_to_tensor(resize_and_crop(image, preprocess, preprocess.interpolation))
+    return pixels.float()
+
+
+def displayed(pixels: Tensor, preprocess: Preprocess) -> Tensor:
+    """Return what a picture shows of normalised pixels [C, H, W]: red, green and blue in 0..1, [3, H, W] in float64.
+
+    Three channels in their order are denormalised, x · std + mean, and clipped. Any others are denormalised, and each
+    displayed channel is scaled from its lowest to its highest value; one channel is grey, of two the blue is 0.
+    """
+    mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (preprocess.mean, preprocess.std))
+    values = torch.nan_to_num(pixels.detach().cpu().double() * std + mean)
+    shown = list(preprocess.displayed_channels)
+    if preprocess.channels == 3 and shown == [0, 1, 2]:
+        return values.clamp(0, 1)
+    values = values[shown]
+    low, high = (edge[:, None, None] for edge in (values.flatten(1).amin(1), values.flatten(1).amax(1)))
+    values = (values - low) / torch.where(high > low, high - low, torch.ones_like(high))
+    if len(shown) == 1:
+        return values.expand(3, -1, -1)
+    return values if len(shown) == 3 else torch.cat([values, torch.zeros_like(values[:1])])
 
 
 def resize_and_crop(image: Image.Image, preprocess: Preprocess, interpolation: str) -> Image.Image:
@@ -103,7 +135,7 @@ def resize_and_crop(image: Image.Image, preprocess: Preprocess, interpolation: s
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as transform
 
-    size = _resized_size(image.size, preprocess)
+    size = _resized_size(picture_size(image), preprocess)
     if size[0] * size[1] > _MAX_PIXELS:
         raise BadInput(
             f"An image of {image.width} x {image.height} pixels is too narrow: resized for the model it would be "
@@ -135,37 +167,56 @@ def is_preprocessed(item: Any) -> bool:
 
 
 def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the pixels [3, H, W] of one image as the model takes them, and notes."""
+    """Return the pixels [C, H, W] of one image as the model takes them, and notes."""
+    channels = model.preprocess.channels
     if is_preprocessed(item):
         if item.ndim != 3:
-            raise BadInput(f"A tensor in the list{where} has shape {list(item.shape)}; expected [3, H, W].")
+            raise BadInput(f"A tensor in the list{where} has shape {list(item.shape)}; expected [{channels}, H, W].")
         return item.detach(), _check_tensor(item[None], where, model)
     if isinstance(item, Tensor):
-        if item.ndim != 3 or item.shape[0] != 3:
-            raise BadInput(f"A uint8 tensor{where} has shape {list(item.shape)}; expected [3, H, W].")
+        if item.ndim != 3 or item.shape[0] != channels:
+            raise BadInput(f"A uint8 tensor{where} has shape {list(item.shape)}; expected [{channels}, H, W].")
         _check_storage(item, where)
         item = item.detach().cpu().permute(1, 2, 0).numpy()
-    return to_pixels(read_image(item), model.preprocess), ()
+    return to_pixels(read_picture(item, channels), model.preprocess), ()
 
 
-def _preprocessed_batch(images: Any) -> Tensor | None:
-    """Return a preprocessed tensor as [B, 3, H, W]; None for images that have to be preprocessed."""
+def _preprocessed_batch(images: Any, model: Model) -> Tensor | None:
+    """Return a preprocessed tensor as [B, C, H, W]; None for images that have to be preprocessed."""
     if not isinstance(images, Tensor):
         return None
-    if images.ndim not in (3, 4) or images.shape[-3] != 3:
-        hint = "; move the channels first: .permute(2, 0, 1)" if images.ndim >= 3 and images.shape[-1] == 3 else ""
-        raise BadInput(f"The image tensor has shape {list(images.shape)}; expected [B, 3, H, W] or [3, H, W]{hint}.")
+    channels = model.preprocess.channels
+    if images.ndim not in (3, 4) or images.shape[-3] != channels:
+        raise BadInput(
+            f"The image tensor has shape {list(images.shape)}; expected [B, {channels}, H, W] or [{channels}, H, W]"
+            f"{_shape_advice(images, channels)}."
+        )
     if images.dtype == torch.uint8:
         return None  # raw pixels
     return images if images.ndim == 4 else images[None]
 
 
+def _shape_advice(images: Tensor, channels: int) -> str:
+    """Return what to do about a tensor of the wrong shape; "" where nothing is known."""
+    if images.ndim not in (3, 4):
+        return ""
+    if images.shape[-1] == channels:
+        return "; move the channels first: .permute(2, 0, 1)"
+    return (
+        f": the model takes {channels} channel{'' if channels == 1 else 's'}, and {images.shape[-3]} were given. If "
+        f"the module takes {images.shape[-3]}, say so: cv.wrap(module, channels={images.shape[-3]})"
+    )
+
+
 def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
-    """Raise BadInput unless these are finite floats [B, 3, H, W]; warn and return a note if they are not normalised."""
+    """Raise BadInput unless these are finite floats [B, C, H, W]; warn and return a note if they are not normalised."""
     _check_storage(pixels, where)
-    if pixels.shape[1] != 3 or pixels.numel() == 0:
+    channels = model.preprocess.channels
+    if pixels.shape[1] != channels or pixels.numel() == 0:
+        advice = _shape_advice(pixels, channels) if pixels.shape[1] != channels else ""
         raise BadInput(
-            f"The image tensor{where} has shape {list(pixels.shape)}; expected [B, 3, H, W], none of them 0."
+            f"The image tensor{where} has shape {list(pixels.shape)}; expected [B, {channels}, H, W], none of them 0"
+            f"{advice}."
         )
     if not pixels.is_floating_point():
         raise BadInput(

@@ -40,6 +40,7 @@ def load(
     resize: Size | None = None,
     interpolation: str | None = None,
     activation: str | None = None,
+    display: Sequence[int] | None = None,
 ) -> Model:
     """Return a model by name: pets, scenes, parts, timm:NAME, hf:ID, torchvision:NAME, open_clip:… or file:PATH.
 
@@ -55,11 +56,13 @@ def load(
             CLIP-like models the prompts, taken word for word.
         device, dtype: Where and in which precision the model runs; CPU and float32 unless given.
         size: Image size, which is also the centre crop, where the model leaves a choice.
-        mean, std: For pixels in 0..1, three numbers (red, green, blue) or one; in place of the source's own.
+        mean, std: For pixels in 0..1, one number per channel (red, green, blue) or one for all; in place of the
+            source's own.
         resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover.
         interpolation: nearest, lanczos, bilinear, bicubic, box or hamming.
         activation: What the scores mean: softmax (one class of several), sigmoid (each class for itself) or raw (no
             probabilities: a regression, a cosine); None is what the model states itself.
+        display: Indices of the channels that pictures show as red, green and blue, or of the one shown in grey.
 
     Returns:
         The model that `cv.explain` and all other functions take.
@@ -78,7 +81,7 @@ def load(
     """
     source, identifier = split_name(name)
     torch_device, torch_dtype = usable_device(device), _usable_dtype(dtype)
-    preprocessing = preprocess_options(mean, std, resize, interpolation)
+    preprocessing = preprocess_options(mean, std, resize, interpolation, display)
     checked = None if activation is None else check_activation(activation)
     request = LoadOptions(
         name, identifier, pretrained, arch, read_labels(labels), parse_size(size), checked, preprocessing

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,10 @@ from clairvit.models.activation import Activation, activation_for, check_activat
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout
 
-Pooling = Literal["token", "distilled", "avg", "map", "mixed", "query"]
+if TYPE_CHECKING:
+    from clairvit.models.text_encoder import TextEncoder
+
+Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed", "query"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Layout:
     Args:
         grid: Rows and columns of patches.
         prefix: The number of tokens before the patches.
-        pooling: What the head reads: "token", "distilled", "avg", "map", "mixed" or "query" (of a decoder).
+        pooling: What the head reads: "token", "distilled", "avg", "max" (one patch per image), "map", "mixed", or
+            "query" (of a decoder).
         read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
         suffix: The number of tokens after the patches.
 
@@ -71,7 +75,7 @@ class Layout:
         leading = [*self.other_rows, *patches]  # a class token comes before the patches, or after them
         if self.pooling == "mixed":
             return ((leading[0], 0.5), *((row, 0.5 / len(patches)) for row in patches))
-        rows = {"distilled": leading[:2], "avg": list(patches)}.get(self.pooling, leading[:1])
+        rows = {"distilled": leading[:2], "avg": list(patches), "max": list(patches)}.get(self.pooling, leading[:1])
         return tuple((row, 1 / len(rows)) for row in rows)
 
     @property
@@ -126,6 +130,7 @@ class Model:
         wrappers: What `cv.wrap` took off the module: "torch.compile", "DataParallel", …
         returns: What the module returns where that is neither class scores nor an embedding ("class scores for every
             pixel …"), and which target reads it; "" for a classifier or an embedding.
+        text_encoder: What embeds prompts for `cv.Text`; None for a model without a text tower.
         base: The model that this one reads another output of; None for a model of its own.
 
     Example:
@@ -147,6 +152,7 @@ class Model:
     assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
     wrappers: tuple[str, ...] = ()  # wrappers removed from the module: "torch.compile", "DataParallel", …
     returns: str = ""  # what the module returns where that is no row of scores, and which target reads it
+    text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
     base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
     _readouts: dict[Hashable, Model] = field(default_factory=dict, init=False, repr=False)  # `read` of this model
 
@@ -168,8 +174,10 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the first floating-point parameter or buffer."""
-        return self._first_tensor.device
+        """Return the device of the images: that of the first convolution, else of the first parameter or buffer."""
+        layers = (layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d | nn.Conv3d))
+        weights = (layer.weight for layer in layers if isinstance(layer.weight, Tensor))
+        return next(weights, self._first_tensor).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -280,9 +288,42 @@ class Model:
         return replace(base, module=BoundInputs(base.module, inputs), returns="") if inputs else self
 
 
-def check_materialised(module: nn.Module, name: str) -> None:
+def check_placement(module: nn.Module, name: str) -> None:
+    """Raise BadInput unless all tensors of a module are whole, have values and lie on one device."""
+    _check_whole(module, name)
+    _check_materialised(module, name)
+    devices = {tensor.device: key for key, tensor in _named_tensors(module)}
+    if len(devices) > 1:
+        places = ", ".join(f"'{key}' on {device}" for device, key in devices.items())
+        raise BadInput(
+            f"The tensors of {name} lie on {len(devices)} devices ({places}), and a trace combines layers on one; load "
+            "the model on a single device, for instance device_map={'': 0}, or move it there: module.to(device)."
+        )
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return itertools.chain(module.named_parameters(), module.named_buffers())
+
+
+def _check_whole(module: nn.Module, name: str) -> None:
+    """Raise BadInput for a module sharded by FSDP: a process holds a part of each parameter only."""
+    classes = {base.__name__ for part in module.modules() for base in type(part).__mro__}
+    sharded = {"FullyShardedDataParallel", "FSDPModule"} & classes
+    if sharded or any(type(tensor).__name__ == "DTensor" for tensor in module.parameters()):
+        raise BadInput(
+            f"{name} is sharded ({', '.join(sorted(sharded)) or 'DTensor'}), so that no process has its whole "
+            "parameters; gather a full state_dict, load it into a plain module, and pass that."
+        )
+
+
+def _check_materialised(module: nn.Module, name: str) -> None:
     """Raise BadInput for a module with tensors on the meta device, which have a shape and no values."""
-    for key, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+    if any(getattr(getattr(part, "_hf_hook", None), "offload", False) for part in module.modules()):
+        raise BadInput(
+            f"{name} is offloaded by accelerate: its weights are loaded while a layer runs and dropped afterwards, and "
+            "a trace reads them later; load the model whole, for instance with device_map={'': 0} or 'cpu'."
+        )
+    for key, tensor in _named_tensors(module):
         if tensor.is_meta:
             raise BadInput(
                 f"{name} is on the meta device ('{key}' has a shape and no numbers); give it weights first: "

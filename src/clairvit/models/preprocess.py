@@ -12,7 +12,7 @@ from typing import Any
 from clairvit.errors import BadInput, did_you_mean
 
 INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
-Channels = tuple[float, float, float]  # red, green, blue
+Channels = tuple[float, ...]  # one number per channel: red, green, blue
 Size = int | tuple[int, int]  # one side of a square, or (rows, columns)
 
 
@@ -22,16 +22,20 @@ class Preprocess:
 
     Attributes:
         size: Rows and columns of the crop, which the model takes.
-        mean, std: Of red, green and blue, for pixels in 0..1.
+        mean, std: One number per channel (red, green, blue), for pixels in 0..1; their count is that of the channels.
         resize: The short side before the crop, or a box (rows, columns) that the image is made to cover, or to fill
             exactly if `keep_ratio` is False; None is just enough to cover `size`.
         interpolation: One of `INTERPOLATIONS`.
         keep_ratio: False: the image is squashed to the box, as SigLIP and most transformers models do.
+        display: Indices of the channels that pictures show as red, green and blue, or of the one shown in grey; None:
+            the first three, or the only one.
 
     Example:
         >>> import clairvit as cv
         >>> cv.Preprocess(size=(96, 96)).resize is None
         True
+        >>> cv.Preprocess(mean=(0.5,) * 4, std=(0.5,) * 4).channels
+        4
     """
 
     size: tuple[int, int] = (224, 224)
@@ -40,6 +44,39 @@ class Preprocess:
     resize: int | tuple[int, int] | None = None
     interpolation: str = "bicubic"
     keep_ratio: bool = True
+    display: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise BadInput(
+                f"mean has {len(self.mean)} numbers and std {len(self.std)}; expected one of each per channel."
+            )
+        if self.display is not None:
+            object.__setattr__(self, "display", _check_display(self.display, self.channels))
+
+    @property
+    def channels(self) -> int:
+        """Return the number of channels of an image."""
+        return len(self.mean)
+
+    @property
+    def displayed_channels(self) -> tuple[int, ...]:
+        """Return the indices of the channels that a picture shows: one in grey, two or three as red, green and blue."""
+        return tuple(range(min(self.channels, 3))) if self.display is None else self.display
+
+    @property
+    def display_note(self) -> str:
+        """Return how pictures show images that are not plain RGB; "" for three channels in their order."""
+        shown = self.displayed_channels
+        if self.channels == 3 and shown == (0, 1, 2):
+            return ""
+        colours = "in grey" if len(shown) == 1 else "as red and green" if len(shown) == 2 else "as red, green and blue"
+        which = f"channel{'' if len(shown) == 1 else 's'} {_join_words([str(index) for index in shown], 'and')}"
+        scaled = "scaled" if len(shown) == 1 else "each scaled"
+        return (
+            f"pictures show {which} of {self.channels} {colours}, {scaled} from its lowest to its highest value; "
+            "display= chooses others."
+        )
 
 
 @dataclass(frozen=True)
@@ -50,10 +87,14 @@ class PreprocessOptions:
     std: Channels | None = None
     resize: int | tuple[int, int] | None = None
     interpolation: str | None = None
+    display: tuple[int, ...] | None = None
 
     def applied_to(self, preprocess: Preprocess) -> Preprocess:
-        """Return `preprocess` with the given values in place of its own."""
+        """Return `preprocess` with the given values in place of its own; one number stands for all channels."""
         changes = {name: value for name, value in vars(self).items() if value is not None}
+        for name in ("mean", "std"):
+            if name in changes:
+                changes[name] = per_channel(name, changes[name], preprocess.channels)
         if self.resize is not None:
             changes["keep_ratio"] = True
             sides = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
@@ -66,7 +107,7 @@ class PreprocessOptions:
 
     def missing(self) -> tuple[str, ...]:
         """Return the names of the values that were not given."""
-        return tuple(name for name, value in vars(self).items() if value is None)
+        return tuple(name for name, value in vars(self).items() if value is None and name != "display")
 
 
 NOT_GIVEN = PreprocessOptions()
@@ -77,13 +118,15 @@ def preprocess_options(
     std: float | Sequence[float] | None = None,
     resize: Size | None = None,
     interpolation: str | None = None,
+    display: Sequence[int] | None = None,
 ) -> PreprocessOptions:
     """Return what a user stated about preprocessing, checked.
 
     Args:
-        mean, std: Three numbers for pixels in 0..1 (red, green, blue), or one for all channels.
+        mean, std: One number per channel for pixels in 0..1 (red, green, blue), or one for all channels.
         resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover.
         interpolation: One of `INTERPOLATIONS`.
+        display: Indices of the channels that pictures show: (red, green, blue), or one, shown in grey.
     """
     if interpolation is not None and interpolation not in INTERPOLATIONS:
         near = did_you_mean(str(interpolation), INTERPOLATIONS)
@@ -91,7 +134,11 @@ def preprocess_options(
             f"interpolation={interpolation!r} is unknown.{near} Expected one of {', '.join(INTERPOLATIONS)}."
         )
     return PreprocessOptions(
-        _check_channels("mean", mean), _check_channels("std", std), _check_resize(resize), interpolation
+        _check_channels("mean", mean),
+        _check_channels("std", std),
+        _check_resize(resize),
+        interpolation,
+        None if display is None else _check_display(display, None),
     )
 
 
@@ -114,6 +161,13 @@ def for_size(preprocess: Preprocess, size: tuple[int, int]) -> Preprocess:
     rows, columns = (side * new // old for side, new, old in zip(sides, size, preprocess.size, strict=True))
     resize = rows if isinstance(box, int) and rows == columns else (rows, columns)
     return dataclasses.replace(preprocess, size=size, resize=resize)
+
+
+def for_channels(preprocess: Preprocess, channels: int) -> Preprocess:
+    """Return the preprocessing for another number of channels: mean and std 0.5, because nothing states them."""
+    if channels == preprocess.channels:
+        return preprocess
+    return dataclasses.replace(preprocess, mean=(0.5,) * channels, std=(0.5,) * channels, display=None)
 
 
 def assumption(names: Sequence[str], preprocess: Preprocess, source: str) -> tuple[str, ...]:
@@ -145,25 +199,49 @@ def _check_resize(resize: Any) -> int | tuple[int, int] | None:
 
 
 def _check_channels(name: str, values: Any) -> Channels | None:
-    """Return the three numbers in 0..1 of a mean, or in (0, 1] of a standard deviation."""
+    """Return the numbers in 0..1 of a mean, or in (0, 1] of a standard deviation: one, or one per channel."""
     if values is None:
         return None
     if isinstance(values, numbers.Real) and not isinstance(values, bool):
-        values = (values,) * 3
-    kind = "three positive numbers" if name == "std" else "three numbers"
-    expected = f"expected {kind}, one for each of red, green and blue, for pixels in 0..1"
+        values = (values,)
+    kind = "one positive number" if name == "std" else "one number"
+    expected = f"expected {kind} for each channel (red, green and blue), or one for all, for pixels in 0..1"
     try:
-        red, green, blue = (float(value) for value in values)
+        channels = tuple(float(value) for value in values)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{name}={values!r}; {expected}.") from error
-    channels = (red, green, blue)
-    if not all(map(math.isfinite, channels)) or min(channels) < 0 or (name == "std" and min(channels) == 0):
+    usable = bool(channels) and all(map(math.isfinite, channels)) and min(channels) >= 0
+    if not usable or (name == "std" and min(channels) == 0):
         raise BadInput(f"{name}={values!r}; {expected}.")
     if max(channels) > 1:
         scaled = tuple(round(value / 255, 4) for value in channels)
         advice = f": divide by 255, {name}={scaled}" if max(channels) <= 255 and min(scaled) > 0 else ""
         raise BadInput(f"{name}={values!r} is for pixels in 0..255; {expected}{advice}.")
     return channels
+
+
+def per_channel(name: str, values: Channels, channels: int) -> Channels:
+    """Return one value per channel; raise BadInput for another number of values."""
+    if len(values) not in (1, channels):
+        raise BadInput(
+            f"{name}={values!r} has {len(values)} numbers, and the model takes {channels} "
+            f"channel{'' if channels == 1 else 's'}; expected one number for each channel, or one for all."
+        )
+    return values * channels if len(values) == 1 else values
+
+
+def _check_display(indices: Any, channels: int | None) -> tuple[int, ...]:
+    """Return the indices of displayed channels, checked against the number of channels where that is known."""
+    listed = tuple(indices) if isinstance(indices, Iterable) and not isinstance(indices, str) else (indices,)
+    are_indices = all(isinstance(i, numbers.Integral) and not isinstance(i, bool) and int(i) >= 0 for i in listed)
+    outside = are_indices and channels is not None and any(i >= channels for i in listed)
+    if len(listed) not in (1, 3) or not are_indices or outside:
+        limit = "" if channels is None else f" in 0…{channels - 1}"
+        raise BadInput(
+            f"display={indices!r}; expected the indices{limit} of three channels, shown as red, green and blue, or of "
+            "one, shown in grey."
+        )
+    return tuple(int(i) for i in listed)
 
 
 def _format_channels(values: Channels) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,10 +19,20 @@ from clairvit.models.activation import (
     output_columns,
 )
 from clairvit.models.labels import Labels, fit_labels, read_labels
-from clairvit.models.model import Layout, Model, check_materialised
-from clairvit.models.preprocess import Preprocess, Size, assumption, for_size, parse_size, preprocess_options
-from clairvit.models.sources.adapters import Backbone, ZeroShot
+from clairvit.models.model import Layout, Model, check_placement
+from clairvit.models.preprocess import (
+    Preprocess,
+    PreprocessOptions,
+    Size,
+    assumption,
+    for_channels,
+    for_size,
+    parse_size,
+    preprocess_options,
+)
+from clairvit.models.sources.adapters import Backbone, ImageTower, ZeroShot
 from clairvit.models.sources.hf_outputs import adapted
+from clairvit.models.text_encoder import encoder_of
 
 
 def wrap(
@@ -37,15 +48,18 @@ def wrap(
     layout: Layout | None = None,
     classifier: bool | None = None,
     activation: str | None = None,
+    channels: int | None = None,
+    display: Sequence[int] | None = None,
+    tokenizer: Any = None,
 ) -> Model:
-    """Return a model of any module that maps [B, 3, H, W] to [B, classes]; the module is not changed.
+    """Return a model of any module that maps [B, C, H, W] to [B, classes]; the module is not changed.
 
     Preprocessing that is left out is taken from the module where it is known (timm's configuration, the processor saved
     with a transformers model), else it is ImageNet's; `Model.assumptions` then says so.
 
     Args:
         module: The module; inside torch.compile or DataParallel the inner one is taken.
-        mean, std: For pixels in 0..1, three numbers (red, green, blue) or one.
+        mean, std: For pixels in 0..1, one number per channel (red, green, blue) or one for all.
         size: Rows and columns of the image that the module takes, which is also the centre crop.
         labels: Class names in class order, an id → name or name → id dict, or a JSON file of any of these; left out,
             those of a transformers configuration.
@@ -58,6 +72,11 @@ def wrap(
             probabilities). None reads it off the module: transformers' problem_type, a loss that it holds, a last
             nn.Sigmoid or nn.Softmax (scores that are taken as they are); a single output column is raw, everything
             else softmax.
+        channels: The number of channels C of an image; left out, that of the module's first convolution, else 3.
+        display: Indices of the channels that pictures show as red, green and blue, or of the one shown in grey; left
+            out, the first three.
+        tokenizer: What reads the prompts of `cv.Text` for a CLIP or SigLIP module: open_clip.get_tokenizer(NAME), or a
+            tokenizer or processor of transformers; left out, the one saved with a transformers model.
 
     Returns:
         The model that `cv.explain` and all other functions take.
@@ -84,14 +103,16 @@ def wrap(
             "expected the module it was made from."
         )
     name = name or type(module).__name__
-    check_materialised(module, name)
+    check_placement(module, name)
+    encoder = encoder_of(module, tokenizer, name)
     traced, returns = adapted(module)
-    options = preprocess_options(mean, std, resize, interpolation)
-    stated, assumed_from = _stated_preprocess(module, parse_size(size))
-    preprocess = options.applied_to(stated)
-    missing = options.missing() if assumed_from is not None else ()
+    if encoder is not None and not returns:
+        traced = ImageTower(module)
+    options = preprocess_options(mean, std, resize, interpolation, display)
+    channels = image_channels(module) if channels is None else _check_channel_count(channels)
+    preprocess, assumptions = _preprocess(module, options, parse_size(size), channels)
     if classifier is None:
-        classifier = not (_is_headless(module) or isinstance(traced, Backbone) or returns)
+        classifier = not (_is_headless(module) or isinstance(traced, Backbone | ImageTower) or returns)
     model = Model(
         traced,
         name,
@@ -99,9 +120,10 @@ def wrap(
         _labels(module, read_labels(labels), returns),
         layout,
         classifier,
-        assumptions=assumption(missing, preprocess, assumed_from or ""),
+        assumptions=assumptions,
         wrappers=removed_wrappers,
         returns=returns,
+        text_encoder=encoder,
     )
     return with_activation(model, None if activation is None else check_activation(activation))
 
@@ -159,8 +181,28 @@ def _is_headless(module: nn.Module) -> bool:
     return getattr(module, "num_classes", None) == 0 or named_model
 
 
+def image_channels(module: nn.Module) -> int:
+    """Return how many channels a module's images have: by its configuration, else by its first convolution, else 3."""
+    if _has_transformers_config(module):
+        from clairvit.models.sources.hf import channel_count
+
+        channels = channel_count(module.config)
+        if channels is not None:
+            return channels
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Conv3d) and not (max(layer.kernel_size) == 1 and layer.in_channels > 4):
+            return layer.in_channels  # a 1 × 1 convolution of many channels is a head that is defined first
+    return 3
+
+
+def _check_channel_count(channels: Any) -> int:
+    if not isinstance(channels, int) or isinstance(channels, bool) or channels < 1:
+        raise BadInput(f"channels={channels!r}; expected the number of channels of an image, such as 4.")
+    return channels
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside torch.compile, DataParallel and DistributedDataParallel: only that can be traced."""
+    """Return the module inside torch.compile, DataParallel, DistributedDataParallel and PEFT: only that is traced."""
     while (inner := unwrapped_once(module)) is not None:
         module = inner
     return module
@@ -170,6 +212,21 @@ def unwrapped_once(module: nn.Module) -> nn.Module | None:
     """Return the module inside one wrapper; None if there is no wrapper."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     inner = module.module if isinstance(module, parallel) else getattr(module, "_orig_mod", None)
+    inner = _adapted_model(module) if inner is None else inner
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def _adapted_model(module: nn.Module) -> nn.Module | None:
+    """Return the model inside PEFT's wrapper, whose layers hold the adapters (LoRA, …); None for another module.
+
+    `PeftModel.base_model` is the tuner, `base_model.model` the user's model with adapted layers in place of its own,
+    so that both give the same output. Prompt learning changes the inputs instead: such a wrapper is kept.
+    """
+    if not hasattr(module, "peft_config") or getattr(module, "active_peft_config", None) is None:
+        return None
+    if getattr(module.active_peft_config, "is_prompt_learning", False):
+        return None
+    inner = getattr(getattr(module, "base_model", None), "model", None)
     return inner if isinstance(inner, nn.Module) else None
 
 
@@ -180,6 +237,24 @@ def wrappers(module: nn.Module) -> tuple[str, ...]:
         names.append("torch.compile" if hasattr(module, "_orig_mod") else type(module).__name__)
         module = inner
     return tuple(names)
+
+
+def _preprocess(
+    module: nn.Module, options: PreprocessOptions, size: tuple[int, int] | None, channels: int
+) -> tuple[Preprocess, tuple[str, ...]]:
+    """Return the preprocessing that was given, else what the module states, and notes on what was assumed."""
+    stated, assumed_from = _stated_preprocess(module, size)
+    preprocess = options.applied_to(for_channels(stated, channels))
+    missing = options.missing() if assumed_from is not None else ()
+    if channels == stated.channels:
+        return preprocess, assumption(missing, preprocess, assumed_from or "")
+    of_channels = tuple(name for name in ("mean", "std") if name in options.missing())
+    others = tuple(name for name in missing if name not in of_channels)
+    count = f"{channels} channel{'' if channels == 1 else 's'}"
+    return preprocess, (
+        *assumption(of_channels, preprocess, f"0.5, because nothing states them for {count}"),
+        *assumption(others, preprocess, assumed_from or ""),
+    )
 
 
 def _stated_preprocess(module: nn.Module, size: tuple[int, int] | None) -> tuple[Preprocess, str | None]:
@@ -198,6 +273,11 @@ def _stated_preprocess(module: nn.Module, size: tuple[int, int] | None) -> tuple
         saved = saved_preprocess(module)
         if saved is not None:
             return for_size(saved, size or saved.size), None
+    visual = getattr(module, "visual", None)
+    if isinstance(getattr(visual, "preprocess_cfg", None), dict):
+        from clairvit.models.sources.open_clip import preprocess as open_clip_preprocess
+
+        return open_clip_preprocess(visual.preprocess_cfg, type(module).__name__), None  # type: ignore[union-attr]
     return Preprocess(size=size or _stated_size(module) or (224, 224)), "ImageNet's, because the module does not say"
 
 
@@ -208,8 +288,15 @@ def _has_transformers_config(module: nn.Module) -> bool:
 
 
 def _stated_size(module: nn.Module) -> tuple[int, int] | None:
-    """Return `image_size` of the module (torchvision) or of its configuration (transformers)."""
-    for holder in (module, getattr(module, "config", None)):
+    """Return `image_size` of the module (torchvision) or of its configuration (transformers), or a NaFlex square."""
+    config = getattr(module, "config", None)
+    if _has_transformers_config(module):
+        from clairvit.models.sources.hf import square_size
+
+        side = square_size(config)
+        if side is not None:
+            return side, side
+    for holder in (module, config, getattr(config, "vision_config", None)):
         size = getattr(holder, "image_size", None)
         if isinstance(size, int | tuple | list):
             return parse_size(size if isinstance(size, int) else tuple(size))

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput
+from clairvit.models.images import displayed
 from clairvit.models.preprocess import Preprocess
-from clairvit.numerics import widened
 from clairvit.option_types import Range, check_range
 from clairvit.perturbation.probe import Probe
 from clairvit.perturbation.removal import patches_to_pixels
@@ -94,12 +94,8 @@ def superpixels_of(images: Iterable[Tensor], preprocess: Preprocess) -> list[Ten
 
 
 def superpixels(image: Tensor, preprocess: Preprocess) -> Tensor:
-    """Return labels [H, W] by quickshift, with lime's settings, of the image [3, H, W] in display colours."""
-    colours = widened(image).cpu().double()
-    mean, std = (
-        torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (preprocess.mean, preprocess.std)
-    )
-    image8 = ((colours * std + mean).clamp(0, 1) * 255).round().byte()  # eight bits: the same in every precision
+    """Return labels [H, W] by quickshift, with lime's settings, of the image [C, H, W] in display colours."""
+    image8 = (displayed(image, preprocess) * 255).round().byte()  # eight bits: the same in every precision
     return relabel(torch.from_numpy(_quickshift(image8.permute(1, 2, 0).numpy().tobytes(), image8.shape[1:])).long())
 
 

@@ -17,6 +17,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
 from clairvit.plotting.overlay import Array, Scale, blend
+from clairvit.plotting.style import LEGEND_WORDS
 
 INK = "#1a1a1a"
 PALE = "#6b6b6b"
@@ -137,7 +138,12 @@ class Canvas:
         labels[0], labels[-1] = ("≤" * below) + labels[0], ("≥" * above) + labels[-1]
         axes.yaxis.tick_right()
         axes.set_yticks([0.5] if scale.flat else [0.0, 0.5, 1.0])
+        if not scale.flat:
+            low, high = LEGEND_WORDS[scale.diverging]
+            labels[0], labels[-1] = f"{low}\n{labels[0]}", f"{labels[-1]}\n{high}"
         axes.set_yticklabels(labels)
+        for label, side in zip(axes.get_yticklabels(), ("bottom", "center", "top"), strict=False):
+            label.set_verticalalignment("center" if scale.flat else side)
         axes.tick_params(labelsize=SMALL, length=2, pad=1.5, colors=PALE, width=0.5)
         self.write(unit, left, top - 0.16, BAR - 0.1, SMALL, PALE, align="left")
 

@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.errors import UnknownName, did_you_mean
+from clairvit.models.images import displayed
 from clairvit.models.preprocess import Preprocess
 from clairvit.plotting.style import PlotStyle
 
 Array: TypeAlias = NDArray[np.float64]
 
-SEQUENTIAL = "inferno"  # perceptually uniform; its dark end lets the photo through
+SEQUENTIAL = "inferno"  # perceptually uniform
 DIVERGING = "RdBu_r"  # white middle, red for, blue against; safe for colour-blind readers
 LUMA = np.array([0.299, 0.587, 0.114])
 DESATURATION = 0.85  # of the photo: colour in the picture should come from the map
-LEAST_OPACITY = 0.15  # where the map is neutral, so that cold places look cold
+SEQUENTIAL_RISE = 1.5  # exponent of the opacity: low values, whose colours are dark, leave the photo visible
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,8 @@ def _check_cmap(cmap: str) -> str:
 
 
 def denormalised_photo(pixels: Tensor, preprocess: Preprocess) -> Array:
-    """Return the photo as the model saw it: normalised [3, H, W] -> [H, W, 3] from 0 to 1."""
-    image: Array = to_numpy(pixels).transpose(1, 2, 0) * np.array(preprocess.std) + np.array(preprocess.mean)
-    return np.nan_to_num(image).clip(0.0, 1.0)
+    """Return the photo as the model saw it: normalised [C, H, W] -> red, green, blue [H, W, 3] from 0 to 1."""
+    return to_numpy(displayed(pixels, preprocess)).transpose(1, 2, 0)
 
 
 def to_numpy(tensor: Tensor) -> Array:
@@ -106,10 +106,15 @@ def to_numpy(tensor: Tensor) -> Array:
 
 
 def enlarge(values: Array, size: tuple[int, int], smooth: bool = True) -> Array:
-    """Return [H, W] from [rows, cols]; every patch covers its own pixels (align_corners=False)."""
+    """Return [H, W] from [rows, cols], bicubic within the range of the values; every patch covers its own pixels.
+
+    Bilinear interpolation of a coarse grid draws diamonds around single patches. Bicubic interpolation overshoots
+    (torch: cubic convolution with a = −0.75, align_corners=False), so it is clipped to the range of the values.
+    """
     grid = torch.from_numpy(np.ascontiguousarray(values))[None, None]
     if smooth:
-        return to_numpy(torch.nn.functional.interpolate(grid, size, mode="bilinear", align_corners=False)[0, 0])
+        pixels = torch.nn.functional.interpolate(grid, size, mode="bicubic", align_corners=False)[0, 0]
+        return to_numpy(pixels).clip(values.min(), values.max())
     return to_numpy(torch.nn.functional.interpolate(grid, size, mode="nearest")[0, 0])
 
 
@@ -123,9 +128,11 @@ def overlay(photo: Array, values: Array, scale: Scale, opacity: float = 0.8, smo
 
 
 def blend(background: Array, pixel_values: Array, scale: Scale, opacity: float = 0.8) -> Array:
-    """Return colours over a background, the more opaque the stronger the value; colour bars use it too."""
-    least = min(LEAST_OPACITY, opacity)
-    # A steeper rise shows weak values better; around the zero of a signed map it would draw dark seams instead.
-    exponent = 1.0 if scale.diverging else 0.7
-    alpha = least + (opacity - least) * scale.strength(pixel_values)[..., None] ** exponent
+    """Return colours over a background, the more opaque the stronger the value; colour bars use it too.
+
+    alpha = opacity · strength^r: nothing is drawn where the map is neutral. r = 1 on a diverging scale, whose weak
+    colours are pale; SEQUENTIAL_RISE on a sequential one, whose weak colours are dark.
+    """
+    rise = 1.0 if scale.diverging else SEQUENTIAL_RISE
+    alpha = opacity * scale.strength(pixel_values)[..., None] ** rise
     return np.clip(background * (1 - alpha) + scale.colours(pixel_values) * alpha, 0.0, 1.0)

@@ -8,6 +8,9 @@ from typing import Any
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
+# The ends of a colour scale in words, by whether it is diverging; the web page has the same (static/colour.js).
+LEGEND_WORDS = {False: ("little", "much"), True: ("against", "for")}
+
 
 @dataclass(frozen=True)
 class PlotStyle:
@@ -16,7 +19,7 @@ class PlotStyle:
     cmap: str | None = None  # a matplotlib name; None: sequential or diverging, as the method is signed or not
     robust: float = 1.0  # per cent clipped at each end of the colour scale, against single extreme patches; 0: none
     opacity: float = 0.8  # of the strongest patch; weaker ones are more transparent
-    smooth: bool = True  # bilinear; False shows the patches themselves
+    smooth: bool = True  # bicubic; False shows the patches themselves
     shared: bool = False  # one colour scale for all maps of the figure instead of one for each
     layers: bool = False  # draw the per-layer strip instead of the map
     heads: bool = False  # draw the grid of heads instead of the map

@@ -16,9 +16,8 @@ from clairvit.models.model import Model
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
-from clairvit.tracing.capture import Capture
+from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.gradient_barriers import blocked_gradient
-from clairvit.tracing.grid import channels_first
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.rules import ActiveRuleTable, RuleTable, rule_table
@@ -64,22 +63,16 @@ class Recording:
         """The first input of a block that was seen; None for a CNN."""
         return None if self.structure.stages else next((x for x in self.inputs if x is not None), None)
 
-    def _channels_first(self, feature_map: Tensor) -> bool:
-        image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
-        return channels_first(feature_map, image, tie=bool(self.structure.stages))
-
     def as_tokens(self, tensor: Tensor) -> Tensor:
         """Return [B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
-        if tensor.ndim == 3:
-            return tensor.transpose(0, 1) if self.structure.sequence_first else tensor
-        return tensor.flatten(2).transpose(1, 2) if self._channels_first(tensor) else tensor.flatten(1, 2)
+        return self.structure.as_tokens(tensor, self.pixels)
 
     def from_tokens(self, tokens: Tensor, like: Tensor | None = None) -> Tensor:
         """Return [B, N, d] in the shape of the last block's output, or of `like`; the inverse of `as_tokens`."""
         model_shaped = self.end if like is None else like
         if model_shaped is None or model_shaped.ndim == 3:
             return tokens.transpose(0, 1) if self.structure.sequence_first else tokens
-        if self._channels_first(model_shaped):
+        if self.structure.channels_first(model_shaped, self.pixels):
             return tokens.transpose(1, 2).reshape(len(tokens), -1, *model_shaped.shape[2:])
         return tokens.reshape(len(tokens), *model_shaped.shape[1:3], -1)
 
@@ -242,6 +235,7 @@ class _ForwardPass:
         hooks = self.stages.hooks()
         try:
             hooks += self._block_hooks()
+            hooks += stream_hooks(model.module, self.capture)
             with self.capture:
                 return model.logits(self.pixels)
         finally:

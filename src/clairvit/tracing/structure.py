@@ -24,10 +24,11 @@ from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
+from clairvit.models.readout import Readout, token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
-from clairvit.tracing.capture import Capture
+from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import (
@@ -78,6 +79,17 @@ class ModelStructure:
         """Which attention calls are layers of the token stream."""
         return tuple(index for index, site in enumerate(self.sites) if site.is_layer)
 
+    def channels_first(self, feature_map: Tensor, pixels: Tensor) -> bool:
+        """Return whether a feature map of images `pixels` [B, 3, H, W] is [B, d, h, w], not [B, h, w, d]."""
+        image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+        return channels_first(feature_map, image, tie=bool(self.stages))
+
+    def as_tokens(self, tensor: Tensor, pixels: Tensor) -> Tensor:
+        """Return [B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
+        if tensor.ndim == 3:
+            return tensor.transpose(0, 1) if self.sequence_first else tensor
+        return tensor.flatten(2).transpose(1, 2) if self.channels_first(tensor, pixels) else tensor.flatten(1, 2)
+
     @cached_property
     def decoder_calls(self) -> tuple[int, ...]:
         """Which attention calls belong to a decoder."""
@@ -100,6 +112,8 @@ _structures: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], ModelStructure]]
 @own_grad_mode()
 def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
     """Return the structure, found by one forward of the first image and cached while the model is built the same."""
+    if isinstance(model.module, Readout):
+        model.module.prepare(pixels[:1])
     modules = tuple(id(module) for module in model.module.modules())
     pool = getattr(model.module, "global_pool", None)
     key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, modules, pool)
@@ -207,6 +221,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         hooks: list[RemovableHandle] = []
         try:
             hooks += watch.hooks()
+            hooks += stream_hooks(module, capture)
             with capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:
@@ -218,6 +233,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
+    if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
+        layout = model.layout
     visits = [
         visit
         for visit, site in zip(blocks, sites, strict=True)
@@ -228,10 +245,12 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         _check_layout(model.layout, sites)
     elif layout is not None:
         located = _located(layout, visits, pixels)
+    stated = _stated_layout(model, located or layout, sites)
+    if stated is None and layout is not None:
         layout = with_pooling(located or layout, calls, sites, [scores], watch.read_by_head)
     tokens = [visit.tokens for visit in visits]
     return ModelStructure(
-        layout=model.layout or layout,
+        layout=stated or layout,
         sites=sites,
         stages=() if sites else find_stages(module, watch.outermost),
         writes_in_place=any(visit.in_place for visit in visits),
@@ -241,6 +260,15 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         in_order=model.layout is not None or layout is None or located is not None,
         barriers=tuple(watch.finder.barriers),
     )
+
+
+def _stated_layout(model: Model, inferred: Layout | None, sites: tuple[AttentionSite, ...]) -> Layout | None:
+    """Return the layout that the user stated, with the rows that a readout says it reads; None: rows are inferred."""
+    layout, last = model.layout or inferred, next((site for site in reversed(sites) if site.is_layer), None)
+    if layout is None or last is None or last.kind != "tokens" or last.queries != layout.tokens:
+        return model.layout
+    read = model.module.read_layout(layout) if isinstance(model.module, Readout) else None
+    return read or model.layout
 
 
 def _located(layout: Layout, blocks: list[_Visit], pixels: Tensor) -> Layout | None:
@@ -360,7 +388,7 @@ def _kind(call: AttentionCall, count: int, width: int | None, layout: Layout | N
     patches = tokens if layout is None else layout.patches
     if call.lead == 1 and call.queries != call.keys and patches <= call.keys <= tokens + MOST_PREFIX_TOKENS:
         return "pool"
-    if _reduces_keys(call, count):
+    if call.lead == 1 and 1 < call.keys < call.queries:
         return "reduced"
     # The values of channels are as long as there are tokens, and the heads share all channels out among them.
     channels = call.lead == 1 and call.v.shape[-1] == count and width in (None, call.v.shape[1] * call.keys)
@@ -423,7 +451,8 @@ def with_pooling(
     ):
         raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
-    decoder = [i for i, site in enumerate(sites) if site.kind in ("query", "cross")][-1:]
+    has_cross = any(site.kind == "cross" for site in sites)
+    decoder = [i for i, site in enumerate(sites) if has_cross and site.kind in ("query", "cross")][-1:]
     # A new head is often all zeros and passes no gradient; then see what its linear layers read.
     for outputs in (scores, read_by_head):
         for i in reversed(pools):  # a pool that is built but not read has no gradient

@@ -117,19 +117,31 @@ class Trace:
     @functools.cached_property
     def has_zero_gradient(self) -> list[bool]:
         """For each image, whether its score has no gradient at all, so that gradients say nothing of the target."""
-        final, batch = self.final_gradient, len(self.pixels)
-        gradients = [layer.out_gradient for layer in self.layers] if final is None else [final]
-        nonzero = [g.reshape(batch, -1).any(1) for g in gradients if g is not None and len(g) % batch == 0]
-        return torch.stack(nonzero).any(0).logical_not().tolist() if nonzero else [False] * batch
+        batch = len(self.pixels)
+        nonzero = torch.zeros(batch, dtype=torch.bool, device=self.pixels.device)
+        # A score inside the last block (`Neuron`) does not depend on the block's output, but on its attention.
+        gradients = [g for g in (self.final_gradient, *(layer.out_gradient for layer in self.layers)) if g is not None]
+        gradients = [g for g in gradients if len(g) % batch == 0]
+        for gradient in gradients:
+            nonzero |= gradient.reshape(batch, -1).any(1)
+            if nonzero.all():
+                break
+        return nonzero.logical_not().tolist() if gradients else [False] * batch
 
     @functools.cached_property
     def readout_weights(self) -> Tensor:
         """How much the head reads of each token, [1 or B, N]; rows of an N×N map are weighted by it."""
         layout = self.layout
+        if layout.pooling == "max":
+            raise NotApplicable(
+                "The score is a maximum over the patches, so that another row of attention is read in each image and "
+                "channel; expected a mean, a class token or one patch: pool='mean', pool='token' or patch=….",
+                alternative="a gradient method",
+            )
         if layout.pooling == "map":
             return pool_row(self.recording.pools, layout)
+        check_decoder(self.recording.decoder, layout)
         if layout.pooling == "query":
-            check_decoder(self.recording.decoder, layout)
             return cross_attention_row(self.recording.decoder, self.query_weights)
         row = self.logits.new_zeros(layout.tokens, dtype=torch.promote_types(self.logits.dtype, torch.float32))
         for index, weight in layout.read:
@@ -315,7 +327,8 @@ def run_backward(
         pixels=recording.pixels.detach(),
         pixels_gradient=gradient_of(recording.pixels),
         final_tokens=tokens_of(None if recording.end is None else recording.end.detach()),
-        final_gradient=tokens_of(gradient_of(recording.end)),
+        # None where the score is read inside the last block (`Neuron`) and does not depend on its output.
+        final_gradient=tokens_of(None if recording.end is None else gradients.get(id(recording.end))),
         recorders={kind: r.after_backward(recording, gradient_of) for kind, r in recording.recorders.items()},
         decoder=decoder,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -61,6 +62,18 @@ def _state(request: Request) -> AppState:
 
 
 State = Annotated[AppState, Depends(_state)]
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+
+async def _require_form(http: Request) -> None:
+    """Refuse parameters that would be ignored: a body that is no form, a query, or several photos."""
+    media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    has_body = http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers
+    if http.url.query or (media_type and media_type not in FORMS) or (has_body and not media_type):
+        seen = "parameters in the address" if http.url.query else f"a body of type '{media_type or 'unknown'}'"
+        raise HTTPException(415, f"The request has {seen}; expected a form: send multipart/form-data.")
+    if len((await http.form()).getlist("image")) > 1:
+        raise HTTPException(422, "The request has several photos; expected one in each request.")
 
 
 @router.get("/models", summary="The models on this server, and its limits")
@@ -78,23 +91,30 @@ async def methods(state: State) -> MethodsResponse:
     response_model=ExplainResponse,
     summary="Explain a photo by one or several methods",
     responses={200: {"content": {"application/x-ndjson": {}, "application/x-npz": {}}}},
+    dependencies=[Depends(_require_form)],
 )
 async def explain(http: Request, state: State, request: Annotated[ExplainRequest, Form()]) -> Response:
     name = state.model_name(request.model)
-    specs, queue = resolve_request(request.method, _patches(state, name), len(request.target))
+    specs, queue = resolve_request(state.method_texts(request.method, name), _patches(state, name), len(request.target))
     if len(specs) > 1 and (request.reply != "maps" or request.layers or request.heads):
         raise BadInput(f"{len(specs)} methods were named; layers, heads, record and npz are of one: name one method.")
     photo = await _photo(http, state, request)
+    results = handlers.cached_results(state.results, photo, name, specs, request)
+    queue = "quick" if results is not None else queue  # nothing is computed
     model = state.models[queue][name]
 
     def work() -> Response:
-        comparison = handlers.explain_photo(model, photo, specs, request)
+        comparison = results or handlers.explain_photo(model, photo, specs, request)
+        handlers.cache_results(state.results, comparison, photo, name, request)
         if request.reply == "maps":
             return _json(handlers.explain_response(comparison, photo, model, request))
+        content = handlers.explain_file(comparison, request.reply)
+        if request.stream:
+            return Response(handlers.json_line({"base64": base64.b64encode(content).decode()}).rstrip())
         media_type = {"record": "application/json", "npz": "application/x-npz"}[request.reply]
-        return Response(handlers.explain_file(comparison, request.reply), media_type=media_type)
+        return Response(content, media_type=media_type)
 
-    return await _respond(http, state.queues[queue].submit(work), request.stream and request.reply == "maps")
+    return await _respond(http, state.queues[queue].submit(work), request.stream)
 
 
 @router.get("/trace/{layer}", response_model=TraceResponse, summary="Where each patch attends in one layer")
@@ -118,14 +138,19 @@ async def trace(
 )
 async def curve(http: Request, state: State, request: CurveRequest) -> Response:
     name = state.model_name(request.model)
-    (spec, *others), queue = resolve_request([request.method], _patches(state, name))
+    (spec, *others), queue = resolve_request(state.method_texts([request.method], name), _patches(state, name))
     if others:
         raise BadInput("A curve is of one method; name one, such as attnlrp+plus.")
     photo = state.uploads.find(request.photo)
-    queue = "long" if queue == "quick" else queue  # the curve of a slow method needs its map first
+    cached = state.results.find(handlers.result_key(photo, name, spec, request)) is not None
+    queue = "long" if queue == "quick" or cached else queue  # the curve of a slow method needs its map first
     model = state.models[queue][name]
-    job = state.queues[queue].submit(lambda: _json(handlers.curve_response(model, photo, spec, request)))
-    return await _respond(http, job, request.stream)
+
+    def work() -> Response:
+        explanation = handlers.explain_once(state.results, model, photo, spec, request)
+        return _json(handlers.curve_response(model, photo, explanation, request))
+
+    return await _respond(http, state.queues[queue].submit(work), request.stream)
 
 
 @router.post(
@@ -136,14 +161,19 @@ async def curve(http: Request, state: State, request: CurveRequest) -> Response:
 )
 async def check(http: Request, state: State, request: CheckRequest) -> Response:
     name = state.model_name(request.model)
-    (spec, *others), queue = resolve_request([request.method], _patches(state, name))
+    (spec, *others), queue = resolve_request(state.method_texts([request.method], name), _patches(state, name))
     if others:
         raise BadInput("A check is of one map; name one method, such as attnlrp+plus.")
     photo = state.uploads.find(request.photo)
-    queue = "long" if queue == "quick" else queue  # a dozen passes of the model
+    cached = state.results.find(handlers.result_key(photo, name, spec, request)) is not None
+    queue = "long" if queue == "quick" or cached else queue  # a dozen passes of the model
     model = state.models[queue][name]
-    job = state.queues[queue].submit(lambda: _json(handlers.check_response(model, photo, spec, request)))
-    return await _respond(http, job, request.stream)
+
+    def work() -> Response:
+        explanation = handlers.explain_once(state.results, model, photo, spec, request)
+        return _json(handlers.check_response(model, photo, explanation))
+
+    return await _respond(http, state.queues[queue].submit(work), request.stream)
 
 
 def _patches(state: AppState, model: str) -> int:
@@ -199,7 +229,7 @@ def _problem(error: Exception) -> tuple[int, Problem] | None:
     if isinstance(error, QueueFull):
         return 429, Problem(kind="busy", message=str(error), retry_after=error.retry_after)
     if isinstance(error, TimeLimitExceeded):
-        message = "This took longer than the server allows; lower samples= or steps=, or raise --time-limit."
+        message = "This took longer than the server allows; lower samples= or steps=, or choose a quicker method."
         return 422, Problem(kind="too-slow", message=message)
     if isinstance(error, JobCancelled):
         return 503, Problem(kind="busy", message="The server is stopping.")  # or the client is gone and reads nothing

@@ -6,7 +6,7 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import compare, explain
 from clairvit.methods.explanation import Comparison, Explanation
-from clairvit.methods.planner import misfits, record_for, run_all
-from clairvit.methods.spec import MethodSpec
+from clairvit.methods.plain_language import plain_title
+from clairvit.methods.planner import record_for
+from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
 from clairvit.models.images import Batch
@@ -31,6 +33,7 @@ from clairvit.plotting.save import explanation_record, npz_bytes
 from clairvit.targets.resolve import resolve_for
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
+from clairvit.web.result_cache import ResultCache, ResultKey
 from clairvit.web.schemas import (
     Band,
     CheckRequest,
@@ -50,6 +53,10 @@ from clairvit.web.schemas import (
 from clairvit.web.state import trace_photo
 from clairvit.web.uploads import Upload, UploadStore
 
+_OneMapRequest: TypeAlias = CurveRequest | CheckRequest
+CurveVerdict = Literal["better", "not distinguishable", "worse"]
+CURVE_VERDICTS: dict[int, CurveVerdict] = {1: "better", 0: "not distinguishable", -1: "worse"}
+UNSURE = 0.5  # a probability of the first class below it comes with a caution
 RANDOM_ORDERS = 5  # whose mean and range is the random baseline
 
 
@@ -66,6 +73,52 @@ def explain_photo(model: Model, photo: Upload, specs: Sequence[MethodSpec], requ
         model, batch, spec.text, targets=targets, layers=request.layers, by_head=request.heads, **arguments
     )
     return comparison
+
+
+def result_key(photo: Upload, model: str, spec: MethodSpec, request: ExplainRequest | _OneMapRequest) -> ResultKey:
+    """Return what the maps of a request depend on."""
+    targets = request.target if isinstance(request, ExplainRequest) else [request.target] if request.target else []
+    score = None if isinstance(request, CurveRequest) else request.score
+    return ResultKey(photo.id, model, spec.text, tuple(targets), score, request.seed)
+
+
+def cached_results(
+    cache: ResultCache, photo: Upload, model: str, specs: Sequence[MethodSpec], request: ExplainRequest
+) -> Comparison | None:
+    """Return the explanation of a request that was computed before; None where something must be computed."""
+    if len(specs) > 1:
+        return None
+    explanation = cache.find(result_key(photo, model, specs[0], request), request.layers, request.heads)
+    if explanation is None:
+        return None
+    comparison = Comparison()
+    comparison[specs[0].text] = explanation
+    return comparison
+
+
+def cache_results(
+    cache: ResultCache, comparison: Comparison, photo: Upload, model: str, request: ExplainRequest
+) -> None:
+    """Keep the explanation of a request of one method."""
+    if len(comparison) == 1:
+        ((text, explanation),) = comparison.items()
+        cache.add(result_key(photo, model, resolve_method(text), request), explanation)
+
+
+def explain_once(
+    cache: ResultCache, model: Model, photo: Upload, spec: MethodSpec, request: _OneMapRequest
+) -> Explanation:
+    """Return the explanation of one target, computed only if it is not in the cache."""
+    key = result_key(photo, model.name, spec, request)
+    explanation = cache.find(key)
+    if explanation is None:
+        batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
+        target: Any = None if request.target is None else parse_class(request.target)
+        explanation = explain(
+            model, batch, spec.text, target, score=key.score, seed=request.seed, batch_size=batch_size(model)
+        )
+        cache.add(key, explanation)
+    return explanation
 
 
 def batch_size(model: Model) -> int:
@@ -100,14 +153,25 @@ def explain_response(comparison: Comparison, photo: Upload, model: Model, reques
         ],
         explanations=[_method_maps(explanation) for explanation in comparison.values()],
         skipped=comparison.skipped,
+        cautions=[*photo.cautions, *_unsure(first)],
         picture=_png(pixels[0], model) if request.picture else None,
         size=(int(pixels.shape[-2]), int(pixels.shape[-1])),
     )
 
 
+def _unsure(explanation: Explanation) -> list[str]:
+    """Return a caution where no class of a softmax has half of the probability."""
+    top = top_classes(explanation, 0, 1)
+    if not top or explanation.activation != "softmax" or top[0].probability is None or top[0].probability >= UNSURE:
+        return []
+    classes = explanation.logits.shape[-1]
+    return [f"The model is unsure: it must name one of its {classes} classes, whatever the photo shows."]
+
+
 def _method_maps(explanation: Explanation) -> MethodMaps:
     return MethodMaps(
         method=explanation.method,
+        title=plain_title(resolve_method(explanation.method)),
         family=explanation.family,
         signed=explanation.signed,
         class_specific=explanation.class_specific,
@@ -168,37 +232,31 @@ def trace_response(model: Model, uploads: UploadStore, layer: int, request: Trac
     )
 
 
-def curve_response(model: Model, photo: Upload, spec: MethodSpec, request: CurveRequest) -> CurveResponse:
+def curve_response(model: Model, photo: Upload, explanation: Explanation, request: CurveRequest) -> CurveResponse:
     """Return the score while patches are removed and inserted in the order of the map, and in random orders."""
-    return _curve_response(model, photo, spec, request, ExecutionOptions.from_caller(batch_size(model)))
+    return _curve_response(model, photo, explanation, request, ExecutionOptions.from_caller(batch_size(model)))
 
 
 @own_grad_mode()
 def _curve_response(
-    model: Model, photo: Upload, spec: MethodSpec, request: CurveRequest, execution: ExecutionOptions
+    model: Model, photo: Upload, explanation: Explanation, request: CurveRequest, execution: ExecutionOptions
 ) -> CurveResponse:
-    misfits([spec], model, skip=False)
-    recording = record_for([spec], model, photo.pixels[model.name], execution)
+    spec = resolve_method(explanation.method)
+    recording = record_for([], model, photo.pixels[model.name], execution)
     target: Any = None if request.target is None else parse_class(request.target)
     logits = recording.logits.detach()
     (resolved,) = resolve_for(model, target, logits)
-    (result,) = run_all([spec], recording, [resolved], seed=request.seed)[spec.text]
-    if result.error is not None:
-        raise result.error
-    assert result.maps is not None
     trace = run_backward(recording, resolved, None)
-    random_maps = [_random_map(trace.layout.grid, request.seed, k).to(result.maps) for k in range(RANDOM_ORDERS)]
-    context = EvalContext(trace=trace, specs=(spec,), raw=(result.maps.detach(), *random_maps), seed=request.seed)
+    maps = explanation.maps.to(logits.device)
+    random_maps = [_random_map(trace.layout.grid, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]
+    context = EvalContext(trace=trace, specs=(spec,), raw=(maps, *random_maps), seed=request.seed)
     schedule = RemovalSchedule(steps=request.steps, ends=True)
     counts = schedule.fractions_and_counts(context.patches)[1]
     curves = {
         "deletion": deletion_curve(context, schedule, request.removal, "prob", "deletion"),
         "insertion": insertion_curve(context, schedule, request.removal, "prob", "insertion"),
     }
-    bands = {
-        name: CurveBands(x=x.tolist(), counts=counts, method=_band(x, y[:1, 0]), random=_band(x, y[1:, 0]))
-        for name, (x, y) in curves.items()
-    }
+    bands = {name: _bands(x, y[:, 0], counts, higher_is_better=name == "insertion") for name, (x, y) in curves.items()}
     return CurveResponse(
         photo=photo.id,
         model=model.name,
@@ -209,21 +267,17 @@ def _curve_response(
         grid=trace.layout.grid,
         deletion=bands["deletion"],
         insertion=bands["insertion"],
-        notes=[*result.notes, *context.notes_log.notes],
+        notes=[*explanation.notes, *context.notes_log.notes],
     )
 
 
-def check_response(model: Model, photo: Upload, spec: MethodSpec, request: CheckRequest) -> CheckResponse:
-    """Explain the photo and return how far to trust the map."""
-    batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
-    target: Any = None if request.target is None else parse_class(request.target)
-    size = batch_size(model)
-    explanation = explain(model, batch, spec.text, target, score=request.score, seed=request.seed, batch_size=size)
-    result = explanation.check(batch_size=size)
+def check_response(model: Model, photo: Upload, explanation: Explanation) -> CheckResponse:
+    """Return how far to trust the map of one target."""
+    result = explanation.check(model, batch_size=batch_size(model))
     fields = result[0].to_dict()
     del fields["name"]
     return CheckResponse.model_validate(
-        {**fields, "photo": photo.id, "model": model.name, "method": spec.text, "notes": list(result.notes)}
+        {**fields, "photo": photo.id, "model": model.name, "method": explanation.method, "notes": list(result.notes)}
     )
 
 
@@ -231,11 +285,23 @@ def _random_map(grid: tuple[int, int], seed: int, k: int) -> Tensor:
     return torch.rand(1, *grid, generator=make_generator(seed, k))
 
 
+def _bands(x: Tensor, y: Tensor, counts: list[int], higher_is_better: bool) -> CurveBands:
+    """Return the curve y[0] of the map and the band of the random orders y[1:], [1 + orders, S]."""
+    method, random = _band(x, y[:1]), _band(x, y[1:])
+    verdict: CurveVerdict | None = None
+    areas = [area for area in random.areas if area is not None]
+    if method.area is not None and len(areas) == len(random.areas):
+        side = side_of_prediction_interval(method.area, areas)
+        verdict = CURVE_VERDICTS[side if higher_is_better else -side]
+    return CurveBands(x=x.tolist(), counts=counts, method=method, random=random, verdict=verdict)
+
+
 def _band(x: Tensor, y: Tensor) -> Band:
     """Return mean, minimum and maximum of curves y [orders, S]; NaN (a constant raw score) becomes null."""
     mean = y.mean(0)
     means, low, high = ([_finite(value) for value in values.tolist()] for values in (mean, y.amin(0), y.amax(0)))
-    return Band(mean=means, low=low, high=high, area=_finite(float(area_under_curve(x, mean, "width"))))
+    areas = [_finite(float(area_under_curve(x, curve, "width"))) for curve in y]
+    return Band(mean=means, low=low, high=high, area=_finite(float(area_under_curve(x, mean, "width"))), areas=areas)
 
 
 def _finite(value: float) -> float | None:

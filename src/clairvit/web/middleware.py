@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import hmac
 import json
+import math
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -27,12 +29,14 @@ MAX_BODY = 2**16  # without a photo: a little JSON becomes a hundred times its s
 MAX_TOTAL_BODY = 8 * MAX_UPLOAD_BODY  # bytes of all request bodies together
 IDLE_TIMEOUT = 30.0  # seconds in which a client neither sends nor reads
 BODY_TIMEOUT = 120.0  # seconds until the whole body must have arrived
+PROMPT_BODY = 2.0  # seconds in which most bodies arrive; those that take longer have a budget of their own
+MAX_SLOW_BODIES = 16
 INTERNAL_ERROR = "The server failed on this request; its log says where."
-MAX_REQUESTS = 64  # concurrent requests to the API, waiting ones too
+MAX_REQUESTS = 64  # concurrent requests to the API that ask for work by POST, waiting ones too
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -70,6 +74,7 @@ class RequestLimits:
     def __init__(self, app: Asgi, rules: AccessRules) -> None:
         self.app, self.rules = app, rules
         self._active = 0  # requests
+        self.slow_bodies = 0  # bodies that have been arriving for longer than PROMPT_BODY
         self.body_bytes = 0  # of all active requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,24 +89,25 @@ class RequestLimits:
         is_form = headers.get("content-type", "").lower().startswith("multipart/")
         max_bytes = MAX_UPLOAD_BODY if is_form else MAX_BODY
         refusal = self._refusal(scope["path"], headers, max_bytes)
-        if refusal is None and is_api and self._active >= MAX_REQUESTS:
+        is_counted = is_api and scope["method"] not in ("GET", "HEAD")  # what they cost is bounded by the job queues
+        if refusal is None and is_counted and self._active >= MAX_REQUESTS:
             refusal = _busy("Too many requests are waiting")
         if refusal is not None:
             await _respond(send, refusal)
             return
-        self._active += is_api
+        self._active += is_counted
         try:
             await self._forward(scope, _LimitedRequest(self, receive, send, max_bytes, is_api))
         finally:
-            self._active -= is_api
+            self._active -= is_counted
 
     def _refusal(self, path: str, headers: dict[str, str], max_bytes: int) -> Refusal | None:
         """Return why a request is refused before its body is read, None if it is accepted."""
         host = headers.get("host", "").lower()
-        name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        name = host_name(host)
         if self.rules.hosts and name not in self.rules.hosts:
             # DNS rebinding: a foreign page may point its own host name at this machine and read the responses.
-            return Refusal(421, "not-allowed", f"This server does not answer to the name '{name[:80]}'.", {})
+            return Refusal(421, "not-allowed", f"This server does not answer to the name '{host[:80]}'.", {})
         if path != "/" and _is_cross_site(headers, host):
             return Refusal(403, "not-allowed", "Pages of other sites may not use this server.", {})
         if path.startswith("/api/") and self.rules.token is not None:  # the page itself is public
@@ -123,6 +129,7 @@ class RequestLimits:
             raise  # to the log
         finally:
             self.body_bytes -= request.received
+            self.slow_bodies -= request.is_slow
         if request.refusal is not None and not request.responded:
             await _respond(request.raw_send, request.refusal)
 
@@ -134,6 +141,7 @@ class _LimitedRequest:
         self.raw_receive, self.raw_send = receive, send
         self.limits, self.max_bytes, self.is_api = limits, max_bytes, is_api
         self.received, self.is_complete, self.responded = 0, False, False
+        self.is_slow = False  # it counts among the slow bodies
         self.started = time.monotonic()
         self.refusal: Refusal | None = None
 
@@ -141,22 +149,37 @@ class _LimitedRequest:
         """Receive a part of the body; refuse the request if it is too large or too slow."""
         if self.is_complete:
             return await self.raw_receive()  # only a disconnect can follow
-        remaining = self.started + BODY_TIMEOUT - time.monotonic()
-        try:
-            async with asyncio.timeout(min(IDLE_TIMEOUT, remaining)):
-                message = await self.raw_receive()
-        except TimeoutError:
-            raise self._refuse(Refusal(408, "bad-request", _TOO_SLOW, {})) from None
+        message = await self._receive_in_time()
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self.received += size
             self.limits.body_bytes += size
             self.is_complete = not message.get("more_body", False)
+            if self.is_complete and self.is_slow:
+                self.is_slow = False
+                self.limits.slow_bodies -= 1
             if self.received > self.max_bytes:
                 raise self._refuse(_too_large(self.max_bytes))
             if self.limits.body_bytes > MAX_TOTAL_BODY:
                 raise self._refuse(_busy("Too much is being sent to this server"))
         return message
+
+    async def _receive_in_time(self) -> Message:
+        """Receive a part of the body before the timeouts; a body that is late needs a place among the slow ones."""
+        while True:
+            elapsed = time.monotonic() - self.started
+            limit = min(IDLE_TIMEOUT, BODY_TIMEOUT - elapsed)
+            prompt = math.inf if self.is_slow else PROMPT_BODY - elapsed
+            try:
+                async with asyncio.timeout(min(limit, prompt)):
+                    return await self.raw_receive()
+            except TimeoutError:
+                if prompt >= limit:
+                    raise self._refuse(Refusal(408, "bad-request", _TOO_SLOW, {})) from None
+                if self.limits.slow_bodies >= MAX_SLOW_BODIES:
+                    raise self._refuse(_busy("Too many photos are arriving slowly")) from None
+                self.limits.slow_bodies += 1
+                self.is_slow = True
 
     def _refuse(self, refusal: Refusal) -> _Refused:
         self.refusal = refusal
@@ -178,6 +201,15 @@ class _LimitedRequest:
                 await self.raw_send(message)
         except TimeoutError:
             raise _Refused from None  # the client does not read its response
+
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::[0-9]{1,5})?", re.IGNORECASE)
+
+
+def host_name(host: str) -> str | None:
+    """Return the name in a Host header, without its port; None where it is not a name and a port to the end."""
+    match = _HOST.fullmatch(host)
+    return match[1] if match else None
 
 
 def _is_cross_site(headers: dict[str, str], host: str) -> bool:

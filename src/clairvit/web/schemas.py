@@ -22,6 +22,9 @@ ScoreKind = Literal["logit", "prob", "logprob"]
 Removal = Literal["token", "mean", "black", "blur"]
 
 
+DEFAULT = "default"
+
+
 class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -79,6 +82,8 @@ class ModelCard(_Response):
     layers: int
     heads: int = Field(description="0: it has no attention between tokens")
     activation: ActivationName = Field(description="what scores mean; raw: there are no probabilities")
+    default_method: str = Field(description="the method that fits this model where none is named")
+    seconds: float = Field(description="of one forward pass of one photo on this machine")
 
 
 class ModelsResponse(_Response):
@@ -89,8 +94,12 @@ class ModelsResponse(_Response):
 
 class MethodCard(_Response):
     name: str
+    title: str = Field(description="its name in plain language")
+    sentence: str = Field(description="what it does, without formulas")
+    also: list[str] = Field(description="other names that people search for")
+    control: bool = Field(description="a baseline that looks at no model")
     family: str
-    summary: str
+    summary: str = Field(description="its formula")
     paper: str
     signed: bool
     class_specific: bool
@@ -104,6 +113,8 @@ class MethodCard(_Response):
 class RecommendationCard(_Response):
     purpose: str
     method: str
+    title: str
+    sentence: str
     reason: str
     evidence: str
 
@@ -121,10 +132,10 @@ class ExplainRequest(_Request):
     photo: PhotoId = Field(default="demo", description="'demo', or the id in an earlier response")
     model: ModelName | None = Field(default=None, description="one of /api/models; the first by default")
     method: list[MethodText] = Field(
-        default=["attnlrp+plus"],
+        default=[DEFAULT],
         min_length=1,
         max_length=64,
-        description="method strings; 'all' are all one-trace methods",
+        description="method strings; 'all' are all one-trace methods, 'default' is the model's default method",
     )
     target: list[ClassText] = Field(
         default=[], max_length=4, description="class names or numbers; none: the predicted class"
@@ -135,7 +146,8 @@ class ExplainRequest(_Request):
     heads: bool = Field(default=False, description="also the map of each head (one method only)")
     picture: bool = Field(default=False, description="also the photo as the model sees it")
     reply: Literal["maps", "record", "npz"] = Field(
-        default="maps", description="maps: ExplainResponse; record: the JSON record of one method; npz: its arrays"
+        default="maps",
+        description="maps: ExplainResponse; record: JSON of one method; npz: its arrays; in a stream as base64",
     )
     stream: bool = Field(default=False, description="JSON lines: progress, then the response")
 
@@ -154,6 +166,7 @@ class HeadMaps(_Response):
 
 class MethodMaps(_Response):
     method: str = Field(description="canonical")
+    title: str = Field(description="its name in plain language")
     family: str
     signed: bool
     class_specific: bool
@@ -179,6 +192,7 @@ class ExplainResponse(_Response):
     top: list[ClassScore]
     explanations: list[MethodMaps]
     skipped: dict[str, str] = Field(description="methods that do not fit the model, and why")
+    cautions: list[str] = Field(description="why the answer may mean little: a flat or tiny photo, low confidence")
     picture: str | None = Field(description="a PNG in base64")
     size: tuple[int, int]
 
@@ -203,7 +217,7 @@ class TraceResponse(_Response):
 class CurveRequest(_Request):
     photo: PhotoId = "demo"
     model: ModelName | None = None
-    method: MethodText = "attnlrp+plus"
+    method: MethodText = DEFAULT
     target: ClassText | None = None
     seed: Seed = 0
     steps: int = Field(default=13, ge=1, le=48)
@@ -218,6 +232,7 @@ class Band(_Response):
     low: list[float | None]
     high: list[float | None]
     area: float | None
+    areas: list[float | None] = Field(description="of each order")
 
 
 class CurveBands(_Response):
@@ -225,6 +240,9 @@ class CurveBands(_Response):
     counts: list[int] = Field(description="number of patches that are removed, or inserted")
     method: Band
     random: Band
+    verdict: Literal["better", "not distinguishable", "worse"] | None = Field(
+        description="of the map's area against a 95 % prediction interval of random orders; null: undefined"
+    )
 
 
 class CurveResponse(_Response):
@@ -243,7 +261,7 @@ class CurveResponse(_Response):
 class CheckRequest(_Request):
     photo: PhotoId = "demo"
     model: ModelName | None = None
-    method: MethodText = "attnlrp+plus"
+    method: MethodText = DEFAULT
     target: ClassText | None = None
     score: ScoreKind | None = None
     seed: Seed = 0

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import copy
 import re
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from clairvit._version import __version__
-from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.calibrated import calibrated_spec, calibration_by_hash
+from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
+from clairvit.methods.plain_language import plain_language, plain_title
 from clairvit.methods.recipe import read_recipe
-from clairvit.methods.recommended import recommended_methods
+from clairvit.methods.recommended import defaults_for, recommended_methods
 from clairvit.methods.registry import Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.option_types import local_paths
 from clairvit.targets.base import class_name
+from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.recording import record
+from clairvit.tracing.structure import model_structure
 from clairvit.tracing.trace import Trace, run_backward
 from clairvit.web.job_queue import JobQueue
-from clairvit.web.schemas import Limits, MethodCard, MethodsResponse, ModelCard, ModelsResponse, RecommendationCard
+from clairvit.web.result_cache import ResultCache
+from clairvit.web.schemas import (
+    DEFAULT,
+    Limits,
+    MethodCard,
+    MethodsResponse,
+    ModelCard,
+    ModelsResponse,
+    RecommendationCard,
+)
 from clairvit.web.uploads import MAX_BYTES, MAX_PIXELS, UploadStore
 
 ALL = "all"
+BASELINE = "baseline"  # the family of the controls
 MAX_PASSES = 20_000  # of one request; larger ones are refused
 MAX_OPTION = 10_000  # samples, steps, …: memory grows with them
 MAX_OPTIONS = {"cells": 32}  # per side, so memory grows with their square
@@ -47,6 +64,7 @@ class AppState:
     uploads: UploadStore
     time_limit: float  # seconds per request
     recipes: tuple[MethodSpec, ...] = ()  # calibrated methods that the server was started with
+    results: ResultCache = field(default_factory=ResultCache)
 
     def model_name(self, requested: str | None) -> str:
         """Return the name of the requested model, the first one by default; raise UnknownName."""
@@ -63,6 +81,10 @@ class AppState:
     def card(self, name: str) -> ModelCard:
         """Return the description of a model."""
         return next(card for card in self.cards if card.name == name)
+
+    def method_texts(self, texts: Sequence[str], model: str) -> list[str]:
+        """Return method strings with 'default' replaced by the default method of a model."""
+        return [self.card(model).default_method if text.strip() == DEFAULT else text for text in texts]
 
     def models_response(self) -> ModelsResponse:
         """Return the models and the limits of this server."""
@@ -136,7 +158,44 @@ def _card(model: Model, uploads: UploadStore) -> ModelCard:
         layers=len(trace.layers),
         heads=heads,
         activation=model.activation_of(trace.logits),
+        default_method=_default_method(model, trace.pixels),
+        seconds=_forward_seconds(model, trace.pixels),
     )
+
+
+def _default_method(model: Model, pixels: Tensor) -> str:
+    """Return the default method for this kind of model, or the first of its fallbacks that fits.
+
+    A model without classes has no score to explain: there it is the first method that needs none.
+    """
+    if model.classifier:
+        candidates = [item.method for item in defaults_for(model_structure(model, pixels))]
+    else:
+        recommended = [item.method for item in recommended_methods()]
+        quick = [method.name for method in list_methods() if is_one_trace(method) and method.family != BASELINE]
+        candidates = [text for text in (*recommended, *quick) if not resolve_method(text).method.class_specific]
+    for text in candidates:
+        if resolve_method(text).method.slow:
+            return text
+        try:
+            return explain(model, Batch(pixels, ("demo",), single=True), text).method
+        except NotApplicable:
+            continue  # the next one
+    raise BadInput(
+        f"{model.name} has no class names, and no method without them fits it; expected a model with classes: load it "
+        "with labels=[…]."
+    )
+
+
+def _forward_seconds(model: Model, pixels: Tensor) -> float:
+    """Return the seconds of one forward pass: the shortest of three, as the first ones load libraries."""
+    times = []
+    with frozen_eval(model.module), torch.no_grad():
+        for _ in range(3):
+            started = time.perf_counter()
+            model.logits(pixels.to(model.device, model.dtype)).sum().item()  # waits for a GPU
+            times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
@@ -147,6 +206,10 @@ def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
     cards = [
         MethodCard(
             name=method.name,
+            title=plain_language(method.name).title,
+            sentence=plain_language(method.name, method.summary).sentence,
+            also=list(plain_language(method.name).also),
+            control=method.family == BASELINE,
             family=method.family,
             summary=method.summary,
             paper=method.paper,
@@ -162,7 +225,14 @@ def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
         if method.name not in _COMBINING
     ]
     return MethodsResponse(
-        recommended=[RecommendationCard(**asdict(item)) for item in recommended_methods()],
+        recommended=[
+            RecommendationCard(
+                title=plain_title(resolve_method(item.method)),
+                sentence=plain_language(resolve_method(item.method).method.name).sentence,
+                **asdict(item),
+            )
+            for item in recommended_methods()
+        ],
         families=list(dict.fromkeys(method.family for method in ordered)),
         methods=cards,
     )

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageStat, UnidentifiedImageError
 from torch import Tensor
 
 from clairvit.models.image_files import DEMO, open_image, read_image
@@ -25,9 +25,16 @@ MAX_PIXELS = 50_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 KINDS = "JPEG, PNG, WebP, GIF or BMP"
 CACHE_BYTES = 96 * 2**20
+TINY = 64  # pixels of the shorter side
+FLAT = 6.0  # standard deviation of every channel, of 255
 MAX_SCANS = 100  # of a JPEG; ten are usual, and a scan of a few bytes can cover the whole picture
 # Polyglot files: bytes that begin or end as a page or a program are refused.
 _PAGE = re.compile(rb"<!doctype|<\?php|%PDF-|%%EOF|<(?:html|svg|script)[\s/>]", re.IGNORECASE)
+HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
+_HEIC = (
+    f"This is an iPhone photo (HEIC), which cannot be read here; expected {KINDS}. Share or export it as JPEG, or set "
+    "the camera to 'Most Compatible'."
+)
 _START, _END = 1024, 66_000  # bytes that are searched
 
 
@@ -49,6 +56,7 @@ class Upload:
 
     id: str
     pixels: Mapping[str, Tensor]  # model name -> [1, 3, H, W], normalised
+    cautions: tuple[str, ...] = ()  # why the answer may mean little
 
     @property
     def bytes(self) -> int:
@@ -78,6 +86,8 @@ def decode(data: bytes) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise InvalidUpload(413, f"{_TOO_MANY_PIXELS} Send a smaller copy.") from error
     except UnidentifiedImageError as error:
+        if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS:
+            raise InvalidUpload(415, _HEIC) from error
         raise InvalidUpload(415, f"This is not a photo that can be read here; expected {KINDS}: convert it.") from error
     except Exception as error:  # Pillow raises many kinds of errors on broken headers
         raise InvalidUpload(
@@ -96,6 +106,16 @@ def decode(data: bytes) -> Image.Image:
         except Exception as error:  # Pillow's decoders raise many kinds of errors on broken bytes
             message = f"The photo is damaged ({_reason(error)}); expected a whole one: save or download it again."
             raise InvalidUpload(422, message) from error
+
+
+def photo_cautions(image: Image.Image) -> tuple[str, ...]:
+    """Return why the answer to a photo may mean little: it is tiny, or nearly of one colour."""
+    cautions = []
+    if min(image.size) < TINY:
+        cautions.append(f"The photo has only {image.width} × {image.height} pixels, too few to show much.")
+    if max(ImageStat.Stat(image.resize((64, 64))).stddev) < FLAT:
+        cautions.append("The photo is nearly of one colour: there is little in it that an answer could be about.")
+    return tuple(cautions)
 
 
 _TOO_MANY_PIXELS = f"Photos of more than {MAX_PIXELS // 1_000_000} megapixels are not decoded."
@@ -150,4 +170,5 @@ class UploadStore:
         return sum(photo.bytes for photo in self._cache.values())
 
     def _preprocess(self, photo_id: str, image: Image.Image) -> Upload:
-        return Upload(photo_id, {name: prepare([image], model).pixels for name, model in self._models.items()})
+        pixels = {name: prepare([image], model).pixels for name, model in self._models.items()}
+        return Upload(photo_id, pixels, photo_cautions(image))

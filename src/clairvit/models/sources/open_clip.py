@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,39 @@ from clairvit.errors import NotApplicable, UnknownName, did_you_mean
 from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
-from clairvit.models.sources.adapters import ZeroShot
+from clairvit.models.sources.adapters import ZeroShot, drop_submodules
 from clairvit.models.sources.hub import abbreviated, extra, fetching, hub_blocked
+from clairvit.models.text_encoder import TextEncoder, TextTower
 
 
 def build(request: LoadOptions) -> Model:
     """Return the zero-shot classifier of the labels as prompts, or the image encoder."""
+    encoder = TextEncoder(functools.partial(open_text_tower, request))
+    with opened(request, prompts=request.labels is not None) as (model, tokenizer):
+        module: nn.Module = model.visual
+        if tokenizer is not None and request.labels is not None:
+            text = encoder.remember(request.labels, TextTower(model, tokenizer).embed(request.labels))
+            module = ZeroShot(module, text, model.logit_scale.exp(), getattr(model, "logit_bias", None))
+        settings = preprocess(model.visual.preprocess_cfg, request.spec)
+    return Model(
+        module=module,
+        name=request.name,
+        preprocess=settings,
+        labels=request.labels or (),
+        classifier=request.labels is not None,
+        text_encoder=encoder,
+    )
+
+
+def open_text_tower(request: LoadOptions) -> TextTower:
+    """Return the text tower of the same model, loaded again; its image tower is not kept."""
+    with opened(request, prompts=True) as (model, tokenizer):
+        return TextTower(drop_submodules(model, ["visual"]), tokenizer)
+
+
+@contextmanager
+def opened(request: LoadOptions, *, prompts: bool) -> Iterator[tuple[Any, Any]]:
+    """Load both towers, and the tokenizer if `prompts` are read; errors inside the block say what could not be."""
     open_clip = extra("open_clip", "clip", request.spec)
     name, weights = split_weights(open_clip, request)
     local = name.startswith("local-dir:") or (weights is not None and Path(weights).exists())
@@ -29,19 +59,7 @@ def build(request: LoadOptions) -> Model:
     component = "weights" if request.pretrained else "text tower or tokenizer"
     with fetching(request.spec, blocked, component=component, local=local), seeded(), torch.no_grad():
         model = open_clip.create_model(name, pretrained=weights, **options).eval()
-        if request.labels is None:
-            module: nn.Module = model.visual
-        else:
-            tokens = open_clip.get_tokenizer(name)(list(request.labels))
-            bias = getattr(model, "logit_bias", None)
-            module = ZeroShot(model.visual, model.encode_text(tokens), model.logit_scale.exp(), bias)
-    return Model(
-        module=module,
-        name=request.name,
-        preprocess=preprocess(model.visual.preprocess_cfg, request.spec),
-        labels=request.labels or (),
-        classifier=request.labels is not None,
-    )
+        yield model, open_clip.get_tokenizer(name) if prompts else None
 
 
 def split_weights(open_clip: Any, request: LoadOptions) -> tuple[str, str | None]:

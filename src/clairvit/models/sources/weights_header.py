@@ -10,7 +10,7 @@ from typing import Any
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
 from clairvit.models.activation import Activation, check_activation
 from clairvit.models.labels import is_dict_or_names, label_names
-from clairvit.models.preprocess import Preprocess, parse_size, preprocess_options
+from clairvit.models.preprocess import Preprocess, parse_size, per_channel, preprocess_options
 
 Header = Mapping[str, str]
 # Options of timm models that a file or the command line may set. Others (a checkpoint's path, for example) would make
@@ -121,8 +121,8 @@ def read_preprocess(header: Header, spec: str) -> dict[str, Any]:
         if name in ("size", "img_size"):
             fields["size"] = _check_entry(name, spec, parse_size, value)
         elif value is not None:
-            options = _check_entry(name, spec, preprocess_options, **{name: value})
-            fields[name] = getattr(options, name)
+            field = getattr(_check_entry(name, spec, preprocess_options, **{name: value}), name)
+            fields[name] = _check_entry(name, spec, per_channel, name, field, 3) if name in ("mean", "std") else field
     return fields
 
 
@@ -137,8 +137,8 @@ def _read_whole_preprocess(header: Header, spec: str) -> dict[str, Any]:
         options = preprocess_options(entry["mean"], entry["std"], interpolation=str(entry["interpolation"]))
         return {
             "size": (rows, columns),
-            "mean": options.mean,
-            "std": options.std,
+            "mean": per_channel("mean", options.mean or (), 3),
+            "std": per_channel("std", options.std or (), 3),
             "resize": box if box is None or isinstance(box, int) else (int(box[0]), int(box[1])),
             "interpolation": options.interpolation,
             "keep_ratio": bool(entry["keep_ratio"]),
