@@ -2,7 +2,7 @@
 #   make demo    explain the built-in photo with the built-in model, write out/demo.png
 #   make test    install the development extras and run every test, offline
 # Further: make test-quick (a sample, under two minutes), make test-portable (numbers on other kernels), make fuzz
-# (10,000 odd inputs; 2,000 of them are part of make test), make lint.
+# (10,000 odd inputs; 2,000 of them are part of make test), make what-works (docs/what-works.md), make lint.
 # A Python of your choice: make demo PYTHON=python3.12. Another place for the environment: make test VENV=/tmp/v.
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src -type f -not -name '*.pyc')
 DEMO := raw-attention,rollout,grad-rollout,attcam,genatt,gradsam,gmar-l1,legrad,focusvit,attcat,saliency,ixg,gradcam,attnlrp+plus,decompx+skipplus
 
-.PHONY: help demo test test-quick test-portable fuzz lint clean
+.PHONY: help demo test test-quick test-portable fuzz what-works lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -63,6 +63,11 @@ SEED ?= 20260714
 
 fuzz: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 CLAIRVIT_FUZZ_CASES=$(CASES) CLAIRVIT_FUZZ_SEED=$(SEED) $(PYTEST) -n $(JOBS) tests/fuzz $(ARGS)
+
+# Which methods and targets run on which family of models; written to a copy first, so that an error keeps the page.
+what-works: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python docs/generate_what_works.py > docs/what-works.md.new
+	@mv docs/what-works.md.new docs/what-works.md
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from clairvit.methods.recommended import recommended_methods as recommended_methods
     from clairvit.methods.registry import Requires as Requires
     from clairvit.methods.result import MapResult as MapResult
+    from clairvit.methods.similarity import Similarity as Similarity
+    from clairvit.methods.similarity import similar as similar
     from clairvit.methods.spec import MethodSpec as MethodSpec
     from clairvit.methods.token_features import PatchFeatures as PatchFeatures
     from clairvit.methods.token_features import features as features
@@ -88,8 +90,11 @@ if TYPE_CHECKING:
     from clairvit.targets.function import Output as Output
     from clairvit.targets.query import Query as Query
     from clairvit.targets.region import Region as Region
+    from clairvit.targets.similar import Similar as Similar
     from clairvit.targets.text import Text as Text
     from clairvit.targets.token import NextToken as NextToken
+    from clairvit.tracing.neuron import Direction as Direction
+    from clairvit.tracing.neuron import Neuron as Neuron
     from clairvit.tracing.recorders.base import Recorder as Recorder
     from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
     from clairvit.tracing.trace import Trace as Trace
@@ -118,9 +123,14 @@ _MODULES = {
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
     "Output": "clairvit.targets.function",
+    "Neuron": "clairvit.tracing.neuron",
+    "Direction": "clairvit.tracing.neuron",
     "Region": "clairvit.targets.region",
     "Query": "clairvit.targets.query",
     "Text": "clairvit.targets.text",
+    "Similar": "clairvit.targets.similar",
+    "similar": "clairvit.methods.similarity",
+    "Similarity": "clairvit.methods.similarity",
     "NextToken": "clairvit.targets.token",
     "generate": "clairvit.methods.generation",
     "shift": "clairvit.methods.ensembles",

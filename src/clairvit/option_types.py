@@ -10,9 +10,10 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, WrongType
 
 M = TypeVar("M")
 
@@ -54,6 +55,15 @@ class LocalPath:
 
 
 Passes = Annotated[int, Range(ge=1, unit="passes", example=50)]
+
+
+def checked_index(value: Any, what: str) -> int:
+    """Return an integer of Python or NumPy as int; raise unless it is one from 0. `what` begins the message."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise WrongType(f"{what} is {value!r}; expected an integer from 0.")
+    if value < 0:
+        raise BadInput(f"{what} is {value}; expected an integer from 0.")
+    return int(value)
 
 
 def check_range(owner: Any, name: str, value: Any, *, typed: str | None = None) -> None:

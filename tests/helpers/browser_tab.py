@@ -64,12 +64,25 @@ def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
     assert [error for error in errors if error not in expected] == []
 
 
-def wait_for_map(page: Any, words: str | re.Pattern[str] = re.compile(r" %|∀ any class")) -> None:
+def wait_for_map(page: Any, words: str | re.Pattern[str] = re.compile(r" % |any answer|score")) -> None:
     sync_api.expect(page.locator("#caption-0")).to_contain_text(words, timeout=WAIT)
 
 
-def settled(page: Any) -> None:
-    sync_api.expect(page.locator("#status-text")).to_contain_text(re.compile(r"forwards?, .* s$"), timeout=WAIT)
+def settled(page: Any, method_text: str | None = None) -> None:
+    """Wait until the map of the settings is shown."""
+    shown = page.locator("#map-panel")
+    if method_text is not None:
+        sync_api.expect(shown).to_have_attribute("data-method", method_text, timeout=WAIT)
+    sync_api.expect(shown).to_have_attribute("aria-busy", "false", timeout=WAIT)
+
+
+def checked(page: Any) -> None:
+    """Wait until the map is tested."""
+    sync_api.expect(page.locator("#badge")).to_be_enabled(timeout=WAIT)
+
+
+def film_ended(page: Any) -> None:
+    sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", "ended", timeout=WAIT)
 
 
 def picture(page: Any, name: str = "map-0") -> str:
@@ -87,4 +100,5 @@ def changes(page: Any, act: Callable[[], object], name: str = "map-0") -> None:
 
 
 def method(page: Any, name: str) -> None:
+    page.evaluate("() => { document.getElementById('all-methods').open = true; }")
     page.locator(f'#methods input[value="{name}"]').first.check()  # a recommended one is listed twice

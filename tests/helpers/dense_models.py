@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 import transformers as hf
-from torch import nn
+from torch import Tensor, nn
+
+import clairvit as cv
 
 SIZE = 64  # pixels
 NAMES = ("cat", "dog", "sky", "sea", "tree")
@@ -26,12 +28,17 @@ _VIT: dict[str, Any] = {
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return a module with random weights from a fixed seed, in evaluation mode; no weight stays zero or tiny."""
+    """Return a module with random weights from a fixed seed, in evaluation mode; no weight stays zero or tiny.
+
+    Convolutions keep their own: a token of a backbone then sees its place more than the rest of the image.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = build().eval()
+        kept = {id(part.weight) for part in module.modules() if isinstance(part, nn.Conv2d | nn.BatchNorm2d)}
         for parameter in module.parameters():
-            torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim > 1 else 0.5)
+            if id(parameter) not in kept:
+                nn.init.normal_(parameter, std=0.3 if parameter.ndim > 1 else 0.5)
     return module
 
 
@@ -59,8 +66,13 @@ def dpt_segmenter() -> nn.Module:
 
 
 def dpt_depth() -> nn.Module:
-    """Return DPT's depth model on a plain ViT."""
-    return seeded(lambda: hf.DPTForDepthEstimation(_dpt_config()))
+    """Return DPT's depth model on a plain ViT; its depths are positive, where its last ReLU has a gradient."""
+    module: Any = seeded(lambda: hf.DPTForDepthEstimation(_dpt_config()))
+    last = [layer for layer in module.head.head if isinstance(layer, nn.Conv2d)][-1]
+    with torch.no_grad():
+        last.weight.abs_()
+        last.bias.abs_()
+    return module  # type: ignore[no-any-return]
 
 
 def _swin() -> Any:
@@ -113,7 +125,7 @@ def sam() -> nn.Module:
     """Return SAM."""
     vision = hf.SamVisionConfig(
         hidden_size=16,
-        output_channels=16,
+        output_channels=24,
         num_hidden_layers=2,
         num_attention_heads=2,
         mlp_dim=32,
@@ -121,11 +133,11 @@ def sam() -> nn.Module:
         patch_size=16,
         window_size=2,
         global_attn_indexes=[1],
-        num_pos_feats=8,
+        num_pos_feats=12,
     )
-    prompt = hf.SamPromptEncoderConfig(hidden_size=16, image_size=SIZE, patch_size=16)
+    prompt = hf.SamPromptEncoderConfig(hidden_size=24, image_size=SIZE, patch_size=16)
     decoder = hf.SamMaskDecoderConfig(
-        hidden_size=16, mlp_dim=32, num_hidden_layers=1, num_attention_heads=2, iou_head_hidden_dim=16
+        hidden_size=24, mlp_dim=32, num_hidden_layers=1, num_attention_heads=2, iou_head_hidden_dim=16
     )
     config = hf.SamConfig(vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder)
     return seeded(lambda: hf.SamModel(config))
@@ -192,3 +204,23 @@ def rt_detr() -> nn.Module:
 SEGMENTERS = {"segformer": segformer, "dpt": dpt_segmenter, "maskformer": maskformer, "mask2former": mask2former}
 DENSE = SEGMENTERS | {"dpt depth": dpt_depth, "sam": sam}
 DETECTORS = {"detr": detr, "yolos": yolos, "rt_detr": rt_detr}
+
+
+def model_of(build: Callable[[], nn.Module]) -> cv.Model:
+    """Return a tiny model in float64."""
+    return cv.wrap(build().double(), size=SIZE, mean=0.5, std=0.5)
+
+
+def images(count: int = 2, seed: int = 0) -> Tensor:
+    """Return noise images [count, 3, SIZE, SIZE] in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, SIZE, SIZE, generator=generator, dtype=torch.float64)
+
+
+def without_biases(module: nn.Module) -> nn.Module:
+    """Return the module with every bias and every constant that is added between blocks set to zero."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith(("bias", "mid_position_embeddings")):
+                parameter.zero_()
+    return module

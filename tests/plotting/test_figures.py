@@ -73,7 +73,9 @@ def test_signed_bars_are_symmetric() -> None:
     assert lowest.replace("−", "") == highest
     assert labels[1] == "0"
     cut = explanation_figure(fake(signed=True, grid=(14, 14)), PlotStyle(robust=5)).axes[-1].get_yticklabels()
-    assert [cut[0].get_text().split("\n")[1][0], cut[2].get_text()[0]] == ["≤", "≥"], "the bar says where values were cut off"
+    assert [cut[0].get_text().split("\n")[1][0], cut[2].get_text()[0]] == ["≤", "≥"], (
+        "the bar says where values were cut off"
+    )
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -14,7 +14,7 @@ import clairvit as cv
 from clairvit.web.app import create_app
 from clairvit.web.state import AppState, create_state
 from helpers.app_lifespan import unclosed
-from helpers.browser_tab import WAIT, browser, needs_a_browser, sync_api
+from helpers.browser_tab import WAIT, browser, film_ended, needs_a_browser, sync_api
 from helpers.web_server import serving
 
 __all__ = ["browser"]  # a fixture
@@ -64,7 +64,8 @@ def test_the_web_page_shows_the_score(age_desk: AppState, browser: Any) -> None:
         assert page.locator("#classes meter").count() == 0
         assert "%" not in page.locator("#classes").inner_text()
         page.locator("#play-deletion").click()
-        sync_api.expect(page.locator("#curve-text")).to_contain_text("normalised score", timeout=WAIT)
-        sync_api.expect(page.locator("#curve-text")).to_contain_text("removed: 196 of 196", timeout=WAIT)
+        film_ended(page)
+        sync_api.expect(page.locator("#curve-text")).to_contain_text("normalised score")
+        sync_api.expect(page.locator("#answer-says")).to_contain_text("The model's answer: age")
         assert "%" not in page.locator("#curve-text").inner_text()
         page.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,19 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.plotting.overlay import denormalised_photo, overlay, scale_of, to_numpy
-from helpers.browser_tab import WAIT, browser, changes, method, needs_a_browser, picture, settled, sync_api, visit
+from clairvit.web.state import AppState
+from helpers.browser_tab import (
+    browser,
+    changes,
+    checked,
+    film_ended,
+    method,
+    needs_a_browser,
+    picture,
+    settled,
+    sync_api,
+    visit,
+)
 
 __all__ = ["browser", "visit"]  # fixtures
 pytestmark = needs_a_browser
@@ -24,6 +37,8 @@ SHIFTS = """() => new Promise((done) => { let sum = 0;
   new PerformanceObserver((list) => { for (const one of list.getEntries()) if (!one.hadRecentInput) sum += one.value; })
     .observe({ type: "layout-shift", buffered: true });
   setTimeout(() => done(sum), 300); })"""
+SMALL_TARGETS = """() => [...document.querySelectorAll("main button, header button, main select")]
+  .filter((one) => one.offsetParent && one.getBoundingClientRect().height < 44).map((one) => one.outerHTML)"""
 COLOURED = """() => { const c = document.getElementById("map-0");
   const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
   let n = 0;
@@ -36,9 +51,17 @@ def test_the_first_load_shows_the_demo_explained_and_nothing_jumps(visit: Callab
     sync_api.expect(page.locator("#caption-0")).to_contain_text("Bengal")
     assert page.locator("#classes li").count() == 5
     assert page.locator("#methods fieldset").count() >= 7
-    colours = page.evaluate(COLOURED)
-    assert colours > 0.05, "the photo is grey, so colour is the map"
+    checked(page)
+    assert 0.01 < page.evaluate(COLOURED) < 0.5, "the photo is grey, so colour is the map, and it is no veil"
     assert page.evaluate(SHIFTS) < 0.05
+    sync_api.expect(page.locator("#answer-says")).to_contain_text(re.compile(r"The model says Bengal \(\d+ %\), then"))
+    for name in ("#answer", "#photo", "#map-0", "#legend", "#classes"):
+        box = page.locator(name).bounding_box()
+        assert box["y"] + box["height"] <= 900, f"{name} is not on the first screen"
+
+
+def scale_end(page: Any, end: str) -> float:
+    return float(page.locator(end).get_attribute("data-value"))
 
 
 @pytest.mark.parametrize(("name", "targets"), [("legrad", [11]), ("ixg", [11]), ("ixg", [11, 5])])
@@ -48,7 +71,7 @@ def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name
     made = cv.explain(cv.load("pets"), "demo", name, targets=targets)
     values = to_numpy(made.maps)
     scale = scale_of(values, made.signed)
-    assert float(page.locator("#high").inner_text().lstrip("≥ ")) == pytest.approx(scale.high, rel=5e-3)
+    assert scale_end(page, "#high") == pytest.approx(scale.high, rel=1e-5)
     photo = Image.fromarray(np.round(denormalised_photo(made.pixels[0], made.preprocess) * 255).astype(np.uint8))
     large = np.asarray(photo.resize((448, 448), Image.Resampling.BILINEAR)) / 255.0
     for k in range(len(targets)):
@@ -57,6 +80,10 @@ def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name
             found = np.asarray(drawn.convert("RGB")) / 255.0
         assert np.abs(found - wanted).mean() < 0.01
         assert np.abs(found - wanted)[wanted.max(-1) - wanted.min(-1) > 0.3].mean() < 0.02  # where the map glows
+    low, high = page.locator("#low").inner_text(), page.locator("#high").inner_text()
+    about = "Bengal" if targets == [5] else "Egyptian Mau" if len(targets) == 1 else "the answer"
+    words = (f"against {about}", f"for {about}") if made.signed else ("little", f"much evidence for {about}")
+    assert (low, high) == words
 
 
 def test_layers_heads_and_unsigned_maps_are_the_librarys(visit: Callable[..., Any]) -> None:
@@ -74,7 +101,7 @@ def test_layers_heads_and_unsigned_maps_are_the_librarys(visit: Callable[..., An
         page = visit(f"#method=ixg{link}")
         scale = scale_of(values, bool((values < 0).any()))
         for end, wanted in (("#low", scale.low), ("#high", scale.high)):
-            assert float(page.locator(end).inner_text().lstrip("≤≥ ")) == pytest.approx(wanted, rel=5e-3), link
+            assert scale_end(page, end) == pytest.approx(wanted, rel=1e-5), link
         page.close()
 
 
@@ -83,13 +110,14 @@ def test_class_method_layer_and_head(visit: Callable[..., Any]) -> None:
     changes(page, lambda: page.locator("#classes .name").nth(1).click())
     sync_api.expect(page.locator("#caption-0")).to_contain_text("Egyptian Mau")
     changes(page, lambda: method(page, "ixg"))
+    page.locator("#display summary").click()
     assert page.locator("#signed").is_enabled()
     changes(page, lambda: page.locator("#signed").uncheck())
     settled(page)
     changes(page, lambda: page.locator("#layer").fill("4"))
-    assert page.locator("#layer-text").inner_text() == "3"
+    assert page.locator("#layer-text").inner_text() == "4 of 12"
     changes(page, lambda: page.locator("#head").select_option("2"))
-    sync_api.expect(page.locator("#notes")).to_contain_text("Head 2 of layer 3")
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("layer 4 of 12, head 3")
     changes(page, lambda: page.locator("#opacity").fill("0.3"))
     changes(page, lambda: page.locator("#cmap").select_option("viridis"))
     link = urlsplit(page.url).fragment
@@ -111,29 +139,50 @@ def test_two_targets_side_by_side(visit: Callable[..., Any]) -> None:
 
 
 def test_a_patch_by_pointer_and_by_keyboard(visit: Callable[..., Any]) -> None:
+    """The tooltip is at the pointer and says rank, value and where the patch looks; it goes when the pointer leaves."""
     page = visit("#layer=1")  # where each patch attends elsewhere
-    words = page.locator("#patch-text")
+    tooltip, words = page.locator("#tooltip"), page.locator("#patch-text")
+    before = picture(page)
     box = page.locator("#map-0").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 2.5 / 14, box["y"] + box["height"] * 4.5 / 14)
+    x, y = box["x"] + box["width"] * 2.5 / 14, box["y"] + box["height"] * 4.5 / 14
+    page.mouse.move(x, y)
     model = cv.load("pets")
-    said, attends = cv.explain(model, "demo", layers=True).layers, cv.trace(model, "demo").layers[0].A[0].mean(0)
-    assert said is not None
-    scores = said[0, 0].flatten()
+    layers, attention = cv.explain(model, "demo", layers=True).layers, cv.trace(model, "demo").layers[0].A[0].mean(0)
+    assert layers is not None
+    scores = layers[0, 0].flatten()
     index = 4 * 14 + 2
-    place, most = int((scores > scores[index]).sum()) + 1, int(attends[1 + index, 1:].argmax())
-    sync_api.expect(words).to_contain_text(re.compile(rf"Row 5, column 3: score .* rank {place} of 196\."))
-    sync_api.expect(words).to_contain_text(
-        f"In layer 0, its heads attend most to row {most // 14 + 1}, column {most % 14 + 1};"
-    )
-    score = float(words.inner_text().split("score ")[1].split()[0])
-    assert score == pytest.approx(float(scores[index]), rel=5e-3)
-    before = picture(page, "attention")
+    rank, most = int((scores > scores[index]).sum()) + 1, int(attention[1 + index, 1:].argmax())
+    sync_api.expect(words).to_contain_text(f"Number {rank} of 196 parts for Bengal")
+    sync_api.expect(tooltip).to_have_attribute("data-most", str(most))
+    right, down = most % 14 - 2, most // 14 - 4
+    for steps, word in ((right, "to the right"), (-right, "to the left"), (down, "down"), (-down, "up")):
+        assert (f"{steps} {word}" in words.inner_text()) == (steps > 0)
+    assert float(tooltip.get_attribute("data-value")) == pytest.approx(float(scores[index]), rel=1e-5)
+    place = tooltip.bounding_box()
+    assert abs(place["x"] - x) < 60, "it is where one looks"
+    assert abs(place["y"] - y) < 60, "it is where one looks"
+    page.mouse.move(5, 5)
+    sync_api.expect(tooltip).to_be_hidden()
+    assert picture(page) == before, "the square goes with the pointer"
     page.locator("#map-0").focus()
     page.keyboard.press("ArrowRight")
-    sync_api.expect(words).to_contain_text(
-        re.compile(r"Row 5, column 4: .* attend most to row \d+, column \d+; \d+ % of the attention")
-    )
-    assert picture(page, "attention") != before
+    sync_api.expect(tooltip).to_have_attribute("data-col", "7")
+    shown = picture(page, "attention")
+    page.keyboard.press("ArrowDown")
+    sync_api.expect(tooltip).to_have_attribute("data-row", "8")
+    sync_api.expect(tooltip).to_have_attribute("data-most", re.compile(r"\d+"))
+    assert picture(page, "attention") != shown
+
+
+def test_holding_shows_the_photo(visit: Callable[..., Any]) -> None:
+    page = visit()
+    before = picture(page)
+    assert before != picture(page, "photo")
+    page.locator("#hold").focus()
+    page.keyboard.down("Space")
+    assert picture(page) == picture(page, "photo")
+    page.keyboard.up("Space")
+    assert picture(page) == before
 
 
 def grey(page: Any) -> float:
@@ -142,60 +191,119 @@ def grey(page: Any) -> float:
         return float((np.asarray(drawn.convert("RGB")) == 128).all(-1).mean())
 
 
-def test_deletion_plays_and_can_be_stepped_through(visit: Callable[..., Any]) -> None:
+def test_the_film_plays_ends_on_the_telling_frame_and_can_be_scrubbed(visit: Callable[..., Any]) -> None:
     page = visit()
     page.locator("#play-deletion").click()
+    sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", "playing")  # at once
+    film_ended(page)
     page.locator("#chart .method").wait_for(state="attached")
-    sync_api.expect(page.locator("#curve-text")).to_contain_text("removed: 196 of 196", timeout=WAIT)
-    for drawn in (".band", ".random", ".method", ".dot"):
+    for drawn in (".band", ".random", ".method", ".dot", ".label", ".random-label"):
         assert page.locator(f"#chart {drawn}").count() == 1
+    telling = int(page.locator("#step").input_value())
+    values = [percents(page, k) for k in range(15)]
+    half = (values[0] + values[-1]) / 2
+    assert values[telling] <= half + 0.01 < values[telling - 1] + 0.02, "the probability has just halved"
+    page.locator("#step").fill("14")
     assert grey(page) == 1.0, "all patches are gone"
     page.locator("#step").fill("0")
     assert grey(page) < 0.01
     page.locator("#step").fill("7")
     assert grey(page) == pytest.approx(0.5, abs=0.01)
-    changes(page, lambda: page.locator("#step").fill("3"), "perturbed")
     page.locator("#play-insertion").click()
-    sync_api.expect(page.locator("#curve-text")).to_contain_text("inserted: 196 of 196", timeout=WAIT)
+    film_ended(page)
+    sync_api.expect(page.locator("#curve-text")).to_contain_text("parts shown")
+    assert "shown" in page.locator("#perturbed").get_attribute("aria-label")
+    page.locator("#step").fill("14")
     assert grey(page) < 0.01, "all patches are there"
-    page.locator("#step").fill("0")
-    assert grey(page) == 1.0
+    sync_api.expect(page.locator("#curve-verdict")).to_contain_text(re.compile("Hiding .* chance .* Showing .* chance"))
+    edge = page.locator("#chart").bounding_box()
+    for name in (".label", ".random-label"):
+        box = page.locator(f"#chart {name}").bounding_box()
+        assert box["y"] >= edge["y"], f"{name} is cut off"
 
 
-def test_check_is_shown_under_the_map_until_the_map_changes(visit: Callable[..., Any]) -> None:
-    page = visit()
-    assert page.locator("#check").is_hidden()
-    page.locator("#check-map").click()
-    sync_api.expect(page.locator("#check-verdict")).to_have_text("supported", timeout=WAIT)
-    sync_api.expect(page.locator("#check-text")).to_contain_text("Without the brightest")
-    method(page, "ixg")
-    sync_api.expect(page.locator("#check")).to_be_hidden(timeout=WAIT)
+def percents(page: Any, step: int) -> float:
+    page.locator("#step").fill(str(step))
+    text = page.locator("#curve-text").inner_text()
+    found = re.search(r"Bengal [<>]?([\d.]+) %", text)
+    assert found, text
+    return float(found[1]) / 100
+
+
+def test_the_answer_card_is_the_librarys_check(visit: Callable[..., Any]) -> None:
+    page = visit("#method=genatt")
+    checked(page)
+    (check,) = cv.explain(cv.load("pets"), "demo", "genatt").check()
+    assert check.sentence in page.locator("#answer-text").inner_text()
+    assert page.locator("#badge").get_attribute("data-verdict") == check.verdict
+    method(page, "random")
+    settled(page, "random")
+    checked(page)
+    assert page.locator("#badge").get_attribute("data-verdict") != "supported"
+    page.locator("#badge").click()
+    sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", "playing")
 
 
 def test_all_methods_as_thumbnails_and_one_enlarged(visit: Callable[..., Any]) -> None:
     page = visit()
-    page.locator("#all").scroll_into_view_if_needed()
+    assert page.locator("#thumbs button").count() == 0, "nobody asked for them"
+    page.locator("#compare summary").click()
     page.locator("#thumbs button").first.wait_for()
     assert page.locator("#thumbs canvas").count() > 35
     changes(page, lambda: page.locator('#thumbs button[data-method="decompx"]').click())
     sync_api.expect(page.locator('#thumbs button[data-method="decompx"]')).to_have_attribute("aria-pressed", "true")
+    sync_api.expect(page.locator("#map-0")).to_be_in_viewport()
+    assert re.fullmatch(r"[−\d.]+", page.locator('#thumbs button[data-method="decompx"] small').inner_text())
 
 
-@pytest.mark.parametrize(("button", "suffix"), [("png", ".png"), ("json", ".json"), ("npz", ".npz")])
-def test_results_can_be_kept(visit: Callable[..., Any], button: str, suffix: str) -> None:
-    page = visit()
+def saved(page: Any, button: str) -> tuple[str, bytes]:
     with page.expect_download() as waiting:
         page.locator(f"#save-{button}").click()
-    file = Path(waiting.value.path())
-    assert waiting.value.suggested_filename == f"clairvit-attnlrp-plus{suffix}"
-    assert file.stat().st_size > 1000
+    return waiting.value.suggested_filename, Path(waiting.value.path()).read_bytes()
+
+
+def test_results_can_be_kept_without_computing_them_again(visit: Callable[..., Any], state: AppState) -> None:
+    page = visit("#layer=3&method=legrad")
+    checked(page)
+    page.locator("#map-0").hover(position={"x": 60, "y": 60})  # what is saved has no square
+    names = {}
+    for button, suffix in (("png", "png"), ("json", "json"), ("npz", "npz"), ("report", "html")):
+        name, names[button] = saved(page, button)
+        assert name == f"clairvit-example-legrad.{suffix}"
+    record = json.loads(names["json"])
+    assert record["method"] == "legrad"
+    assert np.load(io.BytesIO(names["npz"]), allow_pickle=False)["maps"].shape == (1, 14, 14)
+    with Image.open(io.BytesIO(names["png"])) as image:
+        assert image.width > 1300, "photo and map, large enough to print"
+    report = names["report"].decode()
+    for part in ("The model says Bengal", page.locator("#badge").inner_text(), "layer 3 of 12", "LeGrad (legrad)"):
+        assert part in report
+    assert report.count("data:image/png") >= 2
+    assert "<svg" in report
+    assert "http" not in report.replace("http://www.w3.org/2000/svg", ""), "it needs nothing from elsewhere"
+
+
+def test_a_saved_picture_has_nothing_of_the_pointer(visit: Callable[..., Any]) -> None:
+    """The square around the last patch on the way to the button was in every PNG."""
+    page = visit()
+    checked(page)
+    _, before = saved(page, "png")
+    page.locator("#map-0").hover(position={"x": 100, "y": 100})
+    sync_api.expect(page.locator("#tooltip")).to_be_visible()
+    with page.expect_download() as waiting:
+        page.evaluate("() => document.getElementById('save-png').click()")  # the pointer is still on the map
+    assert Path(waiting.value.path()).read_bytes() == before
 
 
 def test_phone_width_and_dark_mode(visit: Callable[..., Any]) -> None:
     ground = "() => getComputedStyle(document.body).backgroundColor"
     phone = visit(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
     assert phone.evaluate("() => document.documentElement.scrollWidth") <= 360
-    assert phone.locator("#map-0").bounding_box()["y"] < 200, "the map comes first"
+    tops = [phone.locator(name).bounding_box()["y"] for name in ("#answer", "#map-0", "#drop", "#classes", "#layer")]
+    assert tops == sorted(tops), "answer, map, photo and classes come before the knobs"
+    assert tops[1] < 740, "the map is on the first screen"
+    small = phone.evaluate(SMALL_TARGETS)
+    assert small == [], "44 pixels are enough for a finger"
     dark = visit(color_scheme="dark")
     assert dark.evaluate(ground) != phone.evaluate(ground)
 
@@ -208,3 +316,23 @@ def test_every_control_has_a_name(visit: Callable[..., Any]) -> None:
         .map((one) => one.outerHTML)"""
     )
     assert nameless == []
+
+
+QUERIES = {
+    "grad-cam": {"gradcam", "gradcam-pp"},
+    "gradcam": {"gradcam", "gradcam-pp"},
+    "integrated gradients": {"integrated-gradients"},
+    "attention rollout": {"rollout"},
+    "SHAP": {"kernelshap"},
+}
+
+
+def test_methods_are_found_by_the_names_people_use(visit: Callable[..., Any]) -> None:
+    page = visit()
+    for query, names in QUERIES.items():
+        page.locator("#filter").fill(query)
+        visible = set(page.locator("#methods label:visible input").evaluate_all("(all) => all.map((one) => one.value)"))
+        assert names <= visible, query
+        assert len(visible) < 16, query
+    page.locator("#filter").fill("qqq")
+    sync_api.expect(page.locator("#nothing-found")).to_have_text("No method matches “qqq”.")

@@ -18,6 +18,8 @@ from helpers.browser_tab import (
     WAIT,
     browser,
     changes,
+    checked,
+    film_ended,
     method,
     needs_a_browser,
     picture,
@@ -42,7 +44,7 @@ HANDED_OVER = """async (way) => {
     : new ClipboardEvent("paste", { bubbles: true, clipboardData: data })); }"""
 
 
-def test_the_token_is_taken_out_of_the_address_or_asked_for(browser: Any, state: AppState) -> None:
+def test_the_token_is_taken_out_of_the_address_or_asked_for_in_the_page(browser: Any, state: AppState) -> None:
     with serving(state, "a-secret-token") as address:
         page = browser.new_page()
         heard = []
@@ -51,17 +53,19 @@ def test_the_token_is_taken_out_of_the_address_or_asked_for(browser: Any, state:
         wait_for_map(page)
         assert "secret" not in page.url + "".join(heard)
         assert "method=rollout" in page.url
-        other, asked, answers = browser.new_page(), [], ["wrong", "a-secret-token"]
-
-        def answer(dialog: Any) -> None:
-            asked.append(dialog.message)
-            dialog.accept(answers.pop(0))
-
-        other.on("dialog", answer)
+        assert page.locator("#token-form").is_hidden()
+        other, dialogs = browser.new_page(), []
+        other.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
         other.goto(address)
+        sync_api.expect(other.locator("#token-field")).to_be_focused(timeout=WAIT)
+        other.keyboard.type("wrong")
+        other.keyboard.press("Enter")
+        sync_api.expect(other.locator("#token-error")).to_contain_text("not accepted", timeout=WAIT)
+        other.locator("#token-field").fill("a-secret-token")
+        other.keyboard.press("Enter")
         wait_for_map(other)
-        assert answers == []
-        assert "needs a token" in asked[0]
+        assert other.locator("#token-form").is_hidden()
+        assert dialogs == []
         page.close()
         other.close()
 
@@ -95,21 +99,24 @@ def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any],
     settled(page)
     state.uploads._cache.clear()
     changes(page, lambda: method(page, "ixg"))
-    sync_api.expect(page.locator("#status-text")).to_contain_text("ixg: 1 forward", timeout=WAIT)
+    settled(page, "ixg")
     state.uploads._cache.clear()
     page.locator("#play-deletion").click()
-    sync_api.expect(page.locator("#curve-text")).to_contain_text("removed: 196 of 196", timeout=WAIT)
+    film_ended(page)
     state.uploads._cache.clear()
     page.locator("#map-0").hover(position={"x": 100, "y": 100})
-    sync_api.expect(page.locator("#patch-text")).to_contain_text("most to row", timeout=WAIT)
+    sync_api.expect(page.locator("#patch-text")).to_contain_text("it looks most", timeout=WAIT)
 
 
 def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any], state: AppState) -> None:
     page = visit()
     method(page, "rise")
-    sync_api.expect(page.locator("#status-text")).to_contain_text(re.compile(r"rise: .*\d %"), timeout=WAIT)
+    sync_api.expect(page.locator("#status-text")).to_contain_text(re.compile(r"RISE: .*\d %"), timeout=WAIT)
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("(old); RISE is being made")
+    assert page.locator("#map-panel.stale").count() == 1, "the former map is dimmed"
     page.locator("#cancel").click()
     sync_api.expect(page.locator("#status-text")).to_have_text("Cancelled.")
+    assert page.locator("#map-panel.stale").count() == 0
     end = time.monotonic() + WAIT / 1000
     while state.queues["slow"].pending:
         assert time.monotonic() < end, "the work went on"
@@ -122,14 +129,14 @@ def test_two_tabs_at_once_do_not_mix(visit: Callable[..., Any]) -> None:
     method(one, "gradcam")
     method(two, "attnlrp")
     for page, name in ((one, "gradcam"), (two, "attnlrp")):
-        sync_api.expect(page.locator("#status-text")).to_contain_text(f"{name}: 1 forward", timeout=WAIT)
+        settled(page, name)
     assert picture(one) != picture(two)
 
 
 def test_settings_that_make_no_sense_become_usual_ones(visit: Callable[..., Any]) -> None:
     page = visit("#layer=-3&opacity=7&cmap=nonsense&head=99&target=x&model=none&colour=red")
     assert picture(page) == picture(visit("#opacity=1"))
-    assert page.locator("#layer-text").inner_text() == "all"
+    assert page.locator("#layer-text").inner_text() == "all together"
     assert page.locator("#cmap").input_value() == "auto"
     assert page.locator("#head").input_value() == "mean"
 
@@ -137,29 +144,168 @@ def test_settings_that_make_no_sense_become_usual_ones(visit: Callable[..., Any]
 def test_another_link_in_the_same_tab_is_followed(visit: Callable[..., Any]) -> None:
     page = visit()
     page.evaluate("() => { location.hash = 'method=rollout'; }")
-    sync_api.expect(page.locator("#status-text")).to_contain_text("rollout: 1 forward", timeout=WAIT)
+    settled(page, "rollout")
 
 
-def test_a_link_to_a_method_that_is_not_there_says_so_and_the_page_goes_on(visit: Callable[..., Any]) -> None:
-    page = visit("#method=legrat", shows_a_map=False)
-    sync_api.expect(page.locator("#status.error #status-text")).to_contain_text("Did you mean 'legrad'", timeout=WAIT)
-    for name in ("#save-png", "#save-json", "#save-npz", "#play-deletion", "#play-insertion", "#head", "#layer"):
-        assert page.locator(name).is_disabled(), name
-    method(page, "rollout")
-    wait_for_map(page)
-    assert page.locator("#save-png").is_enabled()
-    assert page.locator("#play-deletion").is_enabled()
+@pytest.mark.parametrize("link", ["#method=nope", "#photo=../..", "#method=__import__('os')", "#method=legrad(x=1)"])
+def test_a_bad_link_is_no_dead_page_and_nothing_technical_is_said(visit: Callable[..., Any], link: str) -> None:
+    page = visit(link, shows_a_map=link != "#method=legrad(x=1)")
+    if "x=1" in link:  # the library knows better than the page what options there are
+        sync_api.expect(page.locator("#status.error")).to_have_count(1, timeout=WAIT)
+        for name in ("#save-png", "#save-json", "#save-npz", "#play-deletion", "#play-insertion", "#head", "#layer"):
+            assert page.locator(name).is_disabled(), name
+        method(page, "rollout")
+        settled(page, "rollout")
+        assert page.locator("#save-png").is_enabled()
+        return
+    settled(page, "attnlrp+plus")
+    text = page.locator("#status-text").inner_text()
+    assert ("not here (“nope”)" in text) == ("nope" in link)
+    assert not re.search(r"cv\.|--|pattern|body", text)
+
+
+def test_a_server_that_is_gone_is_said_in_plain_words(visit: Callable[..., Any]) -> None:
+    page = visit()
+    checked(page)
+    page.route("**/api/**", lambda route: route.abort())
+    method(page, "ixg")
+    sync_api.expect(page.locator("#status.error #status-text")).to_contain_text("server does not answer", timeout=WAIT)
+    page.locator("#dismiss").click()
+    sync_api.expect(page.locator("#status.error")).to_have_count(0)
+
+
+def test_a_link_to_a_slow_method_asks_first(visit: Callable[..., Any], state: AppState) -> None:
+    page = visit("#method=rise", shows_a_map=False)
+    sync_api.expect(page.locator("#ask-text")).to_contain_text(re.compile("RISE, which takes about"), timeout=WAIT)
+    assert state.queues["slow"].pending == 0
+    page.locator("#ask-default").click()
+    settled(page, "attnlrp+plus")
+
+
+def test_the_skip_link_keeps_the_settings(visit: Callable[..., Any]) -> None:
+    """It changed the fragment of the address, and the page was loaded anew."""
+    page = visit("#method=ixg")
+    page.evaluate("() => { window.sameDocument = true; }")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#maps")).to_be_focused()
+    page.wait_for_timeout(300)
+    assert page.evaluate("() => window.sameDocument") is True
+    assert "method=ixg" in page.url
+
+
+def test_a_method_without_layers_is_shown_as_itself(visit: Callable[..., Any]) -> None:
+    """After layer 11 and head 1, gradcam showed a head of the raw attention under its own name."""
+    page = visit()
+    page.locator("#layer").fill("12")
+    page.locator("#head").select_option("1")
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("head 2", timeout=WAIT)
+    method(page, "gradcam")
+    settled(page, "gradcam")
+    assert picture(page) == picture(visit("#method=gradcam"))
+    assert page.locator("#layer").input_value() == "0"
+    assert page.locator("#head").input_value() == "mean"
+
+
+def test_two_targets_of_a_method_without_targets_are_one_map_and_a_note(visit: Callable[..., Any]) -> None:
+    page = visit("#method=rollout&target=5&target=11")
+    assert page.locator("#second-map").is_hidden()
+    sync_api.expect(page.locator("#notes")).to_contain_text("the same map for every answer")
+    method(page, "ixg")
+    settled(page, "ixg")
+    assert page.locator("#second-map").is_visible(), "the classes were kept"
+
+
+def test_the_thumbnails_of_another_photo_are_gone_at_once(visit: Callable[..., Any]) -> None:
+    page = visit()
+    page.locator("#compare summary").click()
+    page.locator("#thumbs button").first.wait_for()
+    page.route(
+        "**/api/explain",
+        lambda route: (
+            route.continue_()
+            if '"all"' not in (route.request.post_data or "") and "\r\nall\r\n" not in (route.request.post_data or "")
+            else route.abort()
+        ),
+    )
+    changes(page, lambda: page.evaluate(HANDED_OVER, "drop"))
+    settled(page)
+    assert page.locator("#thumbs button").count() == 0
+
+
+def test_a_link_to_a_photo_that_is_gone_shows_the_example_with_its_own_class(visit: Callable[..., Any]) -> None:
+    page = visit(f"#photo={'0' * 32}&target=3")
+    settled(page)
+    sync_api.expect(page.locator("#status-text")).to_contain_text("no longer has that photo")
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("Bengal")
+    assert "target=3" not in page.url
+
+
+def test_several_photos_are_listed_with_answer_and_test(visit: Callable[..., Any]) -> None:
+    page = visit()
+    files = []
+    for number, turn in enumerate((Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM)):
+        buffer = io.BytesIO()
+        read_image("demo").transpose(turn).save(buffer, "JPEG")
+        files.append({"name": f"cat-{number}.jpg", "mimeType": "image/jpeg", "buffer": buffer.getvalue()})
+    page.set_input_files("#file", [*files, {"name": "bad.jpg", "mimeType": "image/jpeg", "buffer": b"no photo"}])
+    rows = page.locator("#photos tbody tr")
+    sync_api.expect(rows).to_have_count(3)
+    for number in (0, 1):
+        sync_api.expect(rows.nth(number)).to_contain_text(re.compile(r"%\s*(Supported|Weak|No better)"), timeout=WAIT)
+    sync_api.expect(rows.nth(2)).to_contain_text("not a photo", timeout=WAIT)
+    sync_api.expect(page.locator("#photo-caption")).to_have_text("cat-0.jpg")
+    rows.nth(1).locator("button").click()
+    sync_api.expect(page.locator("#photo-caption")).to_have_text("cat-1.jpg", timeout=WAIT)
+
+
+def test_a_photo_of_one_colour_comes_with_a_caution(visit: Callable[..., Any]) -> None:
+    page = visit()
+    assert page.locator("#caution").is_hidden()
+    buffer = io.BytesIO()
+    Image.new("RGB", (300, 200), "grey").save(buffer, "PNG")
+    page.set_input_files("#file", {"name": "grey.png", "mimeType": "image/png", "buffer": buffer.getvalue()})
+    sync_api.expect(page.locator("#caution")).to_contain_text("one colour", timeout=WAIT)
+
+
+def test_the_main_path_by_keyboard_alone(visit: Callable[..., Any]) -> None:
+    """Help, class, method, layer, film: each is reached and used without a pointer."""
+    page = visit()
+    checked(page)
+    page.locator("#help-open").focus()
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#help")).to_be_visible()
+    page.keyboard.press("Escape")
+    sync_api.expect(page.locator("#help")).to_be_hidden()
+    reached: list[str] = []
+    for _ in range(45):
+        page.keyboard.press("Tab")
+        name = page.evaluate(
+            "() => document.activeElement.id || document.activeElement.dataset.key || document.activeElement.name"
+        )
+        reached.append(name)
+        if name == "class-5":
+            page.keyboard.press("Enter")
+            sync_api.expect(page.locator("#caption-0")).to_contain_text("Bengal", timeout=WAIT)
+        if name == "badge":
+            assert page.locator("#badge").is_enabled()
+        if name == "play-deletion":
+            page.keyboard.press("Enter")
+            break
+    wanted = ["model", "badge", "file", "map-0", "layer", "save-report", "filter", "method", "play-deletion"]
+    assert [name for name in wanted if name not in reached] == []
+    sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", re.compile("playing|waiting|ended"))
 
 
 def test_the_last_of_many_quick_choices_is_the_one_that_counts(visit: Callable[..., Any]) -> None:
     page = visit()
     for name in ("gradcam", "attnlrp", "rollout", "ixg"):
         method(page, name)
-    sync_api.expect(page.locator("#status-text")).to_contain_text("ixg: 1 forward", timeout=WAIT)
+    settled(page, "ixg")
     assert "method=ixg" in page.url
     page.locator("#layer").fill("4")
     page.locator("#head").select_option("1")
-    sync_api.expect(page.locator("#notes")).to_contain_text("Head 1 of layer 3")
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("layer 4 of 12, head 2", timeout=WAIT)
     assert page.locator('#methods input[value="ixg"]').is_checked()
 
 
@@ -168,7 +314,7 @@ def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], state
     page = visit()
     page.locator("#play-deletion").click()
     method(page, "rollout")
-    sync_api.expect(page.locator("#caption-0")).to_contain_text("any class", timeout=WAIT)
+    settled(page, "rollout")
     sync_api.expect(page.locator('#methods input[value="rollout"]').first).to_be_checked()
     while state.queues["long"].pending:
         page.wait_for_timeout(50)
@@ -176,7 +322,7 @@ def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], state
     assert page.locator("#chart .method").count() == 0
     page.locator("#play-deletion").click()
     sync_api.expect(page.locator("#chart")).to_have_attribute(
-        "aria-label", re.compile("deletion curve of rollout"), timeout=WAIT
+        "aria-label", re.compile("in the order of rollout"), timeout=WAIT
     )
 
 
@@ -192,7 +338,7 @@ def test_a_model_that_a_method_does_not_fit_is_not_shown(browser: Any) -> None:
         assert page.locator("#model").input_value() == "timm-vit"
         assert page.locator("#head option").count() > 1
         method(page, "gradcam")
-        sync_api.expect(page.locator("#status-text")).to_contain_text("gradcam: 1 forward", timeout=WAIT)
+        settled(page, "gradcam")
         page.locator("#model").select_option("cnn")
         sync_api.expect(page.locator("#head option")).to_have_count(1)
         settled(page)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clairvit.cli.arguments import GeneratedAnswer, read_targets, read_words, targets_of_image
+from clairvit.cli.arguments import GeneratedAnswer, read_targets, targets_of_image
 from clairvit.cli.console import progress_bar
 from clairvit.cli.hints import with_options
 from clairvit.cli.options import ModelOptions, OutputOptions, RunOptions, TargetOptions
@@ -104,12 +104,12 @@ class ImageJob:
         """Load the model once, then explain and write image by image."""
         out = output_path(self.out)  # refused before a model is loaded
         self.model_options.preprocess()
-        words = read_words(self.targets.prompt, self.targets.word, self.targets.generate)
+        readouts = self.targets.readouts()
         paths, failures = find_image_files(self.images)
         if not paths:  # each failure has its reason; no model is needed
             return [], failures
         model = self.model_options.load(self.model)
-        targets = [*read_targets(self.targets.target, self.targets.contrast, model), *words]
+        targets = [*read_targets(self.targets.target, self.targets.contrast, model), *readouts]
         self._check_rows(out, len(paths), len(targets))
         results: list[WrittenResult] = []
         unwritten: list[ImageResult] = []  # written into one file at the end

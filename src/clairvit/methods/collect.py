@@ -108,7 +108,7 @@ def _common_fields(
         activation=model.activation_of(logits),
         weights_hash=state_hash(model.module),
         versions=versions(),
-        origin=Origin(model, join_targets([target.by_row(recording.logits) for target in targets])),
+        origin=Origin.of(model, join_targets([target.by_row(recording.logits) for target in targets])),
     )
 
 

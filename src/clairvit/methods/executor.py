@@ -15,6 +15,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, Total, reading
 from clairvit.methods.alternatives import with_named_methods
+from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, stacked, tokens_to_grid
 from clairvit.methods.result import MapFunction, as_map_result
@@ -76,6 +77,10 @@ def run(
                 _check_pooling(spec, trace)
                 if spec.aggregation is None:
                     _run_image_method(spec, trace, seed, result)
+                elif reads_queries(spec, trace):
+                    row = token_relevance(spec, trace, context)  # [B, N]
+                    maps = tokens_to_grid(row, trace, len(trace.layers) - 1)
+                    result.maps = maps.clamp(min=0) if spec.relu else maps
                 else:
                     passes.append(_LayerPass(spec, spec.aggregation, result, trace, layers))
         for ascending in (False, True):
@@ -187,6 +192,9 @@ class _LayerPass:
                 "nor one that runs outside torch (xformers, flash-attn kernels: switch that off); use saliency."
             )
         self.used = aggregation.used(count)
+        for index in self.used if spec.method.output == "matrix" else ():
+            if trace.layers[index].call is not None:
+                trace.layers[index].between_tokens()  # the first layer that does not fit is the one named
         self.keep_layers = layers
         self.row: Tensor | None = aggregation.start_row(trace.readout_weights) if aggregation.matrices_only else None
         self.last_index = self.used[-1]  # the layer that was added to `row` last

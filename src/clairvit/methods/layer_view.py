@@ -231,6 +231,23 @@ class LayerView:
         return self._cache[key]
 
 
+class DecoderView(LayerView):
+    """An attention of a decoder: `layer.A` and `layer.G` are [B, H, Q, N] or, between queries, [B, H, Q, Q]."""
+
+    @property
+    def rows(self) -> Tensor:
+        """Which queries the rows of A are."""
+        return torch.arange(self.layer.attention.queries, device=self.trace.pixels.device)
+
+    def G_under(self, rules: str | RuleTable) -> Tensor:
+        """Return G under the second rule table that the method requires."""
+        layer = self.context.others[rule_table(rules)].decoder[self.index]
+        return layer.between_tokens().G(layer.dO)
+
+    def mirrored(self) -> tuple[Tensor, Tensor]:
+        raise NotApplicable("The layers of an encoder and a decoder have no partners. Leave reversed_gradients out.")
+
+
 class NotStackable(Exception):
     """A method asked a view of several layers for its index: show it one layer at a time."""
 

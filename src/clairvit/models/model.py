@@ -18,7 +18,7 @@ from clairvit.models.readout import BoundInputs, Readout
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
 
-Pooling = Literal["token", "distilled", "avg", "map", "mixed"]
+Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed", "query"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,14 @@ class Layout:
 
     `prefix` tokens come first (CLS, registers, the text before an image), then the grid row by row, then `suffix`
     tokens (detection tokens, a class token at the end, the text after an image). `read` holds the query rows that the
-    head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` pooling they are rows of
-    the attention pool (its latent queries) instead of tokens.
+    head reads, with weights that sum to 1; left out, they follow from `pooling`. Under `map` and `query` pooling they
+    are rows of the attention pool (its latent queries) or of the decoder (its queries) instead of tokens.
 
     Args:
         grid: Rows and columns of patches.
         prefix: The number of tokens before the patches.
-        pooling: What the head reads: "token", "distilled", "avg", "map" or "mixed".
+        pooling: What the head reads: "token", "distilled", "avg", "max" (one patch per image), "map", "mixed", or
+            "query" (of a decoder).
         read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
         suffix: The number of tokens after the patches.
 
@@ -65,7 +66,7 @@ class Layout:
         if not self.read:
             object.__setattr__(self, "read", self._default_read())
         last = self.tokens - 1
-        if self.pooling != "map" and any(not 0 <= row <= last for row, _ in self.read):
+        if self.pooling not in ("map", "query") and any(not 0 <= row <= last for row, _ in self.read):
             raise BadInput(f"read={self.read!r} names a row outside the {self.tokens} tokens; expected 0…{last}.")
 
     def _default_read(self) -> tuple[tuple[int, float], ...]:
@@ -74,7 +75,7 @@ class Layout:
         leading = [*self.other_rows, *patches]  # a class token comes before the patches, or after them
         if self.pooling == "mixed":
             return ((leading[0], 0.5), *((row, 0.5 / len(patches)) for row in patches))
-        rows = {"distilled": leading[:2], "avg": list(patches)}.get(self.pooling, leading[:1])
+        rows = {"distilled": leading[:2], "avg": list(patches), "max": list(patches)}.get(self.pooling, leading[:1])
         return tuple((row, 1 / len(rows)) for row in rows)
 
     @property

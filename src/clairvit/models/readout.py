@@ -1,19 +1,27 @@
 """Readouts: modules that run the user's module and read a row of scores per image off whatever it returns.
 
-A `Readout` or `BoundInputs` holds the user's module as it is and adds no parameters. All passes (traces, rule tables,
+A readout holds the user's module as it is and adds no parameters. All passes (traces, rule tables,
 token dropping, metrics) run through it, so that what is explained is exactly what is read.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ClairError
+
+if TYPE_CHECKING:
+    from clairvit.models.model import Layout
 
 IMAGE_INPUTS = ("pixel_values", "pixel_values_videos", "images", "image", "pixels", "x")  # names of forward's images
 
@@ -25,6 +33,13 @@ class Readout(nn.Module):
         super().__init__()
         self.module = module
         self.function = function
+
+    def prepare(self, pixels: Tensor) -> None:
+        """Find what must be known of the module before it runs on images of the size of `pixels` [1, 3, H, W]."""
+
+    def read_layout(self, layout: Layout) -> Layout | None:
+        """Return the layout of the tokens with the rows that the scores read; None: they are to be inferred."""
+        return None
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return scores [B, C] of pixels [B, 3, H, W]."""
@@ -76,6 +91,62 @@ class BoundInputs(nn.Module):
         return self.module(**{self.image_input: pixels}, **inputs)
 
 
+class HeadInput(nn.Module):
+    """Run a module and return what its linear head is given, the embedding [B, d]."""
+
+    def __init__(self, module: nn.Module, head: str) -> None:
+        super().__init__()
+        self.module = module
+        self.head = head  # its name among the module's submodules
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the input [B, d] of the head for pixels [B, 3, H, W]."""
+        with linear_calls(self.module, (self.head,)) as calls:
+            self.module(pixels)
+        return calls[-1].input
+
+
+@dataclass(frozen=True, eq=False)
+class LinearCall:
+    """One call of a linear layer in a forward pass."""
+
+    name: str
+    input: Tensor
+    output: Tensor
+
+
+@contextmanager
+def linear_calls(module: nn.Module, names: Sequence[str]) -> Iterator[list[LinearCall]]:
+    """Record the calls of named linear layers by this thread inside the block, in their order."""
+    calls: list[LinearCall] = []
+    thread = threading.get_ident()  # the user's own code may run the module in another one meanwhile
+
+    def record(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            if threading.get_ident() == thread and args:
+                calls.append(LinearCall(name, args[0], output))
+
+        return hook
+
+    hooks = [module.get_submodule(name).register_forward_hook(record(name)) for name in names]
+    try:
+        yield calls
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def evaluation_copy(module: nn.Module) -> nn.Module:
+    """Return a module in evaluation mode: itself, or a copy that shares its tensors if it is in training mode.
+
+    The user's module is never switched, so that other threads may trace or train it meanwhile.
+    """
+    if not any(part.training for part in module.modules()):
+        return module
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()
+
+
 class NextTokenScores(nn.Module):
     """Run a vision-language model on images and a fixed text, and read the scores [B, V] of the token after it."""
 
@@ -119,7 +190,7 @@ class NextTokenScores(nn.Module):
         return self.function(self.module(**images, **inputs, use_cache=False, logits_to_keep=1))
 
 
-_WRAPPERS = (Readout, BoundInputs, NextTokenScores)
+_WRAPPERS = (Readout, BoundInputs, HeadInput, NextTokenScores)
 
 
 def unwrap_readout(module: nn.Module) -> nn.Module:

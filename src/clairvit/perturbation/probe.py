@@ -317,7 +317,9 @@ class Probe:
     @property
     def _reads_no_patches(self) -> bool:
         """Whether the head reads other tokens only, so that it can do without patches."""
-        return self.layout.pooling != "map" and not any(row in self.layout.patch_rows for row, _ in self.layout.read)
+        return self.layout.pooling not in ("map", "query") and not any(
+            row in self.layout.patch_rows for row, _ in self.layout.read
+        )
 
     def _logits_of_kept(self, images: Tensor, keep: Tensor) -> Tensor:
         """Return logits of images [n] with only `keep` [n, patches]; as many in each where tokens are dropped."""

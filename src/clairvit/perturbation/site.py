@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Literal
 
 from clairvit.errors import BadInput, UnknownName, WrongType, did_you_mean
+from clairvit.option_types import checked_index
 
 Part = Literal["attention", "mlp"]
 PARTS = ("attention", "mlp")
@@ -73,11 +73,7 @@ class Site:
 
 def _checked_index(value: Any, name: str) -> int:
     """Return an integer of Python or NumPy as int; raise unless it is one from 0."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise WrongType(f"The {name} of a site is {value!r}; expected an integer from 0.")
-    if value < 0:
-        raise BadInput(f"The {name} of a site is {value}; expected an integer from 0.")
-    return int(value)
+    return checked_index(value, f"The {name} of a site")
 
 
 def _checked_tokens(tokens: Any) -> tuple[int, ...] | str | None:

@@ -92,6 +92,7 @@ def explanation_record(explanation: Explanation, values: bool = True) -> dict[st
         "classes": list(explanation.classes),
         "probabilities": list(explanation.probabilities),
         "class_scores": list(explanation.class_scores),
+        "target_scores": list(explanation.target_scores),
         "top": [[vars(guess) for guess in top_classes(explanation, item)] for item in items],
         "statistics": [map_statistics(explanation.maps[item]) for item in items],
         "standard_error": None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
 from clairvit.tracing.rules.table import ActiveRuleTable, gelu_slope, with_custom_backward
 
+# > 0 inside torch's own multi-head attention, for all captures of the thread: one may run inside another.
+_multi_head_depth: ContextVar[int] = ContextVar("_multi_head_depth", default=0)
+
 
 class Capture(TorchFunctionMode):
     """Record the attention calls of one forward pass over `batch` images, and show operations to recorders."""
@@ -38,8 +42,12 @@ class Capture(TorchFunctionMode):
         *,
         sequence_first: bool = False,
         final_call: int = -1,
+        differentiated: Sequence[int] = (),
     ) -> None:
-        """Prepare a pass; blocks work on [N, B, d] if `sequence_first`, and end with attention call `final_call`."""
+        """Prepare a pass; blocks work on [N, B, d] if `sequence_first`, and end with attention call `final_call`.
+
+        The outputs of the attention calls `differentiated` get a gradient also where they do not depend on the image.
+        """
         super().__init__()
         # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
         self._common = functools.partial(common_form, batch=batch)
@@ -56,9 +64,9 @@ class Capture(TorchFunctionMode):
                 self._on_kind.setdefault(kind, []).append(recorder.on_op)
         self._sequence_first = sequence_first
         self._final_call = final_call
+        self._differentiated = frozenset(differentiated)
         self._after_blocks = False
         self._block = -1
-        self._depth = 0  # > 0 inside torch's own multi-head attention
         self._attending: dict[int, Tensor] = {}  # the softmax output and tensors derived from it, until it meets v
         self._scores: Tensor | None = None
         self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q and kᵀ candidates, and q kᵀ
@@ -95,7 +103,9 @@ class Capture(TorchFunctionMode):
         kind = ops.kind_of(func)
         interested = self._on_any if kind is None else (*self._on_any, *self._on_kind.get(kind, ()))
         if interested:
-            op = Op(func, args, kwargs, out, kind, self._block, self.calls, self._depth > 0, self._after_blocks)
+            op = Op(
+                func, args, kwargs, out, kind, self._block, self.calls, _multi_head_depth.get() > 0, self._after_blocks
+            )
             for on_op in interested:
                 on_op(op)
 
@@ -138,12 +148,12 @@ class Capture(TorchFunctionMode):
 
     def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run torch's own multi-head attention with the mode on: it is off inside a handler, which would hide it."""
-        self._depth += 1
+        entered = _multi_head_depth.set(_multi_head_depth.get() + 1)
         try:
             with self:
                 return ops.without_dispatch(func)(*args, **kwargs)
         finally:
-            self._depth -= 1
+            _multi_head_depth.reset(entered)
             self._check_final_call()
 
     def _softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -163,6 +173,12 @@ class Capture(TorchFunctionMode):
             return out
         out = self._weighted_values(func, left, right)
         self._add_explicit_call(left, right, out, self._common)
+        return out
+
+    def _biased_matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if len(args) >= 3:
+            self._product = (args[1], args[2], out)
         return out
 
     def _einsum(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -222,17 +238,20 @@ class Capture(TorchFunctionMode):
         self._attending.clear()
 
     def _add_call(self, call: AttentionCall) -> None:
-        if self.keeps_calls:
-            self.calls.append(call)
-            self._check_final_call()
+        if not self.keeps_calls:
+            return
+        if len(self.calls) in self._differentiated and torch.is_grad_enabled() and not call.out.requires_grad:
+            call.out.requires_grad_()
+        self.calls.append(call)
+        self._check_final_call()
 
     def _check_final_call(self) -> None:
-        if len(self.calls) == self._final_call and self._depth == 0 and not self._after_blocks:
+        if len(self.calls) == self._final_call and _multi_head_depth.get() == 0 and not self._after_blocks:
             self.end_blocks(None)
 
     def _linear(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = ops.linear_arguments(args, kwargs)
-        arguments = {"weight": call["weight"], "bias": call.get("bias"), "inside": self._depth > 0}
+        arguments = {"weight": call["weight"], "bias": call.get("bias"), "inside": _multi_head_depth.get() > 0}
         return self._with_rule("linear", func, args, kwargs, **arguments)
 
     def _conv(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -247,9 +266,8 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         if not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
             return func(*args, **kwargs)
-        tokens_first = self._sequence_first and self._block >= 0 and args[0].ndim == 3
         residual = self._stream.match(*args)
-        arguments = {"batch": self._batch, "axis": int(tokens_first), "residual": residual is not None}
+        arguments = {"batch": self._batch, "axis": self._batch_axis(args[0]), "residual": residual is not None}
         if ops.is_in_place(func, kwargs):  # written into the first term, whose gradient is then that of the sum
             total = args[0].copy_(with_custom_backward("add", switch, torch.add, (args[0].clone(), args[1]), arguments))
         else:
@@ -257,6 +275,14 @@ class Capture(TorchFunctionMode):
         if residual is not None:
             self._stream.add(total, residual)
         return total
+
+    def _batch_axis(self, tensor: Tensor) -> int:
+        """Return the axis of the images: 0, or 1 of [N, B, d]; a decoder after the blocks may differ from these."""
+        if tensor.ndim != 3:
+            return 0
+        if self._after_blocks and self._batch in tensor.shape[:2] and tensor.shape[0] != tensor.shape[1]:
+            return int(tensor.shape[0] != self._batch)
+        return int(self._sequence_first and self._block >= 0)
 
     def _norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         norm = ops.NormArguments.of(func, args, kwargs)
@@ -282,7 +308,9 @@ class Capture(TorchFunctionMode):
         return out
 
     def _gate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if ops.first_argument(args, kwargs).ndim < 3:  # a probability at the output is not a gate
+        x = ops.first_argument(args, kwargs)
+        boxes = self._after_blocks and x.ndim == 3 and x.shape[-1] == 4
+        if x.ndim < 3 or boxes:  # a probability or a detector's boxes [B, queries, 4] at the output are no gates
             return func(*args, **kwargs)
         return self._with_rule("gate", func, args, kwargs)
 
@@ -327,6 +355,7 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.MULTI_HEAD: Capture._multi_head,
     ops.SOFTMAX: Capture._softmax,
     ops.MATMUL: Capture._matmul,
+    ops.BIASED_MATMUL: Capture._biased_matmul,
     ops.EINSUM: Capture._einsum,
     ops.LINEAR: Capture._linear,
     ops.CONV: Capture._conv,

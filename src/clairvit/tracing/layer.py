@@ -45,6 +45,12 @@ class Layer:
     @property
     def x(self) -> Tensor:
         """The block's input, [B, N, d]."""
+        if self.call is not None and self.call.kind in ("query", "cross"):
+            raise NotApplicable(
+                "This model reads the image by the queries of a decoder, whose layers' inputs are not recorded; "
+                "expected a method that reads attention and its gradient alone.",
+                alternative="a gradient method",
+            )
         if self.tokens is None:
             raise NotApplicable(
                 f"Layer {self.index} is not a module of its own, so its input was not seen; expected each block to be "
@@ -95,9 +101,9 @@ class Layer:
         return self.between_tokens().G(self.dO)
 
     def between_tokens(self) -> AttentionCall:
-        """Return the attention, if it is one between all image tokens; else raise NotApplicable."""
+        """Return the attention, if it is one between all image tokens or of a decoder; else raise NotApplicable."""
         call = self.attention
-        if call.kind != "tokens":
+        if call.kind not in ("tokens", "query", "cross"):  # the last two are those of a decoder, never of a layer
             between = {
                 "window": "inside windows or stages",
                 "reduced": "from all tokens to fewer, spatially reduced keys",

@@ -21,6 +21,7 @@ ATTENTION = "attention"  # fused
 MULTI_HEAD = "multi_head"  # torch's own multi-head attention, written in Python
 SOFTMAX = "softmax"
 MATMUL = "matmul"
+BIASED_MATMUL = "biased_matmul"  # bias + a b, of torch's own multi-head attention with a mask
 EINSUM = "einsum"
 LINEAR = "linear"
 CONV = "conv"
@@ -49,6 +50,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     MULTI_HEAD: (F.multi_head_attention_forward,),
     SOFTMAX: (F.softmax, torch.softmax, Tensor.softmax),
     MATMUL: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
+    BIASED_MATMUL: (torch.baddbmm,),
     EINSUM: (torch.einsum,),
     LINEAR: (F.linear,),
     CONV: (F.conv2d, torch.conv2d),

@@ -18,7 +18,6 @@ from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.gradient_barriers import blocked_gradient
-from clairvit.tracing.grid import channels_first
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.rules import ActiveRuleTable, RuleTable, rule_table
@@ -40,6 +39,7 @@ class Recording:
     end: Tensor | None  # the last block's output; a CNN's last feature map
     calls: tuple[AttentionCall, ...]  # the attention of each layer
     pools: tuple[AttentionCall, ...]  # attention pools after the layers
+    decoder: tuple[AttentionCall, ...]  # attention between a decoder's queries, and from these to the image tokens
     switch: ActiveRuleTable | None
     rules: tuple[RuleTable, ...]
     differentiable: bool
@@ -63,22 +63,16 @@ class Recording:
         """The first input of a block that was seen; None for a CNN."""
         return None if self.structure.stages else next((x for x in self.inputs if x is not None), None)
 
-    def _channels_first(self, feature_map: Tensor) -> bool:
-        image = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
-        return channels_first(feature_map, image, tie=bool(self.structure.stages))
-
     def as_tokens(self, tensor: Tensor) -> Tensor:
         """Return [B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
-        if tensor.ndim == 3:
-            return tensor.transpose(0, 1) if self.structure.sequence_first else tensor
-        return tensor.flatten(2).transpose(1, 2) if self._channels_first(tensor) else tensor.flatten(1, 2)
+        return self.structure.as_tokens(tensor, self.pixels)
 
     def from_tokens(self, tokens: Tensor, like: Tensor | None = None) -> Tensor:
         """Return [B, N, d] in the shape of the last block's output, or of `like`; the inverse of `as_tokens`."""
         model_shaped = self.end if like is None else like
         if model_shaped is None or model_shaped.ndim == 3:
             return tokens.transpose(0, 1) if self.structure.sequence_first else tokens
-        if self._channels_first(model_shaped):
+        if self.structure.channels_first(model_shaped, self.pixels):
             return tokens.transpose(1, 2).reshape(len(tokens), -1, *model_shaped.shape[2:])
         return tokens.reshape(len(tokens), *model_shaped.shape[1:3], -1)
 
@@ -88,7 +82,7 @@ class Recording:
         self.logits = self.logits.detach()
         self.inputs = tuple(None if x is None else x.detach() for x in self.inputs)
         self.end = self.inputs[-1] if self.structure.stages else None
-        for call in (*self.calls, *self.pools):
+        for call in (*self.calls, *self.pools, *self.decoder):
             call.detach()
         for recorder in self.recorders.values():
             recorder.release()
@@ -181,6 +175,7 @@ def record(
         end=forward.end(),
         calls=tuple(calls[i] for i in layers),
         pools=tuple(call for call in calls[structure.last_layer_call + 1 :] if call.kind == "pool"),
+        decoder=tuple(calls[i] for i in structure.decoder_calls),
         switch=forward.switch,
         rules=tables,
         differentiable=differentiable,
@@ -232,6 +227,7 @@ class _ForwardPass:
             [*recorders, *([] if structure.whole_blocks else [self._last_sum])],
             sequence_first=structure.sequence_first,
             final_call=-1 if self._hooks_end or last < 0 else last + 1,
+            differentiated=structure.decoder_calls,
         )
 
     def run(self, model: Model) -> Tensor:

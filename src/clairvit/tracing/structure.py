@@ -24,11 +24,12 @@ from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
-from clairvit.models.readout import token_stream
+from clairvit.models.readout import Readout, token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture, stream_hooks
+from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import (
     MOST_OTHER_TOKENS,
@@ -56,8 +57,8 @@ class AttentionSite:
 
     @property
     def is_layer(self) -> bool:
-        """Whether it belongs to the token stream: no pool, no other encoder, and it sees the image."""
-        return self.kind not in ("pool", "encoder", "unrelated")
+        """Whether it belongs to the token stream: no pool, no other encoder, no decoder, and it sees the image."""
+        return self.kind in ("tokens", "window", "reduced", "channel")
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,22 @@ class ModelStructure:
         """Which attention calls are layers of the token stream."""
         return tuple(index for index, site in enumerate(self.sites) if site.is_layer)
 
+    def channels_first(self, feature_map: Tensor, pixels: Tensor) -> bool:
+        """Return whether a feature map of images `pixels` [B, 3, H, W] is [B, d, h, w], not [B, h, w, d]."""
+        image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+        return channels_first(feature_map, image, tie=bool(self.stages))
+
+    def as_tokens(self, tensor: Tensor, pixels: Tensor) -> Tensor:
+        """Return [B, N, d], also from [N, B, d] and from feature maps [B, h, w, d] or [B, d, h, w]."""
+        if tensor.ndim == 3:
+            return tensor.transpose(0, 1) if self.sequence_first else tensor
+        return tensor.flatten(2).transpose(1, 2) if self.channels_first(tensor, pixels) else tensor.flatten(1, 2)
+
+    @cached_property
+    def decoder_calls(self) -> tuple[int, ...]:
+        """Which attention calls belong to a decoder."""
+        return tuple(index for index, site in enumerate(self.sites) if site.kind in ("query", "cross"))
+
     @property
     def last_layer_call(self) -> int:
         """The attention call of the last layer; -1 if there is none."""
@@ -95,6 +112,8 @@ _structures: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], ModelStructure]]
 @own_grad_mode()
 def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
     """Return the structure, found by one forward of the first image and cached while the model is built the same."""
+    if isinstance(model.module, Readout):
+        model.module.prepare(pixels[:1])
     modules = tuple(id(module) for module in model.module.modules())
     pool = getattr(model.module, "global_pool", None)
     key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, modules, pool)
@@ -131,6 +150,7 @@ class _ModuleVisits(Recorder):
         self.calls: list[AttentionCall] = []  # of the capture, which shows its operations to this recorder
         self.stack: list[_Visit] = []
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
+        self.grad_enabled: list[bool] = []  # for each attention call; False inside torch.no_grad or a checkpoint
         self.grids: list[tuple[int, int]] = []  # spatial sizes of the convolutions before the first attention
         self.read_by_head: list[Tensor] = []  # inputs of the last linear layers, one vector per image
         self.outermost: list[ModuleCall] = []  # every call of a module, as a tree
@@ -139,6 +159,7 @@ class _ModuleVisits(Recorder):
     def on_op(self, op: Op) -> None:
         while len(self.visits) < len(op.calls):
             self.visits.append(list(self.stack))
+            self.grad_enabled.append(torch.is_grad_enabled())
             self.read_by_head.clear()
         if op.kind == ops.CONV and not op.calls:
             self.grids.append((op.output.shape[-2], op.output.shape[-1]))
@@ -206,7 +227,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         finally:
             for hook in hooks:
                 hook.remove()
-    sees_image = [_sees_image(call, visits) for call, visits in zip(calls, watch.visits, strict=True)]
+    sees_image = [_sees_image(*item) for item in zip(calls, watch.visits, watch.grad_enabled, strict=True)]
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
     blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
@@ -214,16 +235,22 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
     if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
         layout = model.layout
-    visits = [v for v, site in zip(blocks, sites, strict=True) if v is not None and site.kind != "encoder"]
+    visits = [
+        visit
+        for visit, site in zip(blocks, sites, strict=True)
+        if visit is not None and site.kind not in ("encoder", "query", "cross")
+    ]
     located = layout
     if model.layout is not None:
         _check_layout(model.layout, sites)
     elif layout is not None:
         located = _located(layout, visits, pixels)
+    stated = _stated_layout(model, located or layout, sites)
+    if stated is None and layout is not None:
         layout = with_pooling(located or layout, calls, sites, [scores], watch.read_by_head)
     tokens = [visit.tokens for visit in visits]
     return ModelStructure(
-        layout=model.layout or layout,
+        layout=stated or layout,
         sites=sites,
         stages=() if sites else find_stages(module, watch.outermost),
         writes_in_place=any(visit.in_place for visit in visits),
@@ -233,6 +260,15 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         in_order=model.layout is not None or layout is None or located is not None,
         barriers=tuple(watch.finder.barriers),
     )
+
+
+def _stated_layout(model: Model, inferred: Layout | None, sites: tuple[AttentionSite, ...]) -> Layout | None:
+    """Return the layout that the user stated, with the rows that a readout says it reads; None: rows are inferred."""
+    layout, last = model.layout or inferred, next((site for site in reversed(sites) if site.is_layer), None)
+    if layout is None or last is None or last.kind != "tokens" or last.queries != layout.tokens:
+        return model.layout
+    read = model.module.read_layout(layout) if isinstance(model.module, Readout) else None
+    return read or model.layout
 
 
 def _located(layout: Layout, blocks: list[_Visit], pixels: Tensor) -> Layout | None:
@@ -287,9 +323,12 @@ def _are_whole(blocks: list[_Visit]) -> bool:
     return any(same) or not same
 
 
-def _sees_image(call: AttentionCall, visits: list[_Visit]) -> bool:
-    """Return whether an attention depends on the image; under gradient checkpointing only its input shows it."""
-    return call.out.requires_grad or any(visit.sees_image for visit in visits)
+def _sees_image(call: AttentionCall, visits: list[_Visit], grad_enabled: bool) -> bool:
+    """Return whether an attention depends on the image; under gradient checkpointing only its input shows it.
+
+    The first self-attention of a decoder does not: it is between queries that have not looked at the image yet.
+    """
+    return call.out.requires_grad or (not grad_enabled and any(visit.sees_image for visit in visits))
 
 
 def _block_of(visits: list[_Visit]) -> _Visit | None:
@@ -324,6 +363,8 @@ def _classify(
             grid = layout.grid
         grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
         sites.append(AttentionSite(kind, None if visit is None else visit.module, grid, call.queries, call.keys))
+    for index, kind in decoder_kinds(calls).items():
+        sites[index] = replace(sites[index], kind=kind)
     return tuple(sites), layout
 
 
@@ -347,7 +388,7 @@ def _kind(call: AttentionCall, count: int, width: int | None, layout: Layout | N
     patches = tokens if layout is None else layout.patches
     if call.lead == 1 and call.queries != call.keys and patches <= call.keys <= tokens + MOST_PREFIX_TOKENS:
         return "pool"
-    if _reduces_keys(call, count):
+    if call.lead == 1 and 1 < call.keys < call.queries:
         return "reduced"
     # The values of channels are as long as there are tokens, and the heads share all channels out among them.
     channels = call.lead == 1 and call.v.shape[-1] == count and width in (None, call.v.shape[1] * call.keys)
@@ -403,9 +444,15 @@ def with_pooling(
             "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "
             "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
         )
-    if not all(call.out.requires_grad for call, site in zip(calls, sites, strict=True) if site.kind != "unrelated"):
+    if not all(
+        call.out.requires_grad
+        for call, site in zip(calls, sites, strict=True)
+        if site.kind not in ("unrelated", "query")
+    ):
         raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
+    has_cross = any(site.kind == "cross" for site in sites)
+    decoder = [i for i, site in enumerate(sites) if has_cross and site.kind in ("query", "cross")][-1:]
     # A new head is often all zeros and passes no gradient; then see what its linear layers read.
     for outputs in (scores, read_by_head):
         for i in reversed(pools):  # a pool that is built but not read has no gradient
@@ -413,6 +460,11 @@ def with_pooling(
             if rows is not None:
                 read = rows.nonzero().flatten().tolist()
                 return replace(layout, pooling="map", read=tuple((row, 1 / len(read)) for row in read))
+        for i in decoder:
+            rows = _rows_read(calls[i], outputs)
+            if rows is not None:
+                read = rows.nonzero().flatten().tolist()
+                return replace(layout, pooling="query", read=tuple((row, 1 / len(read)) for row in read))
         rows = _rows_read(calls[layers[-1]], outputs)
         if rows is not None:
             return _layout_reading(layout, rows.nonzero().flatten().tolist(), rows)

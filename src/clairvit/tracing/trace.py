@@ -23,6 +23,7 @@ from clairvit.models.model import Layout, Model
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.resolve import readout_model, resolve_for
 from clairvit.tracing.attention_call import AttentionCall
+from clairvit.tracing.decoder import check_decoder, cross_attention_row, query_weights
 from clairvit.tracing.layer import Layer, gradient_at
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recorders.base import Recorder
@@ -41,6 +42,7 @@ class Trace:
         target: What was differentiated; None for a forward only.
         rules: The rule table of the backward pass; None if there was none.
         layers: One per block, or per stage of a CNN.
+        decoder: One per attention of a decoder (DETR), between its queries or from these to the image tokens.
         pixels: The preprocessed images, [B, 3, H, W].
         pixels_gradient: dy/dpixels, where the backward went so far.
         final_tokens: The last block's output, [B, N, d].
@@ -63,6 +65,7 @@ class Trace:
     final_tokens: Tensor | None
     final_gradient: Tensor | None
     recorders: Mapping[type[Recorder], Recorder] = field(default_factory=dict)
+    decoder: tuple[Layer, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line: model, images, layers, rules and target."""
@@ -114,26 +117,47 @@ class Trace:
     @functools.cached_property
     def has_zero_gradient(self) -> list[bool]:
         """For each image, whether its score has no gradient at all, so that gradients say nothing of the target."""
-        final, batch = self.final_gradient, len(self.pixels)
-        gradients = [layer.out_gradient for layer in self.layers] if final is None else [final]
-        nonzero = [g.reshape(batch, -1).any(1) for g in gradients if g is not None and len(g) % batch == 0]
-        return torch.stack(nonzero).any(0).logical_not().tolist() if nonzero else [False] * batch
+        batch = len(self.pixels)
+        nonzero = torch.zeros(batch, dtype=torch.bool, device=self.pixels.device)
+        # A score inside the last block (`Neuron`) does not depend on the block's output, but on its attention.
+        gradients = [g for g in (self.final_gradient, *(layer.out_gradient for layer in self.layers)) if g is not None]
+        gradients = [g for g in gradients if len(g) % batch == 0]
+        for gradient in gradients:
+            nonzero |= gradient.reshape(batch, -1).any(1)
+            if nonzero.all():
+                break
+        return nonzero.logical_not().tolist() if gradients else [False] * batch
 
     @functools.cached_property
     def readout_weights(self) -> Tensor:
         """How much the head reads of each token, [1 or B, N]; rows of an N×N map are weighted by it."""
         layout = self.layout
+        if layout.pooling == "max":
+            raise NotApplicable(
+                "The score is a maximum over the patches, so that another row of attention is read in each image and "
+                "channel; expected a mean, a class token or one patch: pool='mean', pool='token' or patch=….",
+                alternative="a gradient method",
+            )
         if layout.pooling == "map":
             return pool_row(self.recording.pools, layout)
+        check_decoder(self.recording.decoder, layout)
+        if layout.pooling == "query":
+            return cross_attention_row(self.recording.decoder, self.query_weights)
         row = self.logits.new_zeros(layout.tokens, dtype=torch.promote_types(self.logits.dtype, torch.float32))
         for index, weight in layout.read:
             row[index] = weight
         return row[None]
 
     @functools.cached_property
+    def query_weights(self) -> Tensor:
+        """How much the score reads of each query of the decoder, [1 or B, Q]."""
+        last = self.decoder[-1]
+        return query_weights(last.attention, last.out_gradient, self.layout)
+
+    @functools.cached_property
     def readout_rows(self) -> Tensor | None:
         """The few rows the head reads; None if it reads most of them."""
-        if self.layout.pooling == "map":
+        if self.layout.pooling in ("map", "query"):
             return None
         rows = [index for index, _ in self.layout.read]
         reads_few = 0 < len(rows) < self.layout.tokens // 2
@@ -243,6 +267,7 @@ class GradientScope:
     def tensors(self, recording: Recording) -> list[Tensor]:
         """Return the tensors of a recording at which gradients are wanted."""
         tensors = [call.out for call in recording.calls[self.first :]] if self.attention else []
+        tensors += [call.out for call in recording.decoder] if self.attention else []
         tensors += [x for x in recording.inputs[self.first :] if x is not None] if self.tokens else []
         return tensors + ([recording.pixels] if self.pixels else [])
 
@@ -290,6 +315,10 @@ def run_backward(
         )
         for index, (x, site) in enumerate(zip(recording.inputs, sites, strict=True))
     )
+    decoder = tuple(
+        Layer(index, len(recording.decoder), call, None, "", None, None, heads_gradient(call))
+        for index, call in enumerate(recording.decoder)
+    )
     result = Trace(
         recording=recording,
         target=target,
@@ -298,8 +327,10 @@ def run_backward(
         pixels=recording.pixels.detach(),
         pixels_gradient=gradient_of(recording.pixels),
         final_tokens=tokens_of(None if recording.end is None else recording.end.detach()),
-        final_gradient=tokens_of(gradient_of(recording.end)),
+        # None where the score is read inside the last block (`Neuron`) and does not depend on its output.
+        final_gradient=tokens_of(None if recording.end is None else gradients.get(id(recording.end))),
         recorders={kind: r.after_backward(recording, gradient_of) for kind, r in recording.recorders.items()},
+        decoder=decoder,
     )
     if not keep:
         recording.release_graph()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_map
 
+from clairvit.errors import NotApplicable
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.recorders.base import Op, Recorder
@@ -54,6 +55,12 @@ class HeadReplay(Recorder):
             for old, fresh in zip(tree_flatten(out)[0], tree_flatten(result)[0], strict=True):
                 if isinstance(old, Tensor):
                     new[id(old)] = fresh
+        if id(end) not in new:
+            raise NotApplicable(
+                "The score is read inside the last block and not from its output, so that there is no head to run on "
+                "the outputs of other blocks; expected a class or where='block'.",
+                alternative="a gradient method",
+            )
         return new[id(end)]
 
     def release(self) -> None:

@@ -49,6 +49,8 @@ class ResidualBranches(Recorder):
         self._pending: tuple[ResidualSum, Any] | None = None  # the sum that is being computed, its branch's node
         self._sums: list[_BlockSum] = []
         self._input_shapes: dict[int, torch.Size] = {}  # block -> of its input
+        self._first_sums: dict[int, int] = {}  # block -> the number of the first sum after it was entered
+        self._blocks: list[int] = []  # of each layer
         self._layers: list[tuple[Branch, Branch] | None] = []
 
     def before_op(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -77,14 +79,25 @@ class ResidualBranches(Recorder):
     def on_block(self, block: int, tokens: Tensor, calls: Sequence[AttentionCall]) -> None:
         self._pending = None
         self._input_shapes[block] = tokens.shape
+        self._first_sums[block] = self._number + 1
 
     def finish(self, recording: Recording) -> None:
         self._stream, self._pending = ResidualStream(), None
-        self._layers = [self._branches(call.block) for call in recording.calls]
+        self._blocks = [call.block for call in recording.calls]
+        self._layers = [self._branches(block) for block in self._blocks]
 
     def branches(self, index: int) -> tuple[Branch, Branch] | None:
         """Return the branches of attention and MLP of a layer; None where its block has no two residual sums."""
         return self._layers[index]
+
+    def branches_in_block(self, index: int) -> tuple[Branch, Branch] | None:
+        """Return the same, with sums numbered from 0 where the layer's block is entered."""
+        branches = self._layers[index]
+        if branches is None:
+            return None
+        first = self._first_sums[self._blocks[index]]
+        attention, mlp = (Branch(branch.number - first, branch.term) for branch in branches)
+        return attention, mlp
 
     def _branches(self, block: int) -> tuple[Branch, Branch] | None:
         sums = [s for s in self._sums if s.block == block and s.shape == self._input_shapes.get(block)]

@@ -1,3 +1,5 @@
+import { askToken, currentToken } from "./token.js";
+
 // The six endpoints of the server. Arrays are little-endian float32 in base64; a problem becomes an ApiError with a kind.
 
 export class ApiError extends Error {
@@ -19,22 +21,6 @@ export function slice(array, ...indices) {
   return { shape, values: array.values.subarray(start * size, (start + 1) * size) };
 }
 
-// The token is in the fragment of the URL, which browsers never send, and is stored for this tab only.
-const TOKEN = "token", fragment = new URLSearchParams(location.hash.slice(1));
-if (fragment.has(TOKEN)) {
-  sessionStorage.setItem(TOKEN, fragment.get(TOKEN));
-  fragment.delete(TOKEN);
-  history.replaceState(null, "", `${location.pathname}#${fragment}`);
-}
-
-/** Prompt for a token; false: the user has none. Of two concurrent refused requests only the first prompts. */
-function promptToken(used, message) {
-  if (sessionStorage.getItem(TOKEN) !== used) return true;
-  const token = prompt(message)?.trim();
-  if (token) sessionStorage.setItem(TOKEN, token);
-  return Boolean(token);
-}
-
 const sleep = (seconds, signal) => new Promise((resolve, reject) => {
   const timer = setTimeout(resolve, seconds * 1000);
   signal?.addEventListener("abort", () => { clearTimeout(timer); reject(new DOMException("aborted", "AbortError")); });
@@ -48,11 +34,11 @@ export function rememberUpload(file) { uploaded = file; }
 async function request(path, options = {}, onBusy = () => {}, maxRetries = 6) {
   let resent = uploaded === null;
   for (let attempt = 0; ; attempt++) {
-    const token = sessionStorage.getItem(TOKEN), authorization = token ? { authorization: `Bearer ${token}` } : {};
+    const token = currentToken(), authorization = token ? { authorization: `Bearer ${token}` } : {};
     const reply = await fetch(path, { ...options, headers: { ...options.headers, ...authorization } });
     if (reply.ok) return reply;
     const problem = await reply.json().catch(() => ({ message: `The server answered ${reply.status}.` }));
-    if (reply.status === 401 && promptToken(token, problem.message)) continue;
+    if (reply.status === 401) { await askToken(token); continue; }
     if (problem.kind === "photo-expired" && !resent) {
       resent = true;
       await request("/api/explain", { method: "POST", body: form({ image: uploaded, method: "random" }), signal: options.signal }, onBusy);
@@ -106,8 +92,10 @@ export async function explain(fields, { signal, onProgress = () => {}, onBusy } 
   return readStream(reply, onProgress);
 }
 
-export async function download(fields) {
-  return (await request("/api/explain", { method: "POST", body: form(fields) })).blob();
+/** A file of the map: computed before, or now with progress. */
+export async function download(fields, callbacks) {
+  const { base64 } = await explain(fields, callbacks);
+  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 }
 
 async function postJson(path, fields, { signal, onProgress = () => {}, onBusy } = {}) {

@@ -1,4 +1,4 @@
-// Colours: a value to a colour, by the same rules as `clairvit explain` draws with (plotting/colour.py, plotting/overlay.py).
+// Colours: a value to a colour, by the same rules as figures and reports are drawn with (plotting/overlay.py, plotting/style.py).
 
 const ANCHORS = {
   "inferno": "0000040b0724210c4a3d096557106e71196e8a226aa32c61bc3754d24644e45a31f1731df98e09fcac11f9cb35f2ea69fcffa4",
@@ -8,7 +8,7 @@ const ANCHORS = {
   "gray": "000000ffffff",
 };
 const DIVERGING = ["RdBu_r", "PuOr_r"];
-const MIN_ALPHA = 0.15, DESATURATION = 0.85;
+const DESATURATION = 0.85, SEQUENTIAL_RISE = 1.5, CUBIC = -0.75;
 const tables = new Map();
 
 /** 256 colours [r, g, b, r, g, b, …] of a colour map. */
@@ -51,54 +51,99 @@ const position = (scale, v) => {
   return Math.min(1, Math.max(0, (v - scale.low) / (scale.high - scale.low)));
 };
 
-/** Bilinear (or nearest) interpolation of a grid, each patch covering its own pixels. */
-function sampler(values, rows, cols, height, width, smooth) {
-  if (!smooth) return (y, x) => values[Math.floor(y * rows / height) * cols + Math.floor(x * cols / width)];
-  return (y, x) => {
-    const v = Math.min(rows - 1, Math.max(0, (y + 0.5) * rows / height - 0.5));
-    const u = Math.min(cols - 1, Math.max(0, (x + 0.5) * cols / width - 0.5));
-    const r = Math.floor(v), c = Math.floor(u), dr = v - r, dc = u - c;
-    const r2 = Math.min(rows - 1, r + 1), c2 = Math.min(cols - 1, c + 1);
-    return (values[r * cols + c] * (1 - dc) + values[r * cols + c2] * dc) * (1 - dr)
-      + (values[r2 * cols + c] * (1 - dc) + values[r2 * cols + c2] * dc) * dr;
-  };
+/** Opacity and index of the colour of a value; nothing is drawn where the map is neutral. */
+function paint(scale, opacity, v) {
+  const p = position(scale, v), strength = scale.signed ? Math.abs(2 * p - 1) : p;
+  return [opacity * (scale.signed ? strength : strength ** SEQUENTIAL_RISE), 3 * Math.round(p * 255)];
+}
+
+/** Weights of cubic convolution of one axis: for each of `size` pixels four indices of `count` patches and their weights. */
+function cubicAxis(count, size) {
+  const indices = new Int32Array(4 * size), weights = new Float64Array(4 * size), a = CUBIC;
+  const near = (t) => ((a + 2) * t - (a + 3)) * t * t + 1, far = (t) => ((a * t - 5 * a) * t + 8 * a) * t - 4 * a;
+  for (let pixel = 0; pixel < size; pixel++) {
+    const place = (pixel + 0.5) * count / size - 0.5, base = Math.floor(place), t = place - base;
+    [far(t + 1), near(t), near(1 - t), far(2 - t)].forEach((weight, k) => {
+      indices[4 * pixel + k] = Math.min(count - 1, Math.max(0, base - 1 + k));
+      weights[4 * pixel + k] = weight;
+    });
+  }
+  return { indices, weights };
+}
+
+/** Enlarge a grid [rows, cols] to [height, width]: bicubic within the range of the values, or patch by patch. */
+export function enlarge(values, rows, cols, height, width, smooth) {
+  const pixels = new Float64Array(height * width);
+  if (!smooth) {
+    for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) pixels[y * width + x] = values[Math.floor(y * rows / height) * cols + Math.floor(x * cols / width)];
+    return pixels;
+  }
+  let low = Infinity, high = -Infinity;
+  for (const v of values) { low = Math.min(low, v); high = Math.max(high, v); }
+  const across = cubicAxis(cols, width), down = cubicAxis(rows, height), wide = new Float64Array(rows * width);
+  for (let r = 0; r < rows; r++) for (let x = 0; x < width; x++) {
+    let sum = 0;
+    for (let k = 0; k < 4; k++) sum += values[r * cols + across.indices[4 * x + k]] * across.weights[4 * x + k];
+    wide[r * width + x] = sum;
+  }
+  for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) {
+    let sum = 0;
+    for (let k = 0; k < 4; k++) sum += wide[down.indices[4 * y + k] * width + x] * down.weights[4 * y + k];
+    pixels[y * width + x] = Math.min(high, Math.max(low, sum));
+  }
+  return pixels;
 }
 
 /** The 2D context of a canvas; the page reads its canvases back, so they stay in ordinary memory. */
 export const contextOf = (canvas) => canvas.getContext("2d", { willReadFrequently: true });
 
+export function sizeCanvas(canvas, photo, width) {
+  const height = Math.round(width * photo.height / photo.width);
+  if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
+  canvas.style.aspectRatio = `${photo.width} / ${photo.height}`;
+  return { width, height };
+}
+
+/** Draw the photo alone. */
+export function drawPhoto(canvas, photo, size = photo.width) {
+  const { width, height } = sizeCanvas(canvas, photo, size);
+  contextOf(canvas).drawImage(photo, 0, 0, width, height);
+}
+
 /** Draw the map over the desaturated photo; alpha grows with the magnitude. */
 export function overlay(canvas, photo, map, scale, opacity, smooth, size = photo.width) {
-  const height = Math.round(size * photo.height / photo.width), width = size;
-  if (canvas.width !== width || canvas.height !== height) { canvas.width = width; canvas.height = height; }
-  const context = contextOf(canvas);
+  const { width, height } = sizeCanvas(canvas, photo, size), context = contextOf(canvas);
   context.drawImage(photo, 0, 0, width, height);
   const image = context.getImageData(0, 0, width, height), data = image.data;
   // Clip to the scale before enlarging, else one outlier becomes a blob with a hard edge.
-  const clipped = map.values.map((v) => Math.min(scale.high, Math.max(scale.low, v)));
-  const valueAt = sampler(clipped, map.rows, map.cols, height, width, smooth), colours = colourTable(scale.cmap);
-  const minAlpha = Math.min(MIN_ALPHA, opacity), exponent = scale.signed ? 1 : 0.7;
-  for (let y = 0, i = 0; y < height; y++) {
-    for (let x = 0; x < width; x++, i += 4) {
-      const grey = 0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2];
-      const p = position(scale, valueAt(y, x)), strength = scale.signed ? Math.abs(2 * p - 1) : p;
-      const alpha = minAlpha + (opacity - minAlpha) * strength ** exponent, k = 3 * Math.round(p * 255);
-      for (let c = 0; c < 3; c++) {
-        const desaturated = data[i + c] * (1 - DESATURATION) + grey * DESATURATION;
-        data[i + c] = desaturated * (1 - alpha) + colours[k + c] * alpha;
-      }
+  const clipped = Float64Array.from(map.values, (v) => Math.min(scale.high, Math.max(scale.low, v)));
+  const pixels = enlarge(clipped, map.rows, map.cols, height, width, smooth), colours = colourTable(scale.cmap);
+  for (let pixel = 0, i = 0; pixel < pixels.length; pixel++, i += 4) {
+    const grey = 0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2];
+    const [alpha, k] = paint(scale, opacity, pixels[pixel]);
+    for (let c = 0; c < 3; c++) {
+      const desaturated = data[i + c] * (1 - DESATURATION) + grey * DESATURATION;
+      data[i + c] = desaturated * (1 - alpha) + colours[k + c] * alpha;
     }
   }
   context.putImageData(image, 0, 0);
 }
 
-/** The colour bar. */
-export function drawColourBar(canvas, cmap) {
-  const context = canvas.getContext("2d"), colours = colourTable(cmap);
-  const image = context.createImageData(256, canvas.height);
+/** The colour bar, as its colours look on a mid-grey photo. */
+export function drawColourBar(canvas, scale, opacity) {
+  const context = contextOf(canvas), colours = colourTable(scale.cmap), image = context.createImageData(canvas.width, canvas.height);
   for (let i = 0; i < image.data.length; i += 4) {
-    const x = (i / 4) % 256;
-    image.data.set([colours[3 * x], colours[3 * x + 1], colours[3 * x + 2], 255], i);
+    const fraction = ((i / 4) % canvas.width) / (canvas.width - 1);
+    const [alpha, k] = paint({ ...scale, low: 0, high: 1 }, opacity, fraction);
+    image.data.set([0, 1, 2].map((c) => 128 * (1 - alpha) + colours[k + c] * alpha), i);
+    image.data[i + 3] = 255;
   }
   context.putImageData(image, 0, 0);
+}
+
+/** The ends of the scale in words. */
+export function legendWords(scale, classSpecific, names) {
+  const about = classSpecific && names.length === 1 ? names[0] : "the answer";
+  if (scale.signed) return [`against ${about}`, `for ${about}`];
+  return classSpecific ? ["little", `much evidence for ${about}`] : ["looks here little", "much"];
 }

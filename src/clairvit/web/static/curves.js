@@ -1,12 +1,13 @@
-// Deletion and insertion: an animation of patches removed or inserted in order, and the curve of the score.
+// The film: parts are hidden or shown in the order of the map, next to the curve of the score and the range of random orders.
 
-import { percent } from "./lists.js";
+import { number, percent } from "./texts.js";
 
 const perturbed = document.getElementById("perturbed"), chart = document.getElementById("chart");
-const slider = document.getElementById("step"), description = document.getElementById("curve-text");
-const stepText = document.getElementById("step-text");
-const LEFT = 34, RIGHT = 302, TOP = 10, BOTTOM = 206, FRAME_MS = 260;
-let shown = null, timer = 0, range = [0, 1]; // lowest and highest value on the vertical axis
+const slider = document.getElementById("step"), description = document.getElementById("curve-text"), verdict = document.getElementById("curve-verdict");
+const stepText = document.getElementById("step-text"), section = document.getElementById("curves");
+const LEFT = 52, RIGHT = 388, TOP = 14, BOTTOM = 214, FRAME_MS = 260, STEPS = 14;
+const VERDICTS = { "better": "is better than chance", "not distinguishable": "cannot be told from chance", "worse": "is worse than chance" };
+let film = null, timer = 0, range = [0, 1]; // lowest and highest value on the vertical axis
 
 const svgElement = (name, attributes, text = "") => {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -17,77 +18,124 @@ const svgElement = (name, attributes, text = "") => {
 const x = (fraction) => LEFT + fraction * (RIGHT - LEFT);
 const y = (value) => BOTTOM - (value - range[0]) / (range[1] - range[0]) * (BOTTOM - TOP);
 const line = (xs, ys) => xs.map((value, k) => `${k ? "L" : "M"}${x(value).toFixed(1)} ${y(ys[k]).toFixed(1)}`).join(" ");
+const inside = (value) => Math.min(BOTTOM - 6, Math.max(TOP + 12, value));
 
 export function clear(photo) {
   stop();
-  shown = null;
+  film = null;
+  section.dataset.film = "none";
   slider.disabled = true;
   stepText.textContent = "–";
   range = [0, 1];
-  description.textContent = "The highest patches are removed first; a faithful map makes the score fall fast.";
-  drawAxes("fraction of the patches");
+  description.textContent = verdict.textContent = "";
+  chart.setAttribute("aria-label", "no film yet");
+  drawAxes("parts of the photo", "");
   if (photo) drawPhoto(photo, null);
 }
 
 export function stop() { clearInterval(timer); timer = 0; }
 
-/** Show one of the two curves of a reply and play its animation. */
-export function play(reply, kind, photo) {
+/** Start the film at once, in the order of the page's own map; `receive` adds the curve when it has been measured. */
+export function play({ kind, rank, grid, photo, title, reply }) {
   stop();
-  shown = { reply, kind, photo, curve: reply[kind] };
-  const { method, random } = shown.curve;
-  if (method.area === null) {
-    clear(photo);
-    description.textContent = "The score with no patch left is that of the whole photo, so its curve cannot be normalised.";
-    return;
-  }
-  const values = reply.meaning === "prob" ? [] : [...method.mean, ...random.low, ...random.high];
-  range = [Math.min(0, ...values), Math.max(1, ...values)]; // raw scores may leave 0 … 1
-  slider.max = shown.curve.counts.length - 1;
-  slider.disabled = false;
-  slider.value = 0;
+  const counts = reply?.[kind].counts ?? Array.from({ length: STEPS + 1 }, (_, k) => Math.round(k * rank.length / STEPS));
+  film = { kind, rank: reply?.rank ?? rank, grid, photo, title, reply: null, counts };
+  section.dataset.film = "playing";
+  Object.assign(slider, { max: counts.length - 1, disabled: false, value: 0 });
+  verdict.textContent = "";
+  range = [0, 1];
+  if (reply) receive(reply);
   drawFrame(0);
-  const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (reducedMotion) return drawFrame(Number(slider.max));
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) { slider.value = slider.max; return end(); }
   timer = setInterval(() => {
     const next = Number(slider.value) + 1;
     slider.value = next;
     drawFrame(next);
-    if (next >= Number(slider.max)) stop();
+    if (next >= Number(slider.max)) { stop(); end(); }
   }, FRAME_MS);
 }
 
-slider.addEventListener("input", () => { stop(); if (shown) drawFrame(Number(slider.value)); });
+/** Add the measured curves of both directions. */
+export function receive(reply) {
+  if (!film) return;
+  const curve = reply[film.kind];
+  if (curve.method.area === null) {
+    clear(film.photo);
+    description.textContent = "The score with nothing left is that of the whole photo, so there is no curve to show.";
+    return;
+  }
+  Object.assign(film, { reply, curve, rank: reply.rank, counts: curve.counts });
+  const values = reply.meaning === "prob" ? [] : [...curve.method.mean, ...curve.random.low, ...curve.random.high];
+  range = [Math.min(0, ...values), Math.max(1, ...values)]; // raw scores may leave 0 … 1
+  slider.max = curve.counts.length - 1;
+  verdict.textContent = verdictText(reply);
+  drawFrame(Number(slider.value));
+  if (!timer && section.dataset.film === "waiting") end();
+}
+
+/** Both directions, judged by the spread of random orders. */
+export function verdictText(reply) {
+  const part = (kind, words) => {
+    const { verdict: judged, method, random } = reply[kind];
+    return judged ? `${words}, this map ${VERDICTS[judged]} (area ${method.area.toFixed(2)}, random orders ${random.area.toFixed(2)}).` : "";
+  };
+  return [part("deletion", "Hiding the brightest first"), part("insertion", "Showing them first")].join(" ").trim();
+}
+
+/** The frame that says most: the score has crossed half of the whole photo's. */
+function tellingStep({ kind, curve }) {
+  const values = curve.method.mean, half = (values[0] + values.at(-1)) / 2;
+  const step = kind === "deletion" ? values.findIndex((v) => v <= half) : values.findIndex((v) => v >= half);
+  return step < 0 ? values.length - 1 : step;
+}
+
+/** End on the telling frame, once the curve has been measured. */
+function end() {
+  section.dataset.film = film.reply ? "ended" : "waiting";
+  if (!film.reply) return;
+  slider.value = tellingStep(film);
+  drawFrame(Number(slider.value));
+}
+
+slider.addEventListener("input", () => { stop(); if (film) { section.dataset.film = "ended"; drawFrame(Number(slider.value)); } });
 
 function drawFrame(k) {
-  const { curve, kind, reply, photo } = shown, { method, random } = curve, middle = curve.x.length >> 1;
-  drawPhoto(photo, { rank: reply.rank, grid: reply.grid, count: curve.counts[k], inserts: kind === "insertion" });
-  drawAxes(kind === "deletion" ? "fraction of the patches removed" : "fraction of the patches inserted");
+  const { curve, kind, reply, photo, rank, counts, title } = film, hides = kind === "deletion";
+  drawPhoto(photo, { rank, grid: film.grid, count: counts[k], inserts: !hides });
+  perturbed.setAttribute("aria-label", `the photo with ${counts[k]} of ${rank.length} parts ${hides ? "hidden" : "shown"}`);
+  drawAxes(`share of the photo ${hides ? "hidden" : "shown"}`, reply ? (reply.meaning === "prob" ? `probability of ${reply.target}` : reply.meaning) : "");
+  stepText.textContent = `${k} of ${counts.length - 1}`;
+  const done = `${counts[k]} of ${rank.length} parts ${hides ? "hidden" : "shown"}`;
+  if (!reply) { description.textContent = `${done}; measuring the score…`; return; }
+  const { method, random } = curve;
   const band = line(curve.x, random.high) + line([...curve.x].reverse(), [...random.low].reverse()).replace("M", "L") + "Z";
+  const near = Math.round(curve.x.length * 0.3), far = Math.round(curve.x.length * 0.65);
+  const methodY = inside(y(method.mean[near]) + (hides ? 16 : -10)), above = method.mean[far] > random.mean[far];
+  const randomY = inside(above ? y(random.low[far]) + 16 : y(random.high[far]) - 6);
   chart.append(svgElement("path", { class: "band", d: band }), svgElement("path", { class: "random", d: line(curve.x, random.mean) }),
+    svgElement("path", { class: "method-rest", d: line(curve.x, method.mean) }),
     svgElement("path", { class: "method", d: line(curve.x.slice(0, k + 1), method.mean) }),
-    svgElement("circle", { class: "dot", cx: x(curve.x[k]), cy: y(method.mean[k]), r: 4 }),
-    svgElement("text", { x: x(curve.x.at(middle)), y: y(random.high.at(middle)) - 5, "text-anchor": "middle" }, "random order"));
-  const done = `${kind === "deletion" ? "removed" : "inserted"}: ${curve.counts[k]} of ${reply.rank.length} patches`;
-  stepText.textContent = `${k} of ${curve.counts.length - 1}`;
-  const better = kind === "deletion" ? method.area < random.area : method.area > random.area;
-  const value = reply.meaning === "prob" ? percent(method.mean[k]) : `${reply.meaning} ${method.mean[k].toFixed(3)}`;
-  description.textContent = `${reply.target} ${value}, ${done}. Area under the curve of ${curve.counts.length - 1} steps ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}: `
-    + (better ? "better than random on average." : "no better than random on average.");
-  chart.setAttribute("aria-label", `${kind} curve of ${reply.method}: area ${method.area.toFixed(3)}, in random order ${random.area.toFixed(3)}`);
+    svgElement("circle", { class: "dot", cx: x(curve.x[k]), cy: y(method.mean[k]), r: 5 }),
+    svgElement("text", { class: "random-label", x: x(curve.x[far]), y: randomY, "text-anchor": "middle" }, "random orders"),
+    svgElement("text", { class: "label", x: x(curve.x[near]) + (hides ? -4 : 0), y: methodY, "text-anchor": "middle" }, title.length > 24 ? "this map" : title));
+  const value = reply.meaning === "prob" ? percent(method.mean[k]) : `${reply.meaning} ${number(method.mean[k])}`;
+  const chance = reply.meaning === "prob" ? percent(random.mean[k]) : number(random.mean[k]);
+  description.textContent = `${done}: ${reply.target} ${value}; in random orders ${chance}.`;
+  chart.setAttribute("aria-label", `${reply.target} while parts are ${hides ? "hidden" : "shown"} in the order of ${reply.method}, and in random orders. ${verdictText(reply)}`);
 }
 
-function drawAxes(label) {
+function drawAxes(label, vertical) {
   chart.replaceChildren(svgElement("path", { class: "axis", d: `M${LEFT} ${TOP}V${BOTTOM}H${RIGHT}` }));
   for (const p of [0, 0.5, 1]) {
-    const value = range[0] + p * (range[1] - range[0]);
-    chart.append(svgElement("path", { class: "axis", d: `M${LEFT} ${y(value)}H${RIGHT}` }), svgElement("text", { x: LEFT - 5, y: y(value) + 3, "text-anchor": "end" }, Number(value.toPrecision(2))),
-      svgElement("text", { x: x(p), y: BOTTOM + 14, "text-anchor": "middle" }, `${100 * p} %`));
+    const value = range[0] + p * (range[1] - range[0]), isShare = vertical.startsWith("probability") || !vertical;
+    chart.append(svgElement("path", { class: "axis", d: `M${LEFT} ${y(value)}H${RIGHT}` }), svgElement("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, isShare ? `${100 * value} %` : number(value)),
+      svgElement("text", { x: x(p), y: BOTTOM + 17, "text-anchor": p === 1 ? "end" : "middle" }, `${100 * p} %`));
   }
-  chart.append(svgElement("text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 29, "text-anchor": "middle" }, label));
+  chart.append(svgElement("text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 36, "text-anchor": "middle" }, label));
+  if (vertical) chart.append(svgElement("text", { transform: `translate(12 ${(TOP + BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" }, vertical.length > 34 ? "probability" : vertical));
 }
 
-/** Draw the photo with the removed patches in grey. */
+/** Draw the photo with the hidden parts in grey. */
 function drawPhoto(photo, step) {
   perturbed.width = photo.width;
   perturbed.height = photo.height;

@@ -1,32 +1,22 @@
-// The lists: classes with bars, methods by family, thumbnails of all one-trace methods.
+// The lists: classes with bars, methods, thumbnails of all quick methods.
 
 import { colourScale, overlay } from "./colour.js";
 import { slice, unpack } from "./api.js";
-
-export function element(name, properties = {}, ...children) {
-  const created = Object.assign(document.createElement(name), properties);
-  created.append(...children);
-  return created;
-}
-
-export const percent = (p) => p === null ? "" : p < 0.0005 ? "<0.1 %" : p < 0.0995 ? `${(100 * p).toFixed(1)} %` : `${Math.round(100 * p)} %`;
-
-/** A probability, or the score itself where the model has no probabilities. */
-export const valueText = (probability, score) => probability !== null ? percent(probability) : score === null ? "" : `score ${score.toPrecision(3)}`;
+import { duration, element, valueText } from "./texts.js";
 
 /** Top classes; a click makes one the target, "+" the second target. */
 export function showClasses(list, top, targets, onSelect, onSelectSecond) {
   const focused = document.activeElement?.dataset?.key;
   list.replaceChildren(...top.map((entry) => {
     const name = element("button", { type: "button", className: "name" },
-      element("span", { textContent: entry.name, title: entry.name }), element("span", { textContent: valueText(entry.probability, entry.score) }));
+      element("span", { textContent: entry.name }), element("span", { textContent: valueText(entry.probability, entry.score) }));
     if (entry.probability !== null) name.append(element("meter", { min: 0, max: 1, value: entry.probability, ariaHidden: "true" }));
     name.dataset.key = `class-${entry.index}`;
     name.setAttribute("aria-pressed", targets[0] === entry.index);
     name.addEventListener("click", () => onSelect(entry.index));
-    const second = element("button", { type: "button", className: "second", textContent: targets[1] === entry.index ? "−" : "+", title: "Side by side", disabled: targets[0] === entry.index });
+    const second = element("button", { type: "button", className: "second", textContent: targets[1] === entry.index ? "−" : "+", title: "Compare with the first", disabled: targets[0] === entry.index });
     second.dataset.key = `second-${entry.index}`;
-    second.setAttribute("aria-label", `Show ${entry.name} side by side`);
+    second.setAttribute("aria-label", `Show ${entry.name} next to it`);
     second.setAttribute("aria-pressed", targets[1] === entry.index);
     second.addEventListener("click", () => onSelectSecond(entry.index));
     return element("li", {}, name, second);
@@ -34,50 +24,95 @@ export function showClasses(list, top, targets, onSelect, onSelectSecond) {
   if (focused) list.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
 }
 
-/** Radio buttons by family, each with its summary. */
-export function showMethods(box, reply, selected, onSelect) {
-  const recommended = element("fieldset", {}, element("legend", { textContent: "recommended" }));
-  for (const entry of reply.recommended) {
-    const radio = element("input", { type: "radio", name: "method", value: entry.method, checked: entry.method === selected });
-    radio.addEventListener("change", () => onSelect(entry.method));
-    const name = element("span", {}, element("b", { textContent: entry.method }), element("i", { textContent: entry.purpose }));
-    const label = element("label", { title: entry.evidence }, radio, name, element("small", { textContent: entry.reason }));
-    label.dataset.search = `${entry.method} ${entry.purpose} ${entry.reason}`.toLowerCase();
-    recommended.append(label);
-  }
-  box.replaceChildren(recommended, ...reply.families.map((family) => {
-    const set = element("fieldset", {}, element("legend", { textContent: family }));
-    for (const entry of reply.methods.filter((method) => method.family === family)) {
-      const radio = element("input", { type: "radio", name: "method", value: entry.name, checked: entry.name === selected && !recommended.querySelector(":checked") });
-      radio.addEventListener("change", () => onSelect(entry.name));
-      const name = element("span", {}, element("b", { textContent: entry.name }));
-      if (entry.signed) name.append(element("i", { textContent: "±", title: "signed: evidence for and against" }));
-      if (!entry.class_specific) name.append(element("i", { textContent: "any class", title: "the same map for all classes" }));
-      if (entry.slow) name.append(element("i", { textContent: "slow", title: `${entry.forwards} forwards, ${entry.backwards} backwards` }));
-      const label = element("label", { title: entry.paper }, radio, name, element("small", { textContent: entry.summary }));
-      label.dataset.search = `${entry.name} ${entry.summary} ${entry.paper} ${family}`.toLowerCase();
-      set.append(label);
-    }
-    return set;
-  }));
+const PURPOSES = { "faithful": "recommended", "localising": "covers the object", "cheap": "quickest", "black box": "asks the model only" };
+export const baseName = (text) => text.split(/[+(]/)[0];
+
+/** The seconds that a method takes on this machine. */
+export const estimate = (entry, card) => card.seconds * (entry.forwards + 2 * entry.backwards);
+
+function methodLabel(value, title, tags, sentence, search, selected, onSelect) {
+  const radio = element("input", { type: "radio", name: "method", value, checked: selected });
+  radio.addEventListener("change", () => onSelect(value));
+  const label = element("label", {}, radio, element("b", { textContent: title }), element("small", { textContent: sentence }), element("span", { className: "tags" }, ...tags));
+  label.dataset.search = search;
+  return label;
 }
 
+const tag = (textContent, title = "") => element("i", { textContent, title });
+const words = (text) => text.toLowerCase().normalize("NFKD").replace(/[^\p{L}\p{N}+]+/gu, " ").trim();
+const compact = (text) => words(text).replace(/ /g, "");
+
+/** Recommended methods, then all of them by family in a closed list. */
+export function showMethods(box, reply, selected, card, onSelect) {
+  const byName = new Map(reply.methods.map((entry) => [entry.name, entry]));
+  const recommended = element("fieldset", {}, element("legend", { textContent: "Start with one of these" }));
+  for (const entry of reply.recommended) {
+    const method = byName.get(baseName(entry.method)), tags = [tag(PURPOSES[entry.purpose] ?? entry.purpose, entry.reason), tag(duration(estimate(method, card)))];
+    const search = [entry.method, entry.title, entry.purpose, method.sentence, ...method.also].join(" | ");
+    recommended.append(methodLabel(entry.method, entry.title, tags, entry.sentence, search, entry.method === selected, onSelect));
+  }
+  const all = element("details", { id: "all-methods" }, element("summary", { textContent: `All ${reply.methods.length} methods` }));
+  const isListed = reply.recommended.some((entry) => entry.method === selected);
+  for (const family of reply.families) {
+    const set = element("fieldset", {}, element("legend", { textContent: family === "baseline" ? "controls" : family }));
+    for (const entry of reply.methods.filter((method) => method.family === family)) {
+      const tags = [];
+      if (entry.control) tags.push(tag("control", "knows nothing of the model"));
+      if (!entry.class_specific && !entry.control) tags.push(tag("same for every answer"));
+      if (entry.slow) tags.push(tag(duration(estimate(entry, card))));
+      const search = [entry.name, entry.title, entry.sentence, entry.paper, family, ...entry.also].join(" | ");
+      set.append(methodLabel(entry.name, entry.title, tags, entry.sentence, search, entry.name === selected && !isListed, onSelect));
+    }
+    all.append(set);
+  }
+  all.open = !isListed;
+  box.replaceChildren(recommended, all, element("p", { id: "nothing-found", className: "hint", hidden: true }));
+}
+
+/** Show the methods that a query names: all of its words, or its letters without hyphens and spaces. */
 export function filterMethods(box, query) {
-  for (const set of box.children) {
+  const parts = words(query).split(" "), joined = compact(query), all = box.querySelector("#all-methods");
+  const matches = (text) => parts.every((part) => words(text).includes(part)) || compact(text).includes(joined);
+  let count = 0;
+  for (const set of box.querySelectorAll("fieldset")) {
     let anyVisible = false;
     for (const label of set.querySelectorAll("label")) {
-      label.hidden = !label.dataset.search.includes(query.trim().toLowerCase());
+      label.hidden = !matches(label.dataset.search);
       anyVisible ||= !label.hidden;
+      count += !label.hidden;
     }
     set.hidden = !anyVisible;
   }
+  if (joined) all.open = true;
+  const nothing = box.querySelector("#nothing-found");
+  nothing.hidden = count > 0;
+  nothing.textContent = `No method matches “${query.trim()}”.`;
 }
 
-export function showThumbs(box, reply, photo, selected, onSelect) {
+/** Formula, paper and cost of the method that is shown. */
+export function showMethodFacts(box, entry, map) {
+  if (!entry) return box.replaceChildren();
+  const passes = `${map.forwards} forward and ${map.backwards} backward passes of the model, ${map.seconds.toFixed(2)} s.`;
+  box.replaceChildren(element("code", { textContent: map.method }), element("code", { textContent: entry.summary }), element("p", { textContent: `Paper: ${entry.paper}. Cost: ${passes}` }));
+}
+
+const ranks = (values) => { const order = Array.from(values.keys()).sort((a, b) => values[a] - values[b]), rank = new Float64Array(values.length); order.forEach((index, place) => { rank[index] = place; }); return rank; };
+
+/** Spearman's rank correlation of two maps; null where their sizes differ. */
+function rankCorrelation(a, b) {
+  if (a.length !== b.length) return null;
+  const x = ranks(a), y = ranks(b), middle = (a.length - 1) / 2;
+  let xy = 0, xx = 0;
+  for (let k = 0; k < x.length; k++) { xy += (x[k] - middle) * (y[k] - middle); xx += (x[k] - middle) ** 2; }
+  return xx ? xy / xx : null;
+}
+
+export function showThumbs(box, reply, photo, selected, shown, onSelect) {
   box.replaceChildren(...reply.explanations.map((entry) => {
     const map = slice(unpack(entry.maps), 0), canvas = element("canvas", { ariaHidden: "true" });
     overlay(canvas, photo, { values: map.values, rows: map.shape[0], cols: map.shape[1] }, colourScale(map.values, entry.signed, "auto"), 0.85, true, 112);
-    const button = element("button", { type: "button", title: entry.notes.join(" ") || entry.method }, canvas, element("span", { textContent: entry.method }));
+    const agreement = rankCorrelation(map.values, shown), score = agreement === null ? "–" : agreement.toFixed(2).replace("-", "−");
+    const button = element("button", { type: "button", title: entry.notes.join(" ") }, canvas, entry.title, element("small", { textContent: score }));
     button.setAttribute("aria-pressed", entry.method === selected);
     button.dataset.method = entry.method;
     button.addEventListener("click", () => onSelect(entry.method));

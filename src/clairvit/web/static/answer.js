@@ -1,0 +1,45 @@
+// The answer card: what the model says, and whether the test supports the map.
+
+import { element, plainMessage, valueText } from "./texts.js";
+
+const $ = (id) => document.getElementById(id);
+const BADGES = { "supported": "Supported by a test", "weak": "Weak support", "not better than chance": "No better than chance" };
+
+const named = (entry) => [element("b", { textContent: entry.name }), ` (${valueText(entry.probability, entry.score)})`];
+
+/** What the model says, as nodes: "The model says X (83 %), then Y (16 %). The map is for Y." */
+export function sentenceNodes(reply, classSpecific) {
+  const [first, second] = reply.top;
+  if (!first) return ["This model names nothing: it turns a photo into numbers that can be compared. The map shows where it looks."];
+  const nodes = first.probability === null ? ["The model's answer: ", ...named(first)] : ["The model says ", ...named(first)];
+  if (second) nodes.push(first.probability === null ? "; next: " : ", then ", ...named(second));
+  nodes.push(". ");
+  if (!classSpecific) nodes.push("The map shows where the model looks; it is the same for every answer.");
+  else if (reply.targets.length > 1) nodes.push("The maps are for ", element("b", { textContent: reply.targets[0] }), " and ", element("b", { textContent: reply.targets[1] }), ", on one colour scale.");
+  else if (reply.classes[0] !== first.index) nodes.push("The map is for ", element("b", { textContent: reply.targets[0] }), ` (${valueText(reply.probabilities[0], reply.class_scores[0])}).`);
+  return nodes;
+}
+
+export function showAnswer(reply, classSpecific) {
+  $("answer-says").replaceChildren(...sentenceNodes(reply, classSpecific));
+  $("caution").hidden = !reply.cautions.length;
+  $("caution").textContent = reply.cautions.length ? `Take care: ${reply.cautions.join(" ")}` : "";
+}
+
+export const badgeText = (check) => BADGES[check?.verdict] ?? "Could not be tested";
+export const checkText = (check) => [check.sentence, ...(check.verdict ? check.remarks : [])].join(" ");
+
+/** The badge and its sentence; null: the test is running. */
+export function showCheck(check) {
+  $("badge").textContent = check ? badgeText(check) : "Testing this map…";
+  $("badge").dataset.verdict = check?.verdict ?? "";
+  $("badge").disabled = !check;
+  $("answer-text").textContent = check ? checkText(check) : "";
+}
+
+export function showCheckFailed(error) {
+  $("badge").textContent = "Could not be tested";
+  $("badge").dataset.verdict = "";
+  $("badge").disabled = true;
+  $("answer-text").textContent = plainMessage(error);
+}

@@ -1,0 +1,61 @@
+// Several photos: a table of photo, answer and test; a click shows one.
+
+import * as api from "./api.js";
+import { badgeText } from "./answer.js";
+import { contextOf } from "./colour.js";
+import { element, plainMessage, valueText } from "./texts.js";
+
+const table = document.getElementById("photos"), body = table.querySelector("tbody");
+export const MAX_PHOTOS = 20;
+let rows = [], work = new AbortController();
+
+/** List files; `onSelect(file)` shows one. One file needs no list. */
+export function listPhotos(files, onSelect) {
+  work.abort();
+  work = new AbortController();
+  table.hidden = files.length < 2;
+  rows = files.map((file) => {
+    const canvas = element("canvas", { width: 56, height: 56 }), button = element("button", { type: "button" }, canvas);
+    button.setAttribute("aria-label", `Show ${file.name}`);
+    button.addEventListener("click", () => onSelect(file));
+    const row = { file, canvas, button, answer: element("td", { textContent: "waiting…" }), trust: element("td"), done: false };
+    row.element = element("tr", {}, element("td", { title: file.name }, button), row.answer, row.trust);
+    return row;
+  });
+  body.replaceChildren(...rows.map((row) => row.element));
+}
+
+const rowOf = (file) => rows.find((row) => row.file === file);
+
+/** Mark the photo that is shown. */
+export function markShown(file) { for (const row of rows) row.button.setAttribute("aria-pressed", row.file === file); }
+
+export async function fillAnswer(file, reply, picture) {
+  const row = rowOf(file);
+  if (!row) return;
+  row.done = true;
+  const [first] = reply.top;
+  row.answer.textContent = first ? `${first.name} ${valueText(first.probability, first.score)}` : "no classes";
+  if (picture) contextOf(row.canvas).drawImage(picture, 0, 0, 56, 56);
+}
+
+export function fillCheck(file, check) { const row = rowOf(file); if (row) row.trust.textContent = badgeText(check); }
+
+/** Answer and test the other photos one after another, in the background. */
+export async function processRest(method, model, decode) {
+  const { signal } = work;
+  for (const row of rows) {
+    if (row.done) continue;
+    try {
+      const reply = await api.explain({ image: row.file, method, model, picture: true }, { signal });
+      if (signal.aborted) return;
+      await fillAnswer(row.file, reply, await decode(reply.picture));
+      const target = reply.classes[0] === null ? null : String(reply.classes[0]);
+      fillCheck(row.file, await api.check({ photo: reply.photo, model, method: reply.explanations[0].method, target }, { signal }));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      row.done = true;
+      row.answer.textContent = plainMessage(error);
+    }
+  }
+}
