@@ -29,9 +29,12 @@ from clairvit.web.schemas import (
     CurveResponse,
     ExplainRequest,
     ExplainResponse,
+    ExplanationRecord,
     MethodsResponse,
     ModelsResponse,
     Problem,
+    SimilarityRequest,
+    SimilarityResponse,
     TraceRequest,
     TraceResponse,
 )
@@ -88,7 +91,7 @@ async def methods(state: State) -> MethodsResponse:
 
 @router.post(
     "/explain",
-    response_model=ExplainResponse,
+    response_model=ExplainResponse | ExplanationRecord,
     summary="Explain a photo by one or several methods",
     responses={200: {"content": {"application/x-ndjson": {}, "application/x-npz": {}}}},
     dependencies=[Depends(_require_form)],
@@ -127,6 +130,21 @@ async def trace(
     state.uploads.find(request.photo)  # an expired photo is reported before the job is queued
     model = state.models["quick"][state.model_name(request.model)]
     job = state.queues["quick"].submit(lambda: _json(handlers.trace_response(model, state.uploads, layer, request)))
+    return await _respond(http, job, stream=False)
+
+
+@router.get("/similarity/{layer}", response_model=SimilarityResponse, summary="Which patches are alike in one layer")
+async def similarity(
+    http: Request,
+    state: State,
+    layer: Annotated[int, PathParameter(ge=0, le=10_000)],
+    request: Annotated[SimilarityRequest, Query()],
+) -> Response:
+    state.uploads.find(request.photo)  # an expired photo is reported before the job is queued
+    model = state.models["quick"][state.model_name(request.model)]
+    job = state.queues["quick"].submit(
+        lambda: _json(handlers.similarity_response(model, state.uploads, layer, request))
+    )
     return await _respond(http, job, stream=False)
 
 
