@@ -37,13 +37,17 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import Cost as Cost
     from clairvit.methods.explanation import Explanation as Explanation
     from clairvit.methods.explanation import Heads as Heads
+    from clairvit.methods.explanation import TextRelevance as TextRelevance
     from clairvit.methods.explanation import concat as concat
+    from clairvit.methods.generation import generate as generate
     from clairvit.methods.layer_view import LayerView as LayerView
     from clairvit.methods.recipe import Recipe as Recipe
     from clairvit.methods.recommended import Recommendation as Recommendation
     from clairvit.methods.recommended import recommended_methods as recommended_methods
     from clairvit.methods.registry import Requires as Requires
     from clairvit.methods.result import MapResult as MapResult
+    from clairvit.methods.similarity import Similarity as Similarity
+    from clairvit.methods.similarity import similar as similar
     from clairvit.methods.spec import MethodSpec as MethodSpec
     from clairvit.methods.token_features import PatchFeatures as PatchFeatures
     from clairvit.methods.token_features import features as features
@@ -86,7 +90,9 @@ if TYPE_CHECKING:
     from clairvit.targets.function import Output as Output
     from clairvit.targets.query import Query as Query
     from clairvit.targets.region import Region as Region
+    from clairvit.targets.similar import Similar as Similar
     from clairvit.targets.text import Text as Text
+    from clairvit.targets.token import NextToken as NextToken
     from clairvit.tracing.neuron import Direction as Direction
     from clairvit.tracing.neuron import Neuron as Neuron
     from clairvit.tracing.recorders.base import Recorder as Recorder
@@ -111,6 +117,7 @@ _MODULES = {
     "Explanation": "clairvit.methods.explanation",
     "Comparison": "clairvit.methods.explanation",
     "Heads": "clairvit.methods.explanation",
+    "TextRelevance": "clairvit.methods.explanation",
     "Cost": "clairvit.methods.explanation",
     "Target": "clairvit.targets.base",
     "TargetBatch": "clairvit.targets.base",
@@ -121,6 +128,11 @@ _MODULES = {
     "Region": "clairvit.targets.region",
     "Query": "clairvit.targets.query",
     "Text": "clairvit.targets.text",
+    "Similar": "clairvit.targets.similar",
+    "similar": "clairvit.methods.similarity",
+    "Similarity": "clairvit.methods.similarity",
+    "NextToken": "clairvit.targets.token",
+    "generate": "clairvit.methods.generation",
     "shift": "clairvit.methods.ensembles",
     "smooth": "clairvit.methods.ensembles",
     "ensemble": "clairvit.methods.ensembles",

@@ -20,11 +20,13 @@ import torch
 from clairvit.bench.executors import (
     Answer,
     Executor,
+    WorkerConfig,
     WorkerProcess,
     _actor_capacity,
     local,
     on_ray,
     threads_per_worker,
+    worker_devices,
 )
 from clairvit.bench.plan import Study, Unit
 from clairvit.bench.run import run_study
@@ -34,6 +36,7 @@ from clairvit.errors import BadInput, ClairError
 from helpers.small_study import Deadly, study, table
 
 PATHS = [str(Path(__file__).parent.parent), *sys.path]  # other processes find what this one finds
+NO_STUDY = Study((), (), (), ())
 UNIT = Unit("k", "w", 0, 0, (0,), ("m",), (), (), 1)
 
 
@@ -114,7 +117,7 @@ def test_a_worker_that_dies_in_the_middle_of_its_answer_is_dead() -> None:
     os.write(there.fileno(), struct.pack("!i", 1000) + b"only the beginning")  # a length, as the pipe has it
     there.close()
     process: Any = Dead()
-    assert WorkerProcess(process, here, UNIT).receive() is None
+    assert WorkerProcess(process, here, UNIT, WorkerConfig(NO_STUDY)).receive() is None
 
 
 PARENT = """
@@ -284,3 +287,33 @@ def test_actors_fit_on_single_nodes() -> None:
         _actor_capacity(two, 2)  # two in all, and no node has both
     with pytest.raises(ClairError, match="1 CPU, and the nodes of the Ray cluster have: 0 CPUs and 0 GPUs"):
         _actor_capacity(Nodes({"memory": 5.0}), 0)
+
+
+def test_workers_share_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert worker_devices("cuda", 5) == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+    assert worker_devices("cuda:1", 2) == ["cuda:1", "cuda:1"], "a GPU that was named is used alone"
+    assert worker_devices(None, 2) == [None, None]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert worker_devices("cuda", 2) == ["cuda", "cuda"], "the error about a missing GPU is that of one process"
+
+
+def test_processes_on_two_devices_give_the_numbers_of_one(
+    home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two names of one processor stand for two GPUs."""
+    folder, alone = home
+    started: list[str | None] = []
+    start = WorkerProcess.start.__func__  # type: ignore[attr-defined]
+
+    def noted(cls: type[WorkerProcess], config: WorkerConfig, unit: Unit) -> WorkerProcess:
+        started.append(config.device)
+        process: WorkerProcess = start(cls, config, unit)
+        return process
+
+    monkeypatch.setattr(WorkerProcess, "start", classmethod(noted))
+    monkeypatch.setattr("clairvit.bench.executors.worker_devices", lambda device, workers: ["cpu", "cpu:0"][:workers])
+    store = Store.open(tmp_path / "store")
+    assert run_study(study(folder, at_once=1), store, local(2)).computed == 6
+    assert started == ["cpu", "cpu:0"]
+    assert table(store) == alone

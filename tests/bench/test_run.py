@@ -17,12 +17,12 @@ from PIL import Image
 
 import clairvit as cv
 import clairvit.bench.worker as worker_module
-from clairvit.bench.plan import ModelConfig, Study, Unit, image_set_hash, settings_of
+from clairvit.bench.plan import ModelConfig, Shard, Study, Unit, image_set_hash, settings_of
 from clairvit.bench.results import combinations, read_scores, unreadable_images
 from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Row, Store
 from clairvit.bench.worker import Worker
-from clairvit.errors import ClairError, ClairWarning
+from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.models.model import Model
 from helpers.rounding import assert_same
 from helpers.small_study import METHODS, METRICS, study, table, weights
@@ -406,3 +406,32 @@ def test_two_processes_on_one_store_compute_each_unit_once(nursery: tuple[Path, 
     assert doubled(both) == 0
     assert [file.name for file in (both.path / "claims").iterdir()] == ["store"]
     assert len(both.studies()) == 1
+
+
+def test_shards_together_are_the_study(tmp_path: Path) -> None:
+    own = study(tmp_path, images=6, at_once=1)
+    alone = Store.open(tmp_path / "alone")
+    run(own, alone)
+    keys = {unit.key for unit in asked}
+    merged, computed = Store.open(tmp_path / "merged"), []
+    for index in range(3):
+        part = Store.open(tmp_path / f"part-{index}")
+        asked.clear()
+        worker = Counting(own.resolved())
+        outcome = run_study(own, part, worker=worker, shard=Shard(index, 3))
+        computed += [unit.key for unit in asked]
+        assert outcome.computed == len(asked)
+        assert merged.merge(part) == len(asked)
+        assert merged.merge(part) == 0, "what is there is not written again"
+    assert sorted(computed) == sorted(keys), "every unit once"
+    assert table(merged) == table(alone)
+    assert merged.studies() == alone.studies()
+    assert merged.models() == alone.models()
+    assert run(own, merged).computed == 0, "nothing is missing"
+
+
+@pytest.mark.parametrize("text", ["3", "3/3", "-1/3", "a/b", "1/0", "1.5/3"])
+def test_shards_that_do_not_exist_are_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="expected INDEX/COUNT"):
+        Shard.parse(text)
+    assert Shard.parse(" 2/3 ") == Shard(2, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,17 @@ PAIRS: dict[str, Callable[[], nn.Module]] = {
     "CLIPModel": clip_pair,
     "SiglipModel": siglip_pair,
 }
+
+
+def save_clip(folder: Path) -> Path:
+    """Write a CLIPModel with its tokenizer and image processor, and return the folder."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shaken(clip_pair(), seed=3).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    size = {"height": SIZE, "width": SIZE}
+    transformers.CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=size).save_pretrained(folder)
+    return folder
 
 
 def build(name: str) -> Any:

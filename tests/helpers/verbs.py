@@ -112,6 +112,10 @@ def logit_lens(module: nn.Module) -> Any:
     return cv.logit_lens(cv.wrap(module), image())
 
 
+def similar(module: nn.Module) -> Any:
+    return cv.similar(cv.wrap(module), *image(2), "genatt").explanation
+
+
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
     **{f"explain {kind}": lambda module, method=method: explain(module, method) for kind, method in KINDS.items()},
     "compare": compare,
@@ -125,6 +129,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "patch": patch,
     "patch_sweep": patch_sweep,
     "logit_lens": logit_lens,
+    "similar": similar,
 }
 
 

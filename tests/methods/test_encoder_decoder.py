@@ -216,6 +216,19 @@ def test_gradient_methods_of_detr_against_autograd() -> None:
     assert_same(comparison["saliency(level=pixel)"].maps, dpixels.abs().amax(1))
 
 
+def test_image_tokens_of_detr_add_up_to_the_score_under_the_linear_rules() -> None:
+    """Positions and queries enter q and k alone: without biases all of the score comes from the image tokens."""
+    module = strange(lambda: Detector(1)).double()
+    with torch.no_grad():
+        for key, parameter in module.named_parameters():
+            if key.endswith("bias"):
+                parameter.zero_()
+    tr = cv.trace(cv.wrap(module, size=SIZE), photos(), TARGET, rules="linear")
+    for layer in tr.layers:
+        parts = (layer.x * layer.dx).flatten(1)
+        assert_same(parts.sum(1), tr.logits[:, TARGET], magnitude=float(parts.abs().sum(1).max()))
+
+
 def test_every_method_works_or_refuses_on_detr() -> None:
     methods = [
         *QUICK,

@@ -140,11 +140,6 @@ REFUSED: dict[str, Refused] = {
     "llava, bare": (lambda: hf.LlavaModel(llava()), "needs text or other tokens", None),
     "encoder-decoder": (encoder_decoder, "returns text", None),
     "sam": (lambda: hf.SamModel(sam()), "masks for points or boxes", None),
-    "siglip 2": (
-        lambda: hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**{k: v for k, v in VIT.items() if k != "image_size"})),
-        "needs pixel_attention_mask, spatial_shapes besides the image",
-        None,
-    ),
     "video": (
         lambda: hf.VideoMAEModel(hf.VideoMAEConfig(**VIT, num_frames=4)),
         "takes the frames of a video",
@@ -364,7 +359,6 @@ _TASKS = (
     *("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "VISUAL_QUESTION_ANSWERING", "DOCUMENT_QUESTION_ANSWERING"),
 )
 TOKENS_OR_TEXT = {"ImageGPTForImageClassification", "ShieldGemma2ForImageClassification"}
-CUT_PATCHES = {"Siglip2ForImageClassification"}  # pixel_values with spatial_shapes
 
 
 def vision_classes() -> list[str]:
@@ -396,7 +390,7 @@ def test_every_vision_class_works_or_raises_with_a_reason() -> None:
             assert reason.endswith("."), reason
             assert reason.count(". ") == 1, reason
     classifiers = {name for name in classes if "ForImageClassification" in name}
-    assert classifiers - taken == (TOKENS_OR_TEXT | CUT_PATCHES) & classifiers
+    assert classifiers - taken == TOKENS_OR_TEXT & classifiers
     others = {name for name in taken - classifiers if re.search("For[A-Z]", name)}
     assert not others, "a task that returns something else"
 

@@ -89,7 +89,8 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
     for target, read in targets.items():
         leaf = pixels.clone().requires_grad_()
         read(model.module(leaf)).sum().backward()
-        assert leaf.grad is not None and bool((leaf.grad.flatten(1).abs().amax(1) > 0).all())
+        assert leaf.grad is not None
+        assert bool((leaf.grad.flatten(1).abs().amax(1) > 0).all())
         explanation = cv.explain(model, pixels, "saliency(level=pixel)", target=target)
         assert_same(explanation.maps, leaf.grad.abs().amax(1), label=str(target))
 
@@ -103,7 +104,8 @@ def test_sides_of_boxes(name: str, side: str) -> None:
     trace = cv.trace(model, pixels, target=cv.Query(INDEX, box=side))
     assert trace.target is not None
     assert trace.target.names == (f"{side} of query 3",) * 2
-    assert trace.target.score == "box side" and trace.target.activation == "raw"
+    assert trace.target.score == "box side"
+    assert trace.target.activation == "raw"
     assert_same(trace.target(trace.logits), sides(output.pred_boxes)[side][:, INDEX])
     best = best_queries(name, output.logits, 2)
     trace = cv.trace(model, pixels, target=cv.Query(class_="sky", box=side))
@@ -138,7 +140,8 @@ def test_linear_rules_share_out_the_whole_score() -> None:
     trace = cv.trace(model, pixels, target=cv.Query(INDEX, "sky"), rules="linear")
     assert trace.target is not None
     x, dx = trace.layers[0].x, trace.layers[0].dx
-    assert x is not None and dx is not None
+    assert x is not None
+    assert dx is not None
     score = trace.target(trace.logits)
     assert bool((score.abs() > 1e-3).all())
     assert_same((x * dx).flatten(1).sum(1), score, magnitude=float((x * dx).abs().flatten(1).sum(1).max()))
@@ -153,7 +156,8 @@ def test_rules_reach_through_the_sigmoid_of_a_box(rules: str) -> None:
         x = model.module(pixels).pred_boxes[:, INDEX, 0]
     logit = cv.Output(lambda output: torch.logit(output.pred_boxes[:, INDEX, 0]), name="x before the sigmoid")
     before = cv.trace(model, pixels, target=logit, rules=rules)
-    assert before.layers[0].dx is not None and float(before.layers[0].dx.abs().max()) > 0
+    assert before.layers[0].dx is not None
+    assert float(before.layers[0].dx.abs().max()) > 0
     assert_same(trace.layers[0].dx, before.layers[0].dx * (x * (1 - x))[:, None, None])
 
 
@@ -212,6 +216,26 @@ def test_contrast_and_verbs() -> None:
         assert len(cv.explain(model, pixels, "ixg", target=target).check()) == 2
 
 
+def test_targets_of_different_outputs_are_explained_and_checked_together() -> None:
+    model, pixels = model_of(yolos), images()
+    targets = [cv.Query(2, "dog"), cv.Query(2, box="left"), cv.Query(4, "dog")]
+    together = cv.explain(model, pixels, "ixg", targets=targets)
+    assert together.targets[::2] == ("dog (query 2)", "left of query 2", "dog (query 4)")
+    assert together.labels == ()
+    checks = together.check()
+    for position, target in enumerate(targets):
+        alone = cv.explain(model, pixels, "ixg", target=target)
+        rows = [2 * position, 2 * position + 1]
+        assert_same(together.maps[rows], alone.maps)
+        assert together[rows].probabilities == alone.probabilities
+        assert together[rows].class_scores == alone.class_scores
+        assert [check.verdict for check in checks.take(rows)] == [check.verdict for check in alone.check()]
+        for check, expected in zip(checks.take(rows), alone.check(), strict=True):
+            assert check.quantity == expected.quantity
+            assert_same([check.full, check.kept], [expected.full, expected.kept], magnitude=10.0, dtype=torch.float64)
+    assert [check.verdict for check in together.check(model)] == [check.verdict for check in checks]
+
+
 def test_queries_of_mask2former_have_classes_and_no_boxes() -> None:
     model, pixels = model_of(mask2former), images(1)
     with torch.no_grad():
@@ -250,7 +274,11 @@ def test_modules_of_the_user() -> None:
         ({"index": -1}, BadInput, r"Query\(-1\) was given; expected the number of a query, from 0"),
         ({"index": "cat"}, BadInput, r"Query\('cat'\) was given; expected the number of a query"),
         ({"index": 2.0}, BadInput, r"Query\(2\.0\) was given"),
-        ({"index": 2, "box": "lefft"}, UnknownName, r"no side 'lefft'\. Did you mean 'left'\? Expected one of left, top"),
+        (
+            {"index": 2, "box": "lefft"},
+            UnknownName,
+            r"no side 'lefft'\. Did you mean 'left'\? Expected one of",
+        ),
         ({"index": 2, "class_": "cat", "box": "left"}, BadInput, r"the same for every class"),
         ({"index": 7}, BadInput, r"There is no query 7: the model has 7; give a number from 0 to 6"),
         ({"index": 7, "box": "x"}, BadInput, r"There is no query 7"),

@@ -137,10 +137,12 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
     class_ = {"dpt depth": 0, "sam": 1}.get(name, 2)
     leaf = pixels.clone().requires_grad_()
     by_hand(name, model.module, leaf)[:, class_].sum().backward()
-    assert leaf.grad is not None and bool((leaf.grad.flatten(1).abs().amax(1) > 0).all())
+    assert leaf.grad is not None
+    assert bool((leaf.grad.flatten(1).abs().amax(1) > 0).all())
     explanation = cv.explain(model, pixels, "saliency(level=pixel)", target=cv.Region(class_, box=BOX))
     assert_same(explanation.maps, leaf.grad.abs().amax(1))
-    assert explanation.activation == "raw" and explanation.probabilities == (None, None)
+    assert explanation.activation == "raw"
+    assert explanation.probabilities == (None, None)
 
 
 @pytest.mark.parametrize("name", ["dpt", "segformer"])
@@ -166,7 +168,8 @@ def test_linear_rules_share_out_the_whole_score(name: str) -> None:
     trace = cv.trace(model, pixels, target=cv.Region("sky", box=BOX), rules="linear")
     assert trace.target is not None
     x, dx = trace.layers[0].x, trace.layers[0].dx
-    assert x is not None and dx is not None
+    assert x is not None
+    assert dx is not None
     score = trace.target(trace.logits)
     assert bool((score.abs() > 1e-3).all())
     assert_same((x * dx).flatten(1).sum(1), score, magnitude=float((x * dx).abs().flatten(1).sum(1).max()))
@@ -224,7 +227,8 @@ def test_classes_names_and_contrast() -> None:
     best = [NAMES[index] for index in scores.argmax(1).tolist()]
     predicted = cv.explain(model, pixels, "saliency", target=cv.Region(box=BOX))
     assert predicted.targets == tuple(f"{name} in 4,8,40,36" for name in best)
-    assert predicted.score == "mean logit" and predicted.labels == NAMES
+    assert predicted.score == "mean logit"
+    assert predicted.labels == NAMES
     assert_same(predicted.logits, scores)
     cat, dog = cv.Region("cat", box=BOX), cv.Region("dog", box=BOX)
     contrast = cv.trace(model, pixels, target=cv.Contrast(cat, dog))

@@ -13,9 +13,9 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
@@ -69,14 +69,23 @@ class WorkerConfig:
 
 
 def local(workers: int, *, device: str | None = None, batch_size: int | None = None) -> Executor:
-    """Return an executor with so many processes of this machine, which share its cores."""
+    """Return an executor with so many processes of this machine, which share its cores and its GPUs."""
     if workers < 1:
         raise BadInput(f"workers={workers} was given; expected 1 or more processes.")
 
     def execute(study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
-        return _in_processes(WorkerConfig(study, device, batch_size, threads_per_worker(workers)), units, workers)
+        config = WorkerConfig(study, device, batch_size, threads_per_worker(workers))
+        return _in_processes([replace(config, device=place) for place in worker_devices(device, workers)], units)
 
     return execute
+
+
+def worker_devices(device: str | None, workers: int) -> list[str | None]:
+    """Return the device of each worker: "cuda" names no single GPU, and stands for all visible ones in turn."""
+    import torch
+
+    gpus = torch.cuda.device_count() if device == "cuda" else 0
+    return [f"cuda:{index % gpus}" if gpus else device for index in range(workers)]
 
 
 def threads_per_worker(workers: int) -> int | None:
@@ -94,6 +103,7 @@ class WorkerProcess:
     process: BaseProcess
     pipe: Connection
     unit: Unit
+    config: WorkerConfig
 
     @classmethod
     def start(cls, config: WorkerConfig, unit: Unit) -> WorkerProcess:
@@ -102,7 +112,7 @@ class WorkerProcess:
         process = context.Process(target=_serve, args=(config, child_end), daemon=True)
         process.start()
         child_end.close()  # so that this end notices when the process is gone
-        worker = cls(process, parent_end, unit)
+        worker = cls(process, parent_end, unit, config)
         worker.send(unit)
         return worker
 
@@ -126,11 +136,15 @@ class WorkerProcess:
         self.pipe.close()
 
 
-def _in_processes(config: WorkerConfig, units: Iterable[Unit], count: int) -> Iterator[Answer]:
+def _in_processes(configs: Sequence[WorkerConfig], units: Iterable[Unit]) -> Iterator[Answer]:
+    """Yield the answers of one process per configuration; a process that died is replaced on the same device."""
     remaining, deaths = iter(units), Counter[str]()
     workers: list[WorkerProcess] = []
     try:
-        while len(workers) < count and (first := next(remaining, None)) is not None:
+        for config in configs:
+            first = next(remaining, None)
+            if first is None:
+                break
             workers.append(WorkerProcess.start(config, first))
         while workers:
             for pipe in wait([worker.pipe for worker in workers]):
@@ -143,7 +157,7 @@ def _in_processes(config: WorkerConfig, units: Iterable[Unit], count: int) -> It
                     worker.stop()
                     following = unit if deaths[unit.key] < ATTEMPTS else next(remaining, None)
                     if following is not None:
-                        workers.append(WorkerProcess.start(config, following))
+                        workers.append(WorkerProcess.start(worker.config, following))
                     if following is unit:
                         continue
                 elif (following := next(remaining, None)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -82,6 +83,33 @@ class Unit:
     @property
     def cells(self) -> int:
         return len(self.rows) * len(self.methods) * len(self.metrics)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of `count` parts of a study, from 0: units are shared out by their keys, whatever is done already."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Return the shard that '3/64' names, the fourth of 64.
+
+        Raises:
+            BadInput: It is no such text, or the first number is not below the second.
+        """
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
+        shard = None if match is None else cls(int(match[1]), int(match[2]))
+        if shard is None or shard.index >= shard.count:
+            raise BadInput(
+                f"The shard '{text}' was given; expected INDEX/COUNT with an index from 0, such as 0/8 … 7/8."
+            )
+        return shard
+
+    def holds(self, unit: Unit) -> bool:
+        """Return whether a unit belongs to this shard."""
+        return int(unit.key, 16) % self.count == self.index
 
 
 @dataclass(frozen=True)

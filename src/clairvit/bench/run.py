@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from filelock import BaseFileLock
 
 from clairvit._version import __version__
 from clairvit.bench.executors import Executor, in_process
-from clairvit.bench.plan import Plan, StoredPlan, Study, Unit, make_plan
+from clairvit.bench.plan import Plan, Shard, StoredPlan, Study, Unit, make_plan
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.data.hashing import model_record
@@ -84,6 +84,7 @@ def run_study(
     engine: Executor = in_process,
     worker: Worker | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
+    shard: Shard | None = None,
 ) -> Outcome:
     """Compute what the store lacks.
 
@@ -95,6 +96,7 @@ def run_study(
         engine: Which executor computes the units.
         worker: A worker that has models or data loaded already.
         on_plan: Called with the plan before the work begins.
+        shard: Compute this part of the units only; stores of all parts are joined by `Store.merge`.
     """
     study = study.resolved()
     store.add_study(study)
@@ -102,6 +104,8 @@ def run_study(
     models = {worker.model_hash(index): worker.model(index) for index in range(len(study.models))}
     store.add_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
     store.write_plan(StoredPlan.of(study, plan).as_document())
+    if shard is not None:
+        plan = replace(plan, units=tuple(unit for unit in plan.units if shard.holds(unit)))
     on_plan(plan)
     started, computed = time.monotonic(), 0
     failed: list[tuple[Unit, str]] = []

@@ -151,6 +151,28 @@ class Store:
             (self.path / "failed" / f"{unit.key}.json").unlink(missing_ok=True)
         return target
 
+    def merge(self, other: Store) -> int:
+        """Add the results, studies, models and plans of another store, such as one shard's; return the parts added.
+
+        Parts are named by their content, so that what is here already is not written again.
+        """
+        added = 0
+        for part in other.parts()[0]:
+            target = self.path / "parts" / part.name
+            if not target.exists():
+                with self._os_errors():
+                    replace_file(target, part.read_bytes())
+                added += 1
+        for document in other.plans():
+            self.write_plan(document)
+        self.add_models(other.models())
+        with self._locked("store"):
+            index = _read_json(self._index)
+            new = [study for study in other.studies() if study not in index["studies"]]
+            if new:
+                self._write_json(self._index, {**index, "studies": [*index["studies"], *new]})
+        return added
+
     def has(self, unit: Unit) -> bool:
         return any((self.path / "parts").glob(f"{unit.key}-*.parquet"))
 

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as exit_:  # typer ends every command this way
         return _finish(_status(exit_.code))
     except ClairError as error:
-        message = with_options(error, _command(typed) if error.parameters else None)
+        message = with_options(error, _command(typed))
         if "--json" in typed:
             print(json.dumps({"error": message}, ensure_ascii=False))
         print_message(message)

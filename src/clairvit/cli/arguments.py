@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,17 @@ def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
     return targets
 
 
+def read_readouts(text: Sequence[str] | None, similar_to: str | None) -> list[Any]:
+    """Return the targets of --text and --similar-to, in that order."""
+    import clairvit as cv
+    from clairvit.models.image_files import read_image
+
+    targets: list[Any] = [cv.Text(prompt) for prompt in text or ()]
+    if similar_to is not None:
+        targets.append(cv.Similar(read_image(similar_to), Path(similar_to).name))
+    return targets
+
+
 def read_targets(target: Sequence[str] | None, contrast: tuple[str, str] | None, model: Model) -> list[Any]:
     """Return the targets of --target and --contrast, in that order; an empty list is the predicted class."""
     import clairvit as cv
@@ -147,8 +159,97 @@ def read_targets(target: Sequence[str] | None, contrast: tuple[str, str] | None,
     return targets
 
 
-def read_single_target(target: str | None, model: Model) -> Any:
-    """Return the class by which every image is scored, 'label' for the true one, None for the predicted one."""
+def read_dense_targets(regions: Iterable[str], points: Iterable[str], queries: Iterable[str]) -> list[Any]:
+    """Return the targets of --region, --point and --query, in that order."""
+    import clairvit as cv
+
+    boxes = [_class_and_place(text, "--region", ("left", "top", "right", "bottom")) for text in regions]
+    pixels = [_class_and_place(text, "--point", ("x", "y")) for text in points]
+    return [
+        *(cv.Region(class_, box=box) for class_, box in boxes),
+        *(cv.Region(class_, point=point) for class_, point in pixels),
+        *(_read_query(text) for text in queries),
+    ]
+
+
+def _class_and_place(text: str, option: str, names: Sequence[str]) -> tuple[str | None, Any]:
+    """Return the class (None: the predicted one) and the numbers of '[CLASS@]0,0,50,80'."""
+    class_, _, place = text.rpartition("@")
+    try:
+        numbers = tuple(float(part) for part in place.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != len(names):
+        listed = ",".join(names).upper()
+        raise BadInput(f"{option} {text} was given; expected {listed} in pixels, or CLASS@{listed}.")
+    return class_.strip() or None, numbers
+
+
+def _read_query(text: str) -> Any:
+    """Return the target of 'INDEX', 'CLASS' or 'CLASS@INDEX', each with ':SIDE' for a side of its box."""
+    import clairvit as cv
+    from clairvit.targets.query import SIDES
+
+    query, _, side = text.rpartition(":")
+    query, box = (query.strip(), side) if query and side in SIDES else (text.strip(), None)
+    class_, _, index = query.rpartition("@")
+    if not query or (class_ and not index.strip().isdecimal()):
+        raise BadInput(f"--query {text} was given; expected the number of a query, a class, or CLASS@NUMBER.")
+    if index.strip().isdecimal():
+        return cv.Query(int(index), class_.strip() or None, box=box)
+    return cv.Query(class_=query, box=box)
+
+
+@dataclass(frozen=True)
+class GeneratedAnswer:
+    """The answer of a vision-language model, whose words are known when the image is."""
+
+    prompt: str
+
+
+def read_words(prompt: str | None, words: Sequence[str] | None, generate: bool) -> list[Any]:
+    """Return the targets of --prompt, --word and --generate; an empty list without --prompt."""
+    import clairvit as cv
+
+    if prompt is None:
+        typed = "--generate" if generate else "--word"
+        if generate or words:
+            raise BadInput(f"{typed} was given without a question; add --prompt 'What is this?'.")
+        return []
+    if generate:
+        if words:
+            raise BadInput("--word and --generate were given; expected one of them.")
+        return [GeneratedAnswer(prompt)]
+    return (
+        [cv.NextToken(word, prompt=prompt) for word in split_names(words, "--word")]
+        if words
+        else [cv.NextToken(prompt=prompt)]
+    )
+
+
+def targets_of_image(targets: Sequence[Any], model: Model, image: Any) -> list[Any]:
+    """Return the targets with a generated answer replaced by one target per token that the model writes."""
+    import clairvit as cv
+
+    lists = [
+        cv.generate(model, image, target.prompt) if isinstance(target, GeneratedAnswer) else [target]
+        for target in targets
+    ]
+    return [target for listed in lists for target in listed]
+
+
+def read_single_target(target: str | None, model: Model, readouts: Sequence[Any] = ()) -> Any:
+    """Return the class by which every image is scored, 'label' for the true one, None for the predicted one.
+
+    `readouts` are the targets of other options (--text, --similar-to, --region, …): one of them, or a class.
+    """
+    if len(readouts) + (target is not None) > 1:
+        raise BadInput(
+            f"{len(readouts) + (target is not None)} targets were given by --target, --text and the like; expected "
+            "one, by which every image is scored."
+        )
+    if readouts:
+        return readouts[0]
     if target is None or target == "label":
         return target
     targets = read_targets([target], None, model)

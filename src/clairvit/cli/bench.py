@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.bench.executors import Executor
-    from clairvit.bench.plan import Plan, Study
+    from clairvit.bench.plan import Plan, Shard, Study
     from clairvit.bench.worker import Worker
 
 REPORT_INTERVAL = 30.0  # seconds between two progress messages where there is no bar
@@ -33,6 +34,8 @@ clairvit bench --data folder:photos/ --method attnlrp+plus,rollout,genatt --metr
 clairvit bench study.toml --out study/ --plan
 
 clairvit bench study.toml --out study/ --engine local --workers 4
+
+clairvit bench study.toml --out part-3/ --shard 3/64, then: clairvit bench --out study/ --merge part-0/ --merge …
 
 clairvit bench --out study/ --sql "select method, metric, avg(value) from results group by all order by all"
 """
@@ -63,6 +66,15 @@ class EngineOptions(options.OptionGroup):
     num_gpus: Annotated[
         float, typer.Option(min=0, help="GPUs for each Ray actor, such as 1 or 0.5.", rich_help_panel="Engine")
     ] = 0.0
+
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Compute one of N parts of the study, from 0/N: one job of an array. Join the stores by --merge.",
+            rich_help_panel="Engine",
+        ),
+    ] = None
 
     def create(self, device: str | None, batch_size: int | None) -> Executor | None:
         """Return the engine; None is this process."""
@@ -126,6 +138,10 @@ def bench(
         typer.Option("--out", "-o", metavar="STORE", help="The folder of the store.", rich_help_panel="Result"),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show the plan and stop.", rich_help_panel="Result")] = False,
+    merge: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STORE", help="Add the results of other stores and stop.", rich_help_panel="Result"),
+    ] = None,
     sql: Annotated[
         str | None,
         typer.Option(metavar="QUERY", help="Query the store (the table is 'results').", rich_help_panel="Result"),
@@ -133,6 +149,7 @@ def bench(
     output: options.OutputOptions,
 ) -> None:
     from clairvit.bench.config import StudyConfig, read_config
+    from clairvit.bench.plan import Shard
     from clairvit.bench.store import Store, check_place
     from clairvit.bench.worker import Worker
 
@@ -141,6 +158,10 @@ def bench(
     if sql is not None:
         print_query(*Store.open(out, create=False).query(sql), output.as_json)
         return
+    if merge:
+        _merge(out, merge, output)
+        return
+    shard = None if engine_options.shard is None else Shard.parse(engine_options.shard)
     config = read_config(study) if study is not None else StudyConfig()
     typed = StudyOptions(model, model_options, data, masks, mask_kind, method, metric, target, maps, seed)
     requested = study_of(config, typed)
@@ -154,10 +175,24 @@ def bench(
     if plan:
         _plan_only(resolved, worker, Path(out), output)
     else:
-        _run(resolved, requested.methods, worker, engine, out, output)
+        _run(resolved, requested.methods, worker, engine, out, output, shard)
 
 
 bench.__doc__ = f"Run a study: every method by every metric, for each model on each set of images.\n\n{EXAMPLES}"
+
+
+def _merge(out: str, others: list[str], output: options.OutputOptions) -> None:
+    """Add the results of other stores to one."""
+    from clairvit.bench.store import Store
+
+    sources = [Store.open(path, create=False) for path in others]
+    store = Store.open(out)
+    added = sum(store.merge(source) for source in sources)
+    parts = len(store.parts()[0])
+    if output.as_json:
+        print(json.dumps({"command": "bench", "merged": others, "added": added, "parts": parts}))
+    elif not output.quiet:
+        print_message(f"Added {added} parts of {len(others)} stores; '{out}' has {parts}.")
 
 
 def _plan_only(study: Study, worker: Worker, out: Path, output: options.OutputOptions) -> None:
@@ -178,6 +213,7 @@ def _run(
     engine: Executor | None,
     out: str,
     output: options.OutputOptions,
+    shard: Shard | None = None,
 ) -> None:
     """Compute what the store lacks and print the scores; `methods` are those of the study without baselines."""
     from clairvit.bench.executors import in_process
@@ -197,7 +233,7 @@ def _run(
 
     store = Store.open(out)
     with progress_bar("study", 1, hidden=output.hidden), _progress_messages(output.hidden):
-        outcome = run_study(study, store, worker=worker, on_plan=on_plan, engine=engine or in_process)
+        outcome = run_study(study, store, worker=worker, on_plan=on_plan, engine=engine or in_process, shard=shard)
     print_study(store, study, methods, outcome, output.as_json, output.quiet)
 
 

@@ -53,6 +53,7 @@ def calibrate(
     model: options.ModelName = "pets",
     model_options: options.ModelOptions,
     target: options.OneTarget = None,
+    readouts: options.ReadoutOptions,
     run_options: options.RunOptions,
     out: Annotated[
         str,
@@ -80,6 +81,7 @@ def calibrate(
         raise BadInput(f"--out {out} is no name for a recipe; expected one that ends in .json, such as mine.json.")
     run_options.check()
     model_options.preprocess()
+    typed_readouts = readouts.readouts()
     scored = [] if metric is None else resolve_metrics(*metric)
     source, failures = image_source(images, data, annotations, scored, target, run_options.seed)
     if source.is_empty:
@@ -95,7 +97,7 @@ def calibrate(
         recipe = cv.calibrate(
             net,
             dataset,
-            target=read_single_target(target, net),
+            target=read_single_target(target, net, typed_readouts),
             sets=sets,
             backwards=backwards,
             metrics=metrics,

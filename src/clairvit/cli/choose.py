@@ -80,6 +80,7 @@ def choose(
     model: options.ModelName = "pets",
     model_options: options.ModelOptions,
     target: options.OneTarget = None,
+    readouts: options.ReadoutOptions,
     maps: options.Maps = "raw",
     run_options: options.RunOptions,
     out: Annotated[
@@ -98,6 +99,7 @@ def choose(
     _check(by, metrics, maps, out)
     run_options.check()
     model_options.preprocess()
+    typed_readouts = readouts.readouts()
     source, failures = image_source(images, data, annotations, metrics or [], target, run_options.seed)
     if source.is_empty:
         if output.as_json:
@@ -113,7 +115,7 @@ def choose(
             dataset,
             methods,
             None if metrics is None else [spec.text for spec in metrics],
-            target=read_single_target(target, net),
+            target=read_single_target(target, net, typed_readouts),
             normalize=maps,
             by=by,
             tune_start=tuned,

@@ -46,6 +46,7 @@ def evaluate(
     model: options.ModelName = "pets",
     model_options: options.ModelOptions,
     target: options.OneTarget = None,
+    readouts: options.ReadoutOptions,
     maps: options.Maps = "raw",
     run_options: options.RunOptions,
     out: Annotated[
@@ -70,6 +71,7 @@ def evaluate(
     run_options.check()
     path = output_path(out, check_suffix)
     model_options.preprocess()
+    typed_readouts = readouts.readouts()
     source, failures = image_source(images, data, annotations, metrics, target, run_options.seed)
     if source.is_empty:
         _finish_without_scores(failures, output)
@@ -83,7 +85,7 @@ def evaluate(
             dataset.images,
             methods,
             [spec.text for spec in metrics],
-            target=read_single_target(target, net),
+            target=read_single_target(target, net, typed_readouts),
             normalize=maps,
             skip=ALL in split_methods(*typed),
             on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
@@ -92,7 +94,7 @@ def evaluate(
     if not scores:
         _finish_without_scores(failures, output)
         return
-    _write_and_print(scores, methods, target, annotations.masks, dataset, path, failures, output)
+    _write_and_print(scores, methods, readouts.title(target), annotations.masks, dataset, path, failures, output)
 
 
 evaluate.__doc__ = f"Score methods by metrics, with confidence intervals and random baselines.\n\n{EXAMPLES}"

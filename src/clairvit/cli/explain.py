@@ -20,7 +20,7 @@ from clairvit.cli.finish import (
     print_predictions,
     print_statistics,
 )
-from clairvit.cli.image_job import ImageJob, WrittenResult
+from clairvit.cli.image_job import ImageJob, SaveResult, WrittenResult
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
@@ -46,6 +46,10 @@ clairvit explain cat.jpg --method lime --samples 2000 --removal blur
 clairvit explain cat.jpg --recipe recipe.json
 
 clairvit explain cat.jpg --check
+
+clairvit explain street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --text 'a dog'
+
+clairvit explain cat.jpg --similar-to other-cat.jpg
 
 clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --features
 """
@@ -96,6 +100,7 @@ def explain(
     spec = None if text is None else resolve_method(text, **sampling.typed())  # None: the default that fits
     run_options.check()
     by_layer: dict[str, Any] = {"layers": layers, "by_head": heads, "score": targets.score}
+    save = _save_with_features if features else _save
     job = ImageJob(
         images,
         model,
@@ -104,7 +109,7 @@ def explain(
         run_options,
         output,
         explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}, check=check),
-        save=_save_with_features if features else _save,
+        save=_with_other_directions(save, targets.similar_to),
         out=out,
         suffix=None,
         title=default_method() if spec is None else spec.text,
@@ -162,6 +167,29 @@ def _save(_: Model, explanations: Mapping[str, Explanation], path: Path) -> list
     if explanation.heads is not None and path.suffix.lower() in PICTURES:
         files.append(explanation.save(path.with_stem(f"{path.stem}-heads"), heads=True))
     return files
+
+
+def _with_other_directions(save: SaveResult, similar_to: str | None) -> SaveResult:
+    """Return a function that also draws both images with their maps, 'cat-similar.png', for maps by --similar-to."""
+    if similar_to is None:
+        return save
+
+    def save_both(model: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
+        from clairvit.methods.similarity import with_other_direction
+        from clairvit.models.image_files import read_image
+        from clairvit.plotting.save import PICTURES
+
+        files, name = save(model, explanations, path), Path(similar_to).name
+        if path.suffix.lower() in PICTURES:
+            (explanation,) = explanations.values()
+            rows = [row for row, title in enumerate(explanation.targets) if title == f"similar to {name}"]
+            for number, row in enumerate(rows, 1):
+                suffix = "similar" if len(rows) == 1 else f"similar-{number}"
+                both = with_other_direction(model, explanation[row], read_image(similar_to), name)
+                files.append(both.save(path.with_stem(f"{path.stem}-{suffix}")))
+        return files
+
+    return save_both
 
 
 def _save_with_features(model: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:

@@ -22,6 +22,13 @@ COMMANDS: Mapping[str, str] = {
     "choose": "`clairvit choose IMAGES --out {}`",
     "tune_start": "`clairvit choose IMAGES --tune-start {} --out recipe.json`",
 }
+# Targets that a sentence of the library advises -> the option, and how its value is written.
+TARGETS: Mapping[str, tuple[str, str]] = {
+    "cv.Region(CLASS": ("--region", "CLASS@LEFT,TOP,RIGHT,BOTTOM"),
+    "cv.Region(box": ("--region", "LEFT,TOP,RIGHT,BOTTOM"),
+    "cv.Region(point": ("--point", "X,Y"),
+    "cv.Query(": ("--query", "INDEX"),
+}
 SUFFIXES: Mapping[str, str] = {"others": " with a column 'other'"}
 
 
@@ -37,6 +44,8 @@ def with_options(error: Exception, command: click.Command | None = None) -> str:
         command = context.command
     parameters = error.parameters if isinstance(error, ClairError) else {}
     hints = [hint for name, value in parameters.items() if (hint := _hint(name, value, command))]
+    advised = (target for words, target in TARGETS.items() if words in str(error))
+    hints += [f"{option} {value}" for option, value in advised if _has(command, option)]
     return f"{error} On the command line: {', '.join(hints)}." if hints else str(error)
 
 
@@ -54,7 +63,11 @@ def _hint(parameter: str, value: str, command: click.Command | None) -> str:
     if parameter in COMMANDS:
         return COMMANDS[parameter].format(shlex.quote(value))
     option = option_of(parameter)
-    if command is None or not any(option in declared.opts for declared in command.params):
+    if not _has(command, option):
         return ""
     is_flag = value in ("True", "False")
     return option + ("" if is_flag else f" {shlex.quote(value)}") + SUFFIXES.get(parameter, "")
+
+
+def _has(command: click.Command | None, option: str) -> bool:
+    return command is not None and any(option in declared.opts for declared in command.params)

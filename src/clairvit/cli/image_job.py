@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clairvit.cli.arguments import read_targets
+from clairvit.cli.arguments import GeneratedAnswer, read_targets, targets_of_image
 from clairvit.cli.console import progress_bar
 from clairvit.cli.hints import with_options
 from clairvit.cli.options import ModelOptions, OutputOptions, RunOptions, TargetOptions
@@ -104,11 +104,12 @@ class ImageJob:
         """Load the model once, then explain and write image by image."""
         out = output_path(self.out)  # refused before a model is loaded
         self.model_options.preprocess()
+        readouts = self.targets.readouts()
         paths, failures = find_image_files(self.images)
         if not paths:  # each failure has its reason; no model is needed
             return [], failures
         model = self.model_options.load(self.model)
-        targets = read_targets(self.targets.target, self.targets.contrast, model)
+        targets = [*read_targets(self.targets.target, self.targets.contrast, model), *readouts]
         self._check_rows(out, len(paths), len(targets))
         results: list[WrittenResult] = []
         unwritten: list[ImageResult] = []  # written into one file at the end
@@ -201,7 +202,8 @@ def explain_images(
     """Explain in batches and yield one outcome per image; several targets are explained image by image."""
     from clairvit.models.images import prepare
 
-    size = 1 if len(targets) > 1 else batch_size
+    generated = any(isinstance(target, GeneratedAnswer) for target in targets)
+    size = 1 if len(targets) > 1 or generated else batch_size
     any_succeeded = False
     for start in range(0, len(images), size):
         loaded: list[LoadedImage] = []
@@ -242,12 +244,13 @@ def _explain_batch(
 
     from clairvit.models.images import Batch
 
-    several = len(targets) > 1
     pixels = torch.cat([image.batch.pixels for image in images])
     names = tuple(name for image in images for name in image.batch.names)
     notes = tuple(dict.fromkeys(note for image in images for note in image.batch.notes))
-    batch = Batch(pixels, names, single=several, notes=notes)
-    explanations = explain(model, batch, list(targets) or None)
+    batch = Batch(pixels, names, single=False, notes=notes)
+    targets = targets_of_image(targets, model, batch)
+    several = len(targets) > 1
+    explanations = explain(model, replace(batch, single=several), list(targets) or None)
     skipped, cost = getattr(explanations, "skipped", {}), getattr(explanations, "cost", None)
     for position, image in enumerate(images):
         by_method = {

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from clairvit.cli.arguments import data_specs, read_preprocess, split_labels, split_names
+from clairvit.cli.arguments import (
+    data_specs,
+    read_dense_targets,
+    read_preprocess,
+    read_readouts,
+    read_words,
+    split_labels,
+    split_names,
+)
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -154,6 +162,66 @@ OneTarget = Annotated[
 Contrast = Annotated[
     tuple[str, str] | None,
     typer.Option(metavar="CLASS CLASS", help="Why the first class rather than the second.", rich_help_panel="Target"),
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        metavar="PROMPT",
+        help="A prompt that CLIP or SigLIP compares with the image, word for word; may be repeated.",
+        show_default=False,
+        rich_help_panel="Target",
+    ),
+]
+SimilarTo = Annotated[
+    str | None,
+    typer.Option(
+        "--similar-to",
+        metavar="IMAGE",
+        help="Another image: what makes the two alike, by the cosine of their embeddings.",
+        show_default=False,
+        rich_help_panel="Target",
+    ),
+]
+Region = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--region",
+        metavar="[CLASS@]L,T,R,B",
+        help="The mean score of a segmenter or depth model in a box, in pixels of the image that the model sees.",
+        rich_help_panel="Target",
+    ),
+]
+Point = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--point", metavar="[CLASS@]X,Y", help="The same at one pixel; SAM's prompt.", rich_help_panel="Target"
+    ),
+]
+Query = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--query",
+        metavar="[CLASS@]INDEX|CLASS[:SIDE]",
+        help="A detector's query: its number, or the best one of a class; ':left' for a side of its box.",
+        rich_help_panel="Target",
+    ),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="A question to a vision-language model; its next word is explained, or those of --word.",
+        rich_help_panel="Target",
+    ),
+]
+Word = Annotated[
+    list[str] | None,
+    typer.Option(metavar="WORD,…", help="Words that could come next after --prompt.", rich_help_panel="Target"),
+]
+Generate = Annotated[
+    bool,
+    typer.Option("--generate", help="Explain each word of the answer to --prompt.", rich_help_panel="Target"),
 ]
 Score = Annotated[
     str | None,
@@ -348,7 +416,47 @@ class TargetOptions(OptionGroup):
 
     target: Target = None
     contrast: Contrast = None
+    text: Texts = None
+    similar_to: SimilarTo = None
+    region: Region = None
+    point: Point = None
+    query: Query = None
+    prompt: Prompt = None
+    word: Word = None
+    generate: Generate = False
     score: Score = None
+
+    def readouts(self) -> list[Any]:
+        """Return the targets that are no classes; raise BadInput before a model is loaded."""
+        return [
+            *read_readouts(self.text, self.similar_to),
+            *read_dense_targets(self.region or (), self.point or (), self.query or ()),
+            *read_words(self.prompt, self.word, self.generate),
+        ]
+
+
+@dataclass(frozen=True)
+class ReadoutOptions(OptionGroup):
+    """What every image is scored by, if that is no class."""
+
+    text: Texts = None
+    similar_to: SimilarTo = None
+    region: Region = None
+    point: Point = None
+    query: Query = None
+
+    def readouts(self) -> list[Any]:
+        """Return the targets that are no classes; raise BadInput before a model is loaded."""
+        return TargetOptions(
+            text=self.text, similar_to=self.similar_to, region=self.region, point=self.point, query=self.query
+        ).readouts()
+
+    def title(self, target: str | None) -> str | None:
+        """Return what was typed as the target, for a record."""
+        if self.similar_to:
+            return f"similar to {self.similar_to}"
+        typed = [*(self.text or ()), *(self.region or ()), *(self.point or ()), *(self.query or ())]
+        return typed[0] if typed else target
 
 
 @dataclass(frozen=True)

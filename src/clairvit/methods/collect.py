@@ -15,10 +15,11 @@ from torch import Tensor
 from clairvit.data.hashing import state_hash
 from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Comparison, Cost, Explanation, Origin, cat_if_all
+from clairvit.methods.explanation import Comparison, Cost, Explanation, Origin, TextRelevance, cat_if_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
+from clairvit.models.readout import readout_text
 from clairvit.targets.base import TargetBatch, join_targets
 from clairvit.tracing.recording import Recording
 
@@ -68,6 +69,7 @@ def collect(
             standard_error=_stored_if_all([result.standard_error for result in runs]),
             chosen=_stored_if_all([result.chosen for result in runs]),
             layers=torch.cat([_stored(result.layers) for result in runs], 1) if has_layers else None,
+            text_relevance=_text_relevance(model, runs),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
             notes=(*batch.notes, *notes, *activated),
@@ -106,7 +108,7 @@ def _common_fields(
         activation=model.activation_of(logits),
         weights_hash=state_hash(model.module),
         versions=versions(),
-        origin=Origin(model, join_targets([target.by_row(recording.logits) for target in targets])),
+        origin=Origin.of(model, join_targets([target.by_row(recording.logits) for target in targets])),
     )
 
 
@@ -201,6 +203,13 @@ def _stored(maps: Tensor | None) -> Tensor:
     """Return the tensor in float32, or in float64 for a float64 model."""
     assert maps is not None
     return maps.detach() if maps.dtype == torch.float64 else maps.detach().float()
+
+
+def _text_relevance(model: Model, runs: Sequence[Result]) -> tuple[TextRelevance, ...]:
+    """Return the relevance of the text's tokens, one per map; () for a model without text, or a map of pixels."""
+    text = readout_text(model.module)
+    values = _stored_if_all([result.other_tokens for result in runs]) if text else None
+    return () if values is None else tuple(TextRelevance(text, row) for row in values)
 
 
 @functools.cache

@@ -38,6 +38,7 @@ class Result:
 
     maps: Tensor | None = None  # [B, rows, cols]
     layers: Tensor | None = None  # [L, B, rows, cols]
+    other_tokens: Tensor | None = None  # [B, T], of the tokens that are no patches, in their order
     error: ClairError | None = None
     seconds: float = 0.0
     own_cost: Cost = field(default_factory=Cost)  # passes beyond the shared trace
@@ -191,6 +192,9 @@ class _LayerPass:
                 "nor one that runs outside torch (xformers, flash-attn kernels: switch that off); use saliency."
             )
         self.used = aggregation.used(count)
+        for index in self.used if spec.method.output == "matrix" else ():
+            if trace.layers[index].call is not None:
+                trace.layers[index].between_tokens()  # the first layer that does not fit is the one named
         self.keep_layers = layers
         self.row: Tensor | None = aggregation.start_row(trace.readout_weights) if aggregation.matrices_only else None
         self.last_index = self.used[-1]  # the layer that was added to `row` last
@@ -246,12 +250,13 @@ class _LayerPass:
             return
         assert self.row is not None
         stages = [*self.stages, (self.row, self.last_index if self.stages else self.used[-1])]
-        parts = [
-            self._on_grid(self.aggregation.finish(row, len(self.trace.layers), self.trace.layout), index)
-            for row, index in stages
-        ]
+        rows = [self.aggregation.finish(row, len(self.trace.layers), self.trace.layout) for row, _ in stages]
+        parts = [self._on_grid(row, index) for row, (_, index) in zip(rows, stages, strict=True)]
         total = parts[0] if len(parts) == 1 else self._sum_of_stages(parts)
         self.result.maps = total.clamp(min=0) if self.spec.relu else total
+        if len(rows) == 1 and rows[0].shape[1] == self.trace.layout.tokens:
+            others = rows[0][:, list(self.trace.layout.other_rows)].expand(len(self.trace.pixels), -1)
+            self.result.other_tokens = others.clamp(min=0) if self.spec.relu else others
         if self.spec.method.caveats.note is not None:
             note = self.spec.method.caveats.note(self.trace, self.used, **dict(self.spec.options))
             self.result.notes += [] if note is None else [f"{self.spec.text}: {note}"]

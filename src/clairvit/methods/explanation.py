@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
 from clairvit.models.preprocess import Preprocess
-from clairvit.targets.base import join_targets
+from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE, join_targets
 
 if TYPE_CHECKING:
     from clairvit.methods.spec import MethodSpec
@@ -93,11 +95,52 @@ class Heads:
 
 
 @dataclass(frozen=True, eq=False)
+class TextRelevance:
+    """The relevance of the text next to an image: of a prompt, and of the answer so far.
+
+    Args:
+        tokens: The tokens before and after those of the image, in their order.
+        values: [T], raw and signed as the map is, and on its scale.
+
+    Example:
+        >>> import clairvit as cv, torch
+        >>> cv.TextRelevance(("what", " is", " it"), torch.tensor([0.5, 0.0, -0.25]))
+        TextRelevance('what' 0.5, ' is' 0, ' it' -0.25)
+    """
+
+    tokens: tuple[str, ...]
+    values: Tensor
+
+    def __repr__(self) -> str:
+        """Return one line: each token with its value."""
+        pairs = zip(self.tokens, self.values.tolist(), strict=True)
+        return f"TextRelevance({', '.join(f'{token!r} {value:.3g}' for token, value in pairs)})"
+
+
+@dataclass(frozen=True, eq=False)
 class Origin:
     """The model and the target of each map, for `Explanation.check`; files and pickles hold None in its place."""
 
-    model: Model
-    target: TargetBatch  # one row per map
+    models: tuple[Model, ...]  # one per map: the model, or one that reads another output of it
+    targets: tuple[TargetBatch, ...]  # one per map, of one row
+
+    @classmethod
+    def of(cls, model: Model, target: TargetBatch) -> Origin:
+        """Return the origin of maps of one model, given a target with one row per map."""
+        return cls((model,) * len(target), tuple(target.take([row]) for row in range(len(target))))
+
+    def take(self, rows: Sequence[int]) -> Origin:
+        """Return the origin of chosen maps."""
+        return Origin(tuple(self.models[row] for row in rows), tuple(self.targets[row] for row in rows))
+
+    def groups(self) -> list[tuple[list[int], Model, TargetBatch]]:
+        """Return the maps that one model and one kind of score made: their rows, the model, and their target."""
+        rows_of: dict[tuple[int, str, str], list[int]] = {}
+        for row, (model, target) in enumerate(zip(self.models, self.targets, strict=True)):
+            rows_of.setdefault((id(model), target.score, target.activation), []).append(row)
+        return [
+            (rows, self.models[rows[0]], join_targets([self.targets[row] for row in rows])) for rows in rows_of.values()
+        ]
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Leave the module and the user's functions out of a pickle."""
@@ -137,6 +180,8 @@ class Explanation:
         chosen: bool [B, rows, cols], the patches that a search selected (counterfactual).
         layers: [L, B, rows, cols], the map of each layer, if asked for and the method has layers.
         heads: The maps of each head, if asked for.
+        text_relevance: The relevance of the text of a vision-language model, one per map; empty for other models, and
+            for maps that are not read off the language model's tokens.
         family: The family of the method, e.g. "gradient × attention".
         class_specific: False: the same map whatever the target.
         classifier: False: `logits` are an embedding, so there are no probabilities.
@@ -173,6 +218,7 @@ class Explanation:
     chosen: Tensor | None = None
     layers: Tensor | None = None
     heads: Heads | None = None
+    text_relevance: tuple[TextRelevance, ...] = ()
     family: str = ""
     class_specific: bool = True
     classifier: bool = True
@@ -188,6 +234,16 @@ class Explanation:
         """Return the model's own score of each target class, before any activation; None for other targets."""
         return tuple(
             None if index is None else float(self.logits[row, index]) for row, index in enumerate(self.classes)
+        )
+
+    @property
+    def target_scores(self) -> tuple[float | None, ...]:
+        """Return the value that is explained for each map, of the kind `score`; None where it is not known any more."""
+        if self.origin is None or self.score == NO_SCORE:
+            return (None,) * len(self)
+        return tuple(
+            None if target.class_agnostic else float(target(self.logits[row : row + 1]))
+            for row, target in enumerate(self.origin.targets)
         )
 
     def __len__(self) -> int:
@@ -228,8 +284,9 @@ class Explanation:
             standard_error=None if self.standard_error is None else self.standard_error[rows],
             chosen=None if self.chosen is None else self.chosen[rows],
             checked=None if self.checked is None else self.checked.take(rows),
-            origin=None if self.origin is None else replace(self.origin, target=self.origin.target.take(rows)),
+            origin=None if self.origin is None else self.origin.take(rows),
             layers=None if self.layers is None else self.layers[:, rows],
+            text_relevance=tuple(self.text_relevance[row] for row in rows) if self.text_relevance else (),
             heads=None
             if heads is None
             else replace(
@@ -357,8 +414,13 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
     if not explanations:
         raise BadInput("No explanations were given to join; expected at least one.")
     first = explanations[0]
-    if len({(part.method, part.model, part.score) for part in explanations}) > 1:
+    outputs = {(part.labels, part.classifier, part.activation, part.logits.shape[-1]) for part in explanations}
+    scores = {part.score for part in explanations}
+    if len({(part.method, part.model) for part in explanations}) > 1 or (len(outputs) == 1 and len(scores) > 1):
         raise BadInput("Only explanations by the same method, model and score fit into one; compare methods instead.")
+    if len(outputs) > 1:  # of different outputs of one model: a query's classes and its box
+        first = replace(first, labels=(), classifier=False, activation="raw")
+        first = replace(first, score=first.score if len(scores) == 1 else CUSTOM_SCORE)
     layers = [part.layers for part in explanations if part.layers is not None]
     heads = [part.heads for part in explanations if part.heads is not None]
     return replace(
@@ -366,12 +428,15 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         maps=torch.cat([part.maps for part in explanations]),
         targets=tuple(target for part in explanations for target in part.targets),
         classes=tuple(index for part in explanations for index in part.classes),
-        logits=torch.cat([part.logits for part in explanations]),
+        logits=_concat_logits([part.logits for part in explanations]),
         probabilities=tuple(probability for part in explanations for probability in part.probabilities),
         pixels=torch.cat([part.pixels for part in explanations]),
         names=tuple(name for part in explanations for name in part.names),
         standard_error=cat_if_all([part.standard_error for part in explanations]),
         chosen=cat_if_all([part.chosen for part in explanations]),
+        text_relevance=tuple(text for part in explanations for text in part.text_relevance)
+        if all(part.text_relevance for part in explanations)
+        else (),
         layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
         heads=_concat_heads(heads) if len(heads) == len(explanations) else None,
         cost=_concat_cost([part.cost for part in explanations]),
@@ -387,12 +452,19 @@ def cat_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if present and len(present) == len(tensors) else None
 
 
+def _concat_logits(parts: Sequence[Tensor]) -> Tensor:
+    """Return the scores of all maps, [B, C]; rows of outputs with fewer columns end in NaN."""
+    width = max(logits.shape[-1] for logits in parts)
+    return torch.cat([F.pad(logits, (0, width - logits.shape[-1]), value=math.nan) for logits in parts])
+
+
 def _concat_origins(explanations: Sequence[Explanation]) -> Origin | None:
     """Return the origin of all maps; None if one has none, or if their weights differ."""
     origins = [part.origin for part in explanations if part.origin is not None]
     if len(origins) < len(explanations) or len({part.weights_hash for part in explanations}) > 1:
         return None
-    return replace(origins[0], target=join_targets([origin.target for origin in origins]))
+    models = tuple(model for origin in origins for model in origin.models)
+    return Origin(models, tuple(target for origin in origins for target in origin.targets))
 
 
 def _concat_checks(checks: Sequence[CheckResult | None]) -> CheckResult | None:

@@ -78,24 +78,26 @@ def check_explanation(
     """Check the maps of an explanation; what `Explanation.check` does."""
     if not len(explanation):
         raise BadInput("The explanation has no maps; expected at least one to check.")
-    checked_model, resolved = _model_and_target(explanation, model, target)
-    if state_hash(checked_model.module) != explanation.weights_hash:
-        raise BadInput(
-            f"The weights of {checked_model.name} are not those that were explained; expected the same model. Explain "
-            "the images again, then check."
+    groups = _models_and_targets(explanation, model, target)
+    results = []
+    for rows, checked_model, resolved in groups:
+        _check_weights(checked_model, explanation)
+        part = explanation[rows]
+        job = _Job(
+            checked_model,
+            part.pixels,
+            part.maps,
+            resolved,
+            part.names,
+            _spec_of(part.method),
+            check_seed(part.seed if seed is None else seed),
+            ExecutionOptions.from_caller(batch_size, autocast),
+            class_specific=part.class_specific,
         )
-    job = _Job(
-        checked_model,
-        explanation.pixels,
-        explanation.maps,
-        resolved,
-        explanation.names,
-        _spec_of(explanation.method),
-        check_seed(explanation.seed if seed is None else seed),
-        ExecutionOptions.from_caller(batch_size, autocast),
-        class_specific=explanation.class_specific,
-    )
-    return _run(job)
+        results.append(_run(job))
+    order = [row for rows, _, _ in groups for row in rows]
+    joined = results[0].joined(results[1:]) if len(results) > 1 else results[0]
+    return joined if order == sorted(order) else joined.take([order.index(row) for row in range(len(order))])
 
 
 def check_maps(
@@ -187,29 +189,46 @@ class _Job:
         )
 
 
-def _model_and_target(explanation: Explanation, model: ModelLike | None, target: Any) -> tuple[Model, TargetBatch]:
-    """Return the model and the target of each map: those that were explained, or what the caller gives again."""
-    origin = explanation.origin
-    if model is None:
-        if origin is None:
-            raise BadInput(
-                "This explanation was read from a pickle, or joined from several models, and holds no model; expected "
-                "the model that was explained: ex.check(model)."
-            )
-        model = origin.model
-    checked_model = as_model(model, explanation.pixels)
+def _check_weights(model: Model, explanation: Explanation) -> None:
+    if state_hash(model.module) != explanation.weights_hash:
+        raise BadInput(
+            f"The weights of {model.name} are not those that were explained; expected the same model. Explain the "
+            "images again, then check."
+        )
+
+
+def _models_and_targets(
+    explanation: Explanation, model: ModelLike | None, target: Any
+) -> list[tuple[list[int], Model, TargetBatch]]:
+    """Return rows with their model and target: those that were explained, or what the caller gives again."""
+    origin, rows = explanation.origin, list(range(len(explanation)))
+    if model is None and origin is None:
+        raise BadInput(
+            "This explanation was read from a pickle, or joined from several models, and holds no model; expected "
+            "the model that was explained: ex.check(model)."
+        )
+    if model is None and target is None:
+        assert origin is not None
+        return origin.groups()
+    base = (origin.models[0].base or origin.models[0]) if model is None and origin is not None else model
+    assert base is not None
+    checked_model = as_model(base, explanation.pixels)
     if target is not None:
         checked_model = readout_model(checked_model, target)
-        return checked_model, _resolve(checked_model, explanation.pixels, target)
+        return [(rows, checked_model, _resolve(checked_model, explanation.pixels, target))]
     if origin is not None:
-        return checked_model, origin.target
+        _check_weights(checked_model, explanation)
+        return [
+            (group_rows, checked_model if explained.base is None else explained, resolved)
+            for group_rows, explained, resolved in origin.groups()
+        ]
     if explanation.class_specific and None in explanation.classes:
         raise BadInput(
             "The explanation's target is no class (a contrast or a function), and it was read from a pickle; expected "
             "target= as it was explained: ex.check(model, target=…)."
         )
     classes = None if None in explanation.classes else list(explanation.classes)
-    return checked_model, _resolve(checked_model, explanation.pixels, classes)
+    return [(rows, checked_model, _resolve(checked_model, explanation.pixels, classes))]
 
 
 @own_grad_mode()

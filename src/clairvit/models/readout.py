@@ -1,13 +1,18 @@
 """Readouts: modules that run the user's module and read a row of scores per image off whatever it returns.
 
-A `Readout` or `BoundInputs` holds the user's module as it is and adds no parameters. All passes (traces, rule tables,
+A readout holds the user's module as it is and adds no parameters. All passes (traces, rule tables,
 token dropping, metrics) run through it, so that what is explained is exactly what is read.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Mapping
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,11 +91,131 @@ class BoundInputs(nn.Module):
         return self.module(**{self.image_input: pixels}, **inputs)
 
 
+class HeadInput(nn.Module):
+    """Run a module and return what its linear head is given, the embedding [B, d]."""
+
+    def __init__(self, module: nn.Module, head: str) -> None:
+        super().__init__()
+        self.module = module
+        self.head = head  # its name among the module's submodules
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the input [B, d] of the head for pixels [B, 3, H, W]."""
+        with linear_calls(self.module, (self.head,)) as calls:
+            self.module(pixels)
+        return calls[-1].input
+
+
+@dataclass(frozen=True, eq=False)
+class LinearCall:
+    """One call of a linear layer in a forward pass."""
+
+    name: str
+    input: Tensor
+    output: Tensor
+
+
+@contextmanager
+def linear_calls(module: nn.Module, names: Sequence[str]) -> Iterator[list[LinearCall]]:
+    """Record the calls of named linear layers by this thread inside the block, in their order."""
+    calls: list[LinearCall] = []
+    thread = threading.get_ident()  # the user's own code may run the module in another one meanwhile
+
+    def record(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            if threading.get_ident() == thread and args:
+                calls.append(LinearCall(name, args[0], output))
+
+        return hook
+
+    hooks = [module.get_submodule(name).register_forward_hook(record(name)) for name in names]
+    try:
+        yield calls
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def evaluation_copy(module: nn.Module) -> nn.Module:
+    """Return a module in evaluation mode: itself, or a copy that shares its tensors if it is in training mode.
+
+    The user's module is never switched, so that other threads may trace or train it meanwhile.
+    """
+    if not any(part.training for part in module.modules()):
+        return module
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()
+
+
+class NextTokenScores(nn.Module):
+    """Run a vision-language model on images and a fixed text, and read the scores [B, V] of the token after it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        function: Callable[[Any], Tensor],
+        *,
+        pixel_inputs: Callable[[nn.Module, Tensor], Mapping[str, Tensor]],
+        inputs: Mapping[str, Any],
+        text: tuple[str, ...] = (),
+    ) -> None:
+        """Bind a text.
+
+        Args:
+            module: The vision-language model.
+            function: Of its output for the last position: scores [B, V].
+            pixel_inputs: Of the module and pixels [B, 3, H, W]: the inputs of forward that hold the images.
+            inputs: The inputs of the text, with one row for all images.
+            text: The tokens of the sequence that are no image tokens, in their order.
+        """
+        super().__init__()
+        self.module = unwrap_readout(module)
+        self.function = function
+        self.pixel_inputs = pixel_inputs
+        self.inputs = dict(inputs)
+        self.text = text
+
+    @property
+    def token_stream(self) -> nn.Module:
+        """The language model, whose blocks are the layers; the vision tower comes before them."""
+        return self.module.get_decoder()  # type: ignore[operator, no-any-return]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the logits [B, V] at the last position of the text, for pixels [B, 3, H, W]."""
+        inputs = {name: _for_images(value, pixels) for name, value in self.inputs.items() if name != "position_ids"}
+        if "position_ids" in self.inputs:  # [3, 1, N]
+            inputs["position_ids"] = self.inputs["position_ids"].to(pixels.device).expand(-1, len(pixels), -1)
+        images = self.pixel_inputs(self.module, pixels)
+        # Not `call_reader`: where tokens are dropped, one image makes a batch of variants.
+        return self.function(self.module(**images, **inputs, use_cache=False, logits_to_keep=1))
+
+
+_WRAPPERS = (Readout, BoundInputs, HeadInput, NextTokenScores)
+
+
 def unwrap_readout(module: nn.Module) -> nn.Module:
     """Return the user's module inside readouts and bound inputs."""
-    while isinstance(module, Readout | BoundInputs):
+    while isinstance(module, _WRAPPERS):
         module = module.module
     return module
+
+
+def token_stream(module: nn.Module) -> nn.Module | None:
+    """Return the part of a module whose blocks are the layers, where a readout says so; None: all of it."""
+    while isinstance(module, _WRAPPERS):
+        if isinstance(module, NextTokenScores):
+            return module.token_stream
+        module = module.module
+    return None
+
+
+def readout_text(module: nn.Module) -> tuple[str, ...]:
+    """Return the tokens of the text that a readout puts next to the image tokens, in their order; () without one."""
+    while isinstance(module, _WRAPPERS):
+        if isinstance(module, NextTokenScores):
+            return module.text
+        module = module.module
+    return ()
 
 
 def call_reader(function: Callable[[Any], Tensor], output: Any, count: int) -> Tensor:

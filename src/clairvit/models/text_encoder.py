@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from torch.nn.functional import normalize
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.model import extract_scores
+from clairvit.models.readout import evaluation_copy
 from clairvit.numerics import widened
 
 Tokenizer = Callable[..., Any]
@@ -171,8 +170,8 @@ def encoder_of(module: nn.Module, tokenizer: Any = None, name: str = "") -> Text
     of_transformers = hasattr(module, TRANSFORMERS[0])
 
     def open_tower() -> TextTower:
-        found = tokenizer if tokenizer is not None or not of_transformers else _saved_tokenizer(module)
-        if found is None:
+        chosen = tokenizer if tokenizer is not None or not of_transformers else _saved_tokenizer(module)
+        if chosen is None:
             advice = (
                 "transformers.AutoTokenizer.from_pretrained(…)" if of_transformers else "open_clip.get_tokenizer(…)"
             )
@@ -180,7 +179,7 @@ def encoder_of(module: nn.Module, tokenizer: Any = None, name: str = "") -> Text
                 f"{name} has a text tower, and nothing says which tokenizer reads its prompts. Pass it: "
                 f"cv.wrap(module, tokenizer={advice})."
             )
-        tokenize = transformers_tokens(module, found) if of_transformers else _checked_tokens(found)
+        tokenize = transformers_tokens(module, chosen) if of_transformers else _checked_tokens(chosen)
         return TextTower(module, tokenize)
 
     return TextEncoder(open_tower)
@@ -245,14 +244,3 @@ def _saved_tokenizer(module: Any) -> Tokenizer | None:
     except (OSError, ValueError, KeyError):  # none was saved there
         return None
     return tokenizer
-
-
-def evaluation_copy(module: nn.Module) -> nn.Module:
-    """Return a module in evaluation mode: itself, or a copy that shares its tensors if it is in training mode.
-
-    The user's module is never switched, so that other threads may trace or train it meanwhile.
-    """
-    if not any(part.training for part in module.modules()):
-        return module
-    tensors = itertools.chain(module.parameters(), module.buffers())
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()

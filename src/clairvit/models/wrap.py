@@ -288,8 +288,14 @@ def _has_transformers_config(module: nn.Module) -> bool:
 
 
 def _stated_size(module: nn.Module) -> tuple[int, int] | None:
-    """Return `image_size` of the module (torchvision) or of its configuration (transformers)."""
+    """Return `image_size` of the module (torchvision) or of its configuration (transformers), or a NaFlex square."""
     config = getattr(module, "config", None)
+    if _has_transformers_config(module):
+        from clairvit.models.sources.hf import square_size
+
+        side = square_size(config)
+        if side is not None:
+            return side, side
     for holder in (module, config, getattr(config, "vision_config", None)):
         size = getattr(holder, "image_size", None)
         if isinstance(size, int | tuple | list):

@@ -22,11 +22,13 @@ _TERNARY = (torch.addcmul, torch.where)
 class PositionSlicing(TorchFunctionMode):
     """Slice constants inside the `with` to `kept` [V, K], the indices of each variant's tokens.
 
-    All tokens of the layout that are no patches are among them, in order.
+    All tokens of the layout that are no patches are among them, in order. With `batch_axis`, rotary angles [1, N, d]
+    that blocks are given have a batch axis and none of heads, as in transformers' language models.
     """
 
-    def __init__(self, kept: Tensor, layout: Layout) -> None:
+    def __init__(self, kept: Tensor, layout: Layout, *, batch_axis: bool = False) -> None:
         super().__init__()
+        self.batch_axis = batch_axis
         patches = kept[:, layout.prefix : kept.shape[1] - layout.suffix] - layout.prefix
         self.kept = {layout.tokens: kept, layout.patches: patches}  # by the length that they index
         self.tokens = layout.tokens
@@ -95,4 +97,6 @@ class PositionSlicing(TorchFunctionMode):
             return value
         # Angles may happen to be as many as patches; a bias has a head axis and includes the other tokens.
         square = value.ndim > 2 and value.shape[-1] == value.shape[-2] == self.tokens
+        if self.batch_axis and not square and value.ndim == 3 and value.shape[0] == 1:
+            return self._indexed(value, [-2], ndim=3)  # [V, K, d]
         return self._indexed(value, [-1, -2] if square else [-2], ndim=4)

@@ -32,13 +32,18 @@ class DropStrategy:
 
     mode: Literal["drop", "zero", "none"] = "drop"
     positions: bool = False  # rotary or relative positions must be sliced to the kept tokens
+    batch_axis: bool = False  # these positions are [1, N, d], with an axis of the batch and none of the heads
     whole_batch: bool = False  # the model reads its batch size before the first block: the placeholder is a whole batch
 
 
 NO_DROPPING = DropStrategy("none")
 _STRATEGIES = (
-    *(DropStrategy("drop", positions, whole_batch) for whole_batch in (False, True) for positions in (False, True)),
-    *(DropStrategy("zero", False, whole_batch) for whole_batch in (False, True)),
+    *(
+        DropStrategy("drop", positions, batch_axis, whole_batch)
+        for whole_batch in (False, True)
+        for positions, batch_axis in ((False, False), (True, False), (True, True))
+    ),
+    *(DropStrategy("zero", whole_batch=whole_batch) for whole_batch in (False, True)),
 )
 # What a model can raise when it is run on fewer tokens than it was built for: shapes that do not match (RuntimeError),
 # its own checks (AssertionError, ValueError), a grid side that is no whole number (TypeError, ZeroDivisionError), and
@@ -75,7 +80,9 @@ def run_tokens(recording: Recording, strategy: DropStrategy, tokens: Tensor, kep
     assert layout is not None
     if kept is not None:
         tokens = tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))  # [V, K, d]
-    positions = PositionSlicing(kept, layout) if strategy.positions and kept is not None else None
+    positions = None
+    if strategy.positions and kept is not None:
+        positions = PositionSlicing(kept, layout, batch_axis=strategy.batch_axis)
     placeholder = recording.pixels.detach()[:1]
     placeholder = placeholder.expand(len(tokens), -1, -1, -1) if strategy.whole_batch else placeholder
     block_input = recording.from_tokens(tokens, like=recording.inputs[0])

@@ -6,13 +6,27 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Explanation
-from clairvit.plotting.canvas import BAR, GAP, HEADING, INK, MARGIN, PALE, SMALL, TITLE, Canvas, wrap
+from clairvit.methods.explanation import Explanation, TextRelevance
+from clairvit.plotting.canvas import (
+    BAR,
+    GAP,
+    HEADING,
+    INK,
+    MARGIN,
+    PALE,
+    SIDE_BEARINGS,
+    SMALL,
+    TITLE,
+    Canvas,
+    text_width,
+    wrap,
+)
 from clairvit.plotting.labels import CLASS_AGNOSTIC, class_label, top_classes
-from clairvit.plotting.overlay import Array, Scale, overlay, to_numpy
+from clairvit.plotting.overlay import LUMA, Array, Scale, blend, overlay, to_numpy
 from clairvit.plotting.patch_outline import chosen_patches, draw_outline, photo_without, removal_labels
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
@@ -29,7 +43,10 @@ from clairvit.plotting.tiles import (
 )
 
 TILE = 2.1  # inches, width of a picture
+MOST_COLUMNS = 6  # targets side by side; more, as of a generated answer, go on in the next row
 CHECK_LINE = 0.13  # inches, a line of text under a map
+DARK = 0.5  # brightness below which text is white
+TEXT_LINE = 0.17  # inches, a line of tokens under a map
 
 
 @dataclass(frozen=True)
@@ -56,30 +73,38 @@ class TileGrid:
 def explanation_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
     """Return a figure with the photo and overlays with their colour bars: one row per image, targets side by side.
 
-    Chosen patches are outlined, and a further tile shows the photo without them. A check is written under its map.
+    Chosen patches are outlined, and a further tile shows the photo without them. The text of a vision-language model
+    is written under its map, each token on the colour of its relevance; a check is written below.
     """
     style = style or PlotStyle()
     groups = same_image(explanation)
-    check_rows(len(groups))
+    first_maps = {group[0] for group in groups}
+    lines = [group[i : i + MOST_COLUMNS] for group in groups for i in range(0, len(group), MOST_COLUMNS)]
+    check_rows(len(lines))
     scales = map_scales(explanation, to_numpy(explanation.maps), style)
-    columns = max(len(group) for group in groups)
+    columns = max(len(line) for line in lines)
     side = BAR if explanation.chosen is None else BAR + TILE + GAP
-    checks = [check_lines(explanation, item, TILE + side - GAP) for item in range(len(explanation))]
-    below = CHECK_LINE * max(map(len, checks), default=0)
-    grid = TileGrid(len(groups), columns, TILE, TILE * aspect_ratio(explanation), side, below)
+    width = TILE + side - GAP
+    checks = [check_lines(explanation, item, width) for item in range(len(explanation))]
+    texts = [text_lines(text, width) for text in explanation.text_relevance] or [[]] * len(explanation)
+    below = CHECK_LINE * max(len(lines) for lines in checks) + TEXT_LINE * max(len(lines) for lines in texts)
+    grid = TileGrid(len(lines), columns, TILE, TILE * aspect_ratio(explanation), side, below)
     shift = TILE + GAP  # the photo's column, which needs no colour bar
     body = grid.canvas()
     canvas = Canvas(body.width + shift, body.height)
-    for row, group in enumerate(groups):
+    for row, line in enumerate(lines):
         left, top = grid.corner(row, 0)
-        _photo_tile(canvas, explanation, group[0], left, top, grid)
-        for column, item in enumerate(group):
+        if line[0] in first_maps:  # of its image
+            _photo_tile(canvas, explanation, line[0], left, top, grid)
+        for column, item in enumerate(line):
             left, top = grid.corner(row, column)
             _map_tile(canvas, explanation, item, scales[item], style, left + shift, top, grid)
             canvas.colour_bar(
                 scales[item], style.opacity, left + shift + grid.tile + 0.06, top + HEADING, grid.tile_height
             )
-            _write_check(canvas, checks[item], left + shift, top + HEADING + grid.tile_height, TILE + side - GAP)
+            under = top + HEADING + grid.tile_height
+            _write_text(canvas, texts[item], scales[item], style.opacity, left + shift, under)
+            _write_check(canvas, checks[item], left + shift, under + TEXT_LINE * len(texts[item]), width)
             if explanation.chosen is not None:
                 _removal_tile(canvas, explanation, item, left + shift + grid.tile + BAR, top, grid)
     canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
@@ -98,6 +123,40 @@ def _write_check(canvas: Canvas, lines: Sequence[str], left: float, top: float, 
     """Write the lines of a check under its map, the verdict in bold."""
     for number, line in enumerate(lines):
         canvas.write(line, left, top + 0.04 + number * CHECK_LINE, width, SMALL, INK, bold=number == 0, align="left")
+
+
+def text_lines(text: TextRelevance, width: float) -> list[list[tuple[str, float, float]]]:
+    """Return the tokens of a text in lines that fit into `width` inches: (token, inches, relevance) each."""
+    lines: list[list[tuple[str, float, float]]] = []
+    left = width
+    for token, value in zip(text.tokens, text.values.tolist(), strict=True):
+        shown = token.replace("\n", "↵").strip() or "␣"
+        inches = min(text_width(shown) * SMALL / 72 * SIDE_BEARINGS + 0.05, width)
+        if left + inches > width:
+            lines.append([])
+            left = 0.0
+        lines[-1].append((shown, inches, value))
+        left += inches
+    return lines
+
+
+def _write_text(
+    canvas: Canvas,
+    lines: Sequence[Sequence[tuple[str, float, float]]],
+    scale: Scale,
+    opacity: float,
+    left: float,
+    top: float,
+) -> None:
+    """Write tokens on the colours that their relevance has on the map's scale, over white."""
+    for number, line in enumerate(lines):
+        across, down = left, top + 0.04 + number * TEXT_LINE
+        for token, inches, value in line:
+            colour = blend(np.ones((1, 3)), np.array([value]), scale, opacity)[0]
+            canvas.axes(across, down, inches, TEXT_LINE - 0.02).set_facecolor(tuple(colour))
+            ink = "white" if float(colour @ LUMA) < DARK else INK
+            canvas.write(token, across, down + 0.025, inches, SMALL, ink)
+            across += inches
 
 
 def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:

@@ -92,6 +92,7 @@ def explanation_record(explanation: Explanation, values: bool = True) -> dict[st
         "classes": list(explanation.classes),
         "probabilities": list(explanation.probabilities),
         "class_scores": list(explanation.class_scores),
+        "target_scores": list(explanation.target_scores),
         "top": [[vars(guess) for guess in top_classes(explanation, item)] for item in items],
         "statistics": [map_statistics(explanation.maps[item]) for item in items],
         "standard_error": None
@@ -104,6 +105,10 @@ def explanation_record(explanation: Explanation, values: bool = True) -> dict[st
         if explanation.layers is None
         else [[map_statistics(layer[item]) for item in items] for layer in explanation.layers],
         "heads": None if explanation.heads is None else _describe_heads(explanation.heads),
+        "text_relevance": [
+            {"tokens": list(text.tokens), "values": text.values.tolist()} for text in explanation.text_relevance
+        ]
+        or None,
         "check": None if explanation.checked is None else explanation.checked.to_dict(),
     }
     if values:

@@ -6,9 +6,10 @@ from pathlib import PurePath
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
-from clairvit.plotting.labels import class_label
+from clairvit.plotting.labels import class_label, format_number
 from clairvit.plotting.overlay import Array, Scale, denormalised_photo, scale_of
 from clairvit.plotting.style import PlotStyle
+from clairvit.targets.embedding import COSINE
 
 FOOT = 0.24  # inches, the line under a figure
 MOST_ROWS = 40  # of tiles; a taller figure cannot be read
@@ -49,6 +50,8 @@ def explanation_photo(explanation: Explanation, item: int) -> Array:
 
 def target_label(explanation: Explanation, item: int) -> str:
     """Return the target of one map with its probability or score."""
+    if explanation.score == COSINE and (cosine := explanation.target_scores[item]) is not None:
+        return f"{explanation.targets[item]} (cosine {format_number(cosine)})"
     score = explanation.class_scores[item] if explanation.classifier else None
     return class_label(explanation.targets[item], explanation.probabilities[item], score)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from clairvit.errors import NotApplicable
@@ -25,14 +25,13 @@ def image_embedding(model: Model) -> Model:
     The length is divided out inside the model, so that rule tables treat it as the norm that it is, and a cosine with
     a fixed vector is a linear function of these scores.
     """
-    return model.read("embedding", unit_embedding, readout=_EmbeddingReadout, classifier=False)
-
-
-class _EmbeddingReadout(Readout):
-    """Read the output of the part of a module that gives the image's embedding."""
-
-    def __init__(self, module: nn.Module, function: Callable[..., Tensor]) -> None:
-        super().__init__(embedding_part(module), function)
+    base = model.base or model
+    return base.read(
+        "embedding",
+        unit_embedding,
+        readout=lambda _, function: Readout(embedding_part(base), function),
+        classifier=False,
+    )
 
 
 def unit_embedding(output: Any) -> Tensor:

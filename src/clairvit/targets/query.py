@@ -29,7 +29,7 @@ _SOFTMAX_TYPES = frozenset(
 
 @dataclass(frozen=True)
 class Query(Target):
-    """The class score, or a side of the box, of one query of a detector: DETR, YOLOS, RT-DETR, …
+    """The class score, or a side of the box, of one query of a detector such as DETR, YOLOS or RT-DETR.
 
     Read are class logits [B, queries, classes] and boxes [B, queries, 4] of (centre x, centre y, width, height) in
     fractions of the image. DETR, YOLOS and Mask2Former have a softmax over the classes and "no object"; RT-DETR,

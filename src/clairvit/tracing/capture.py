@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
+from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, common_form, repeated
+from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
 from clairvit.tracing.rules.table import ActiveRuleTable, gelu_slope, with_custom_backward
@@ -49,6 +52,7 @@ class Capture(TorchFunctionMode):
         # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
         self._common = functools.partial(common_form, batch=batch)
         self.calls: list[AttentionCall] = []
+        self.keeps_calls = True  # False: attention that is not part of the token stream, such as a vision tower's
         self._batch = batch
         self._switch = switch
         self._recorders = tuple(recorders)
@@ -171,6 +175,12 @@ class Capture(TorchFunctionMode):
         self._add_explicit_call(left, right, out, self._common)
         return out
 
+    def _biased_matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if len(args) >= 3:
+            self._product = (args[1], args[2], out)
+        return out
+
     def _einsum(self, func: Any, args: Any, kwargs: Any) -> Any:
         operands = ops.einsum_operands(args)
         axes = ops.einsum_axes(args[0], operands)
@@ -228,6 +238,8 @@ class Capture(TorchFunctionMode):
         self._attending.clear()
 
     def _add_call(self, call: AttentionCall) -> None:
+        if not self.keeps_calls:
+            return
         if len(self.calls) in self._differentiated and torch.is_grad_enabled() and not call.out.requires_grad:
             call.out.requires_grad_()
         self.calls.append(call)
@@ -254,9 +266,8 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         if not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
             return func(*args, **kwargs)
-        tokens_first = self._sequence_first and self._block >= 0 and args[0].ndim == 3
         residual = self._stream.match(*args)
-        arguments = {"batch": self._batch, "axis": int(tokens_first), "residual": residual is not None}
+        arguments = {"batch": self._batch, "axis": self._batch_axis(args[0]), "residual": residual is not None}
         if ops.is_in_place(func, kwargs):  # written into the first term, whose gradient is then that of the sum
             total = args[0].copy_(with_custom_backward("add", switch, torch.add, (args[0].clone(), args[1]), arguments))
         else:
@@ -264,6 +275,14 @@ class Capture(TorchFunctionMode):
         if residual is not None:
             self._stream.add(total, residual)
         return total
+
+    def _batch_axis(self, tensor: Tensor) -> int:
+        """Return the axis of the images: 0, or 1 of [N, B, d]; a decoder after the blocks may differ from these."""
+        if tensor.ndim != 3:
+            return 0
+        if self._after_blocks and self._batch in tensor.shape[:2] and tensor.shape[0] != tensor.shape[1]:
+            return int(tensor.shape[0] != self._batch)
+        return int(self._sequence_first and self._block >= 0)
 
     def _norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         norm = ops.NormArguments.of(func, args, kwargs)
@@ -295,7 +314,8 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._with_rule("gate", func, args, kwargs)
 
-    def _vector_norm(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _length(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Compute a length or its inverse, which rules of a norm hold fixed: ||x||, rsqrt(mean(x²) + eps)."""
         return self._with_rule("gate", func, args, kwargs)
 
     def _normalize(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -335,13 +355,15 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.MULTI_HEAD: Capture._multi_head,
     ops.SOFTMAX: Capture._softmax,
     ops.MATMUL: Capture._matmul,
+    ops.BIASED_MATMUL: Capture._biased_matmul,
     ops.EINSUM: Capture._einsum,
     ops.LINEAR: Capture._linear,
     ops.CONV: Capture._conv,
     ops.NORM: Capture._norm,
     ops.BATCH_NORM: Capture._batch_norm,
     ops.NORMALIZE: Capture._normalize,
-    ops.VECTOR_NORM: Capture._vector_norm,
+    ops.VECTOR_NORM: Capture._length,
+    ops.INVERSE_ROOT: Capture._length,
     ops.ACTIVATION: Capture._activation,
     ops.GATE: Capture._gate,
     ops.MULTIPLY: Capture._multiply,
@@ -349,6 +371,28 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.ADD_IN_PLACE: Capture._add,
 }
 _HANDLERS = {function: handler for kind, handler in _HANDLER_OF_KIND.items() for function in ops.functions_of(kind)}
+
+
+def stream_hooks(module: nn.Module, capture: Capture) -> list[RemovableHandle]:
+    """Return hooks that let a capture keep attention calls inside the module's token stream alone, if it names one.
+
+    What comes before, a vision tower, may attend as often as it likes: image by image, or window by window.
+    """
+    stream = token_stream(module)
+    if stream is None:
+        return []
+    capture.keeps_calls = False
+
+    def enter(*_: Any) -> None:
+        capture.keeps_calls = True
+
+    def leave(*_: Any) -> None:
+        capture.keeps_calls = False
+
+    return [
+        stream.register_forward_pre_hook(this_thread_only(enter)),
+        stream.register_forward_hook(this_thread_only(leave)),
+    ]
 
 
 def _contiguous(gradient: Tensor | None) -> Tensor | None:

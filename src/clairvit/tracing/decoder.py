@@ -24,7 +24,7 @@ def decoder_kinds(calls: Sequence[AttentionCall]) -> dict[int, Kind]:
     """
     first = next((index for index, call in enumerate(calls) if _has_learned_queries(call)), None)
     if first is None:
-        return {}
+        return _queries_without_cross_attention(calls)
     queries = calls[first].queries
     kinds: dict[int, Kind] = {first: "cross"}
     for index in reversed(range(first)):  # before the first cross-attention the queries have not seen the image
@@ -37,6 +37,21 @@ def decoder_kinds(calls: Sequence[AttentionCall]) -> dict[int, Kind]:
         if call.queries == queries and call.k is not None:
             kinds[index] = "query" if _depends_on(call.k, calls[first].out) else "cross"
     return dict(sorted(kinds.items())) if "query" in kinds.values() else {}
+
+
+def _queries_without_cross_attention(calls: Sequence[AttentionCall]) -> dict[int, Kind]:
+    """Return the attention between queries that read the image by other means (deformable attention samples it).
+
+    These queries attend to each other before they have seen the image, and again afterwards.
+    """
+    unseen: set[int] = set()  # numbers of queries
+    kinds: dict[int, Kind] = {}
+    for index, call in enumerate(calls):
+        if call.queries == call.keys and not call.out.requires_grad:
+            unseen.add(call.queries)
+        elif call.queries == call.keys and call.queries in unseen:
+            kinds[index] = "query"
+    return kinds
 
 
 def _has_learned_queries(call: AttentionCall) -> bool:
@@ -53,7 +68,13 @@ def _depends_on(tensor: Tensor, source: Tensor) -> bool:
 
 
 def check_decoder(calls: Sequence[AttentionCall], layout: Layout) -> None:
-    """Raise NotApplicable unless every cross-attention of the decoder reads the layout's tokens."""
+    """Raise NotApplicable unless cross-attention of the decoder was seen, and all of it reads the layout's tokens."""
+    if calls and not any(call.kind == "cross" for call in calls):
+        raise NotApplicable(
+            f"The {calls[0].queries} queries of this model's decoder read the image without a matrix of attention "
+            "(deformable attention samples feature maps), and attention methods need one.",
+            alternative="a gradient method",
+        )
     for call in calls:
         if call.kind == "cross" and call.keys != layout.tokens:
             raise NotApplicable(

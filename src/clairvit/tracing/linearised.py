@@ -66,9 +66,9 @@ def _carriers(step: Step, reached: set[int], activations: set[int]) -> tuple[Ten
     kind = step.kind
     if kind == ops.ATTENTION:
         inputs = [ops.attention_arguments(step.args, step.kwargs)["value"]]
-    elif kind in (ops.LINEAR, ops.NORM, ops.ACTIVATION, ops.NORMALIZE):
+    elif kind in (ops.LINEAR, ops.NORM, ops.ACTIVATION, ops.NORMALIZE, ops.CAST):
         inputs = [ops.first_argument(step.args, step.kwargs)]
-    elif kind == ops.VECTOR_NORM or (kind in (ops.GATE, ops.SOFTMAX) and step.outputs[0].ndim >= 3):
+    elif kind in (ops.VECTOR_NORM, ops.INVERSE_ROOT) or (kind in (ops.GATE, ops.SOFTMAX) and step.outputs[0].ndim >= 3):
         inputs = []
     else:
         inputs = list({id(t): t for t in step.inputs}.values())

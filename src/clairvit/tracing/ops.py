@@ -21,6 +21,7 @@ ATTENTION = "attention"  # fused
 MULTI_HEAD = "multi_head"  # torch's own multi-head attention, written in Python
 SOFTMAX = "softmax"
 MATMUL = "matmul"
+BIASED_MATMUL = "biased_matmul"  # bias + a b, of torch's own multi-head attention with a mask
 EINSUM = "einsum"
 LINEAR = "linear"
 CONV = "conv"
@@ -30,6 +31,7 @@ GROUP_NORM = "group_norm"
 BATCH_NORM = "batch_norm"
 NORMALIZE = "normalize"  # x / ||x||
 VECTOR_NORM = "vector_norm"  # ||x||
+INVERSE_ROOT = "inverse_root"  # 1 / sqrt(x), of a norm that is written out: x · rsqrt(mean(x²) + eps)
 ACTIVATION = "activation"  # f(z) = z · r(z)
 GATE = "gate"  # sigmoid, tanh, erf
 ADD = "add"
@@ -39,6 +41,7 @@ REVERSED_SUBTRACT = "reversed_subtract"  # b - x
 MULTIPLY = "multiply"
 MULTIPLY_IN_PLACE = "multiply_in_place"
 DIVIDE = "divide"
+CAST = "cast"  # to the type of another tensor
 CONCATENATE = "concatenate"
 STACK = "stack"
 
@@ -47,6 +50,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     MULTI_HEAD: (F.multi_head_attention_forward,),
     SOFTMAX: (F.softmax, torch.softmax, Tensor.softmax),
     MATMUL: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
+    BIASED_MATMUL: (torch.baddbmm,),
     EINSUM: (torch.einsum,),
     LINEAR: (F.linear,),
     CONV: (F.conv2d, torch.conv2d),
@@ -56,6 +60,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     BATCH_NORM: (F.batch_norm, torch.batch_norm),
     NORMALIZE: (F.normalize,),
     VECTOR_NORM: (Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.vector_norm),
+    INVERSE_ROOT: (torch.rsqrt, Tensor.rsqrt),
     ACTIVATION: (F.gelu, F.silu, F.mish, F.hardswish),
     GATE: (torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf),
     ADD: (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__),
@@ -65,6 +70,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     MULTIPLY: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__),
     MULTIPLY_IN_PLACE: (Tensor.__imul__, Tensor.mul_),
     DIVIDE: (torch.div, Tensor.div, Tensor.__truediv__, Tensor.__rtruediv__),
+    CAST: (Tensor.type_as,),
     CONCATENATE: (torch.cat, torch.concat, torch.concatenate),
     STACK: (torch.stack,),
 }

@@ -16,7 +16,7 @@ from clairvit.models.model import Model
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
-from clairvit.tracing.capture import Capture
+from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
@@ -235,6 +235,7 @@ class _ForwardPass:
         hooks = self.stages.hooks()
         try:
             hooks += self._block_hooks()
+            hooks += stream_hooks(model.module, self.capture)
             with self.capture:
                 return model.logits(self.pixels)
         finally:

@@ -24,11 +24,11 @@ from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
-from clairvit.models.readout import Readout
+from clairvit.models.readout import Readout, token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
-from clairvit.tracing.capture import Capture
+from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import (
@@ -221,6 +221,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         hooks: list[RemovableHandle] = []
         try:
             hooks += watch.hooks()
+            hooks += stream_hooks(module, capture)
             with capture, _first_forward(model, pixels):
                 scores = model.logits(pixels)
         finally:
@@ -232,6 +233,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
+    if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
+        layout = model.layout
     visits = [
         visit
         for visit, site in zip(blocks, sites, strict=True)
@@ -385,7 +388,7 @@ def _kind(call: AttentionCall, count: int, width: int | None, layout: Layout | N
     patches = tokens if layout is None else layout.patches
     if call.lead == 1 and call.queries != call.keys and patches <= call.keys <= tokens + MOST_PREFIX_TOKENS:
         return "pool"
-    if _reduces_keys(call, count):
+    if call.lead == 1 and 1 < call.keys < call.queries:
         return "reduced"
     # The values of channels are as long as there are tokens, and the heads share all channels out among them.
     channels = call.lead == 1 and call.v.shape[-1] == count and width in (None, call.v.shape[1] * call.keys)
@@ -448,7 +451,8 @@ def with_pooling(
     ):
         raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
-    decoder = [i for i, site in enumerate(sites) if site.kind in ("query", "cross")][-1:]
+    has_cross = any(site.kind == "cross" for site in sites)
+    decoder = [i for i, site in enumerate(sites) if has_cross and site.kind in ("query", "cross")][-1:]
     # A new head is often all zeros and passes no gradient; then see what its linear layers read.
     for outputs in (scores, read_by_head):
         for i in reversed(pools):  # a pool that is built but not read has no gradient

@@ -140,8 +140,8 @@ class Trace:
             )
         if layout.pooling == "map":
             return pool_row(self.recording.pools, layout)
+        check_decoder(self.recording.decoder, layout)
         if layout.pooling == "query":
-            check_decoder(self.recording.decoder, layout)
             return cross_attention_row(self.recording.decoder, self.query_weights)
         row = self.logits.new_zeros(layout.tokens, dtype=torch.promote_types(self.logits.dtype, torch.float32))
         for index, weight in layout.read:

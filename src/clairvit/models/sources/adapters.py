@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import StatedActivation
-from clairvit.models.model import extract_scores
+from clairvit.models.model import Model, extract_scores
+from clairvit.models.readout import HeadInput, evaluation_copy, linear_calls
 from clairvit.models.text_encoder import is_pair
 
 
@@ -59,6 +60,62 @@ class ZeroShot(nn.Module):
         return self.scale * image @ self.text.T + self.bias
 
 
+def takes_patches(model: nn.Module | type[nn.Module]) -> bool:
+    """Return whether a model takes patches that were cut beforehand, and their grid (SigLIP 2, NaFlex)."""
+    forward: Any = model.forward
+    return "spatial_shapes" in inspect.signature(forward).parameters
+
+
+def cut_patches(pixels: Tensor, patch_size: int) -> Tensor:
+    """Return the patches of pixels [B, C, H, W] row by row, [B, rows · cols, p · p · C], a patch's channels last."""
+    batch, channels, height, width = pixels.shape
+    if height % patch_size or width % patch_size:
+        raise BadInput(
+            f"Images of {height} × {width} pixels were given; expected sides that are multiples of the patch size "
+            f"{patch_size}, such as {-(-height // patch_size) * patch_size} × {-(-width // patch_size) * patch_size}."
+        )
+    rows, cols = height // patch_size, width // patch_size
+    cells = pixels.reshape(batch, channels, rows, patch_size, cols, patch_size).permute(0, 2, 4, 3, 5, 1)
+    return cells.reshape(batch, rows * cols, -1)
+
+
+def image_inputs(model: nn.Module, pixels: Tensor) -> dict[str, Any]:
+    """Return the arguments by which a transformers model takes pixels [B, C, H, W].
+
+    A NaFlex model takes patches and their grid; all images of a batch have one size, so that nothing is padded and no
+    attention mask is needed.
+    """
+    if not takes_patches(model):
+        return {"pixel_values": pixels}
+    config: Any = model.config
+    patch_size = int(getattr(config, "vision_config", config).patch_size)
+    grid = [pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size]
+    shapes = torch.tensor(grid, device=pixels.device).expand(len(pixels), -1)
+    patches = cut_patches(pixels, patch_size)
+    return {"pixel_values": patches, "pixel_attention_mask": None, "spatial_shapes": shapes}
+
+
+class VariableSize(nn.Module):
+    """A model of cut patches (SigLIP 2, NaFlex) as one of images of any size: pixels [B, C, H, W] -> its output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def config(self) -> Any:
+        """Return the configuration of the model."""
+        return self.model.config
+
+    def forward(self, pixels: Tensor) -> Any:
+        return self.model(**image_inputs(self.model, pixels))
+
+
+def takes_images(model: nn.Module) -> nn.Module:
+    """Return a transformers model as one that takes pixels [B, C, H, W]: most do, and come back as they are."""
+    return VariableSize(model) if takes_patches(model) else model
+
+
 class ImageTower(nn.Module):
     """The image encoder of an image-and-text model: pixels [B, 3, H, W] -> projected embedding [B, d].
 
@@ -75,7 +132,7 @@ class ImageTower(nn.Module):
         if not hasattr(pair, "get_image_features"):
             return extract_scores(pair.encode_image(pixels))
         options = {} if tuple(pixels.shape[-2:]) == _trained_size(pair) else interpolation_option(type(pair))
-        return extract_scores(pair.get_image_features(pixel_values=pixels, **options))
+        return extract_scores(pair.get_image_features(**image_inputs(pair, pixels), **options))
 
 
 def interpolation_option(pair_class: Any) -> dict[str, bool]:
@@ -90,11 +147,40 @@ def _trained_size(pair: Any) -> tuple[int, int] | None:
     return (size, size) if isinstance(size, int) else None if size is None else tuple(size)
 
 
-def embedding_part(module: nn.Module) -> nn.Module:
-    """Return the part of a module that gives the image's embedding: the image tower of a pair, else the module."""
+def embedding_part(model: Model) -> nn.Module:
+    """Return the part of a model's module whose output is the image's embedding.
+
+    The image tower of an image-and-text model; of an embedding the module itself; of a classifier the module up to its
+    head, the linear layer that gives the scores.
+
+    Raises:
+        NotApplicable: There is no such part.
+    """
+    module = model.module
     if isinstance(module, ZeroShot):
         return module.tower
-    return ImageTower(module) if is_pair(module) else module
+    if is_pair(module):
+        return ImageTower(module)
+    if model.returns:
+        raise NotApplicable(f"{model.name} has no embedding that images could be compared by. {model.returns}")
+    return HeadInput(module, linear_head(model)) if model.classifier else module
+
+
+def linear_head(model: Model) -> str:
+    """Return the name of the linear layer whose output are the scores of a classifier and whose input is [B, d]."""
+    names = [name for name, part in model.module.named_modules() if isinstance(part, nn.Linear) and name]
+    channels = model.preprocess.channels
+    pixels = torch.zeros(1, channels, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    module = evaluation_copy(model.module)
+    with torch.inference_mode(False), torch.no_grad(), linear_calls(module, names) as calls:
+        scores = extract_scores(module(pixels))
+    last = calls[-1] if calls else None
+    if last is None or last.input.ndim != 2 or not torch.equal(last.output, scores):
+        raise NotApplicable(
+            f"The scores of {model.name} are not the output of one linear layer that reads [B, d], so nothing says "
+            "which numbers are its embedding. Wrap the part that gives the embedding: cv.wrap(part, classifier=False)."
+        )
+    return last.name
 
 
 def drop_submodules(module: nn.Module, names: Sequence[str]) -> nn.Module:
@@ -115,7 +201,8 @@ class Backbone(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the embeddings [B, d] of pixels [B, 3, H, W]."""
-        return self.pool(self.model(pixels))
+        model = self.model
+        return self.pool(model(**image_inputs(model, pixels)) if takes_patches(model) else model(pixels))
 
     def pool(self, output: Any) -> Tensor:
         """Return one embedding per image, [B, d], of what the model returned."""

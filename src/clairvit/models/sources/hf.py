@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from clairvit.models.sources.adapters import (
     ZeroShot,
     drop_submodules,
     interpolation_option,
+    takes_images,
 )
 from clairvit.models.sources.hf_outputs import no_scores
 from clairvit.models.sources.hub import extra, fetching, hub_blocked, offline, quiet
@@ -56,6 +58,7 @@ def build(request: LoadOptions) -> Model:
             preprocess, assumed = _saved_or_given_preprocess(transformers, config, location, request)
         else:
             preprocess, assumed = default_preprocess(config), ()
+        preprocess = _for_requested_size(preprocess, config, request)
         described = _describe(transformers, model.eval(), kind, preprocess, location, request)
         return dataclasses.replace(described, assumptions=assumed)
 
@@ -125,7 +128,8 @@ def _from_type(transformers: Any, request: LoadOptions) -> Model:
         if kind == "pair" and request.labels is not None:
             raise _no_tokenizer(request)
         model = _with_random_weights(transformers, config, kind, request).eval()
-        return _describe(transformers, model, kind, default_preprocess(config), "", request)
+        preprocess = _for_requested_size(default_preprocess(config), config, request)
+        return _describe(transformers, model, kind, preprocess, "", request)
 
 
 def vision_types(transformers: Any) -> list[str]:
@@ -190,7 +194,9 @@ def _model_class(transformers: Any, config: Any, kind: Kind) -> Any:
 
 def _with_weights(transformers: Any, config: Any, kind: Kind, location: str, request: LoadOptions) -> nn.Module:
     """Return the module with its saved weights; raise ModelUnavailable if tensors of its head are missing."""
-    if request.size and not (kind == "pair" and _takes_any_size(transformers, config)):
+    any_size = patch_budget(config) is not None or _merges_patches(config)
+    any_size = any_size or (kind == "pair" and _takes_any_size(transformers, config))
+    if request.size and not any_size:
         raise BadInput(
             f"The weights of '{request.spec}' fix its image size, so size={request.size} cannot be used; leave it out."
         )
@@ -221,12 +227,18 @@ def _takes_any_size(transformers: Any, config: Any) -> bool:
     return bool(interpolation_option(pair_class[0] if isinstance(pair_class, tuple) else pair_class))
 
 
+def _merges_patches(config: Any) -> bool:
+    """Return whether a vision-language model takes images of any size, cut into patches (Qwen2-VL)."""
+    return hasattr(getattr(config, "vision_config", None), "spatial_merge_size")
+
+
 def _with_random_weights(transformers: Any, config: Any, kind: Kind, request: LoadOptions) -> nn.Module:
     """Return the module with random weights, for the size and number of labels of the request."""
     if request.size:
         rows, columns = request.size
         vision = getattr(config, "vision_config", config)
-        vision.image_size = rows if rows == columns else [rows, columns]
+        if patch_budget(config) is None:
+            vision.image_size = rows if rows == columns else [rows, columns]
     if kind == "classifier" and request.labels is not None:
         config.num_labels = len(request.labels)
     model_class = _model_class(transformers, config, kind)
@@ -246,7 +258,7 @@ def _describe(
     if kind == "classifier":
         config: Any = model.config
         labels = fit_labels(request.labels, lambda: class_names(config), config.num_labels)
-        return Model(model, request.name, preprocess, labels)
+        return Model(takes_images(model), request.name, preprocess, labels)
     if kind == "backbone":
         return Model(model, request.name, preprocess, classifier=False)
     if kind == "other":
@@ -315,15 +327,41 @@ def _saved_or_given_preprocess(
         return preprocess, assumption(
             options.missing(), preprocess, f"the usual, because '{location}' has no preprocessor_config.json"
         )
-    return read_processor(processor, request.spec, channel_count(config) or 3), ()
+    preprocess = read_processor(processor, request.spec, channel_count(config) or 3)
+    if _single_size(processor):
+        preprocess = for_size(preprocess, request.size or preprocess.size)
+        return preprocess, _single_size_note(preprocess.size, any_size=_merges_patches(config))
+    return preprocess, _crop_note(processor, preprocess, request.spec)
 
 
 def default_preprocess(config: Any) -> Preprocess:
     """Return mean and std 0.5 at the configured image size, for random weights."""
-    size = getattr(getattr(config, "vision_config", config), "image_size", None) or 224
+    size = getattr(getattr(config, "vision_config", config), "image_size", None) or square_size(config) or 224
     rows, columns = (size, size) if isinstance(size, int) else tuple(size)
     channels = channel_count(config) or 3
     return Preprocess(size=(rows, columns), mean=(0.5,) * channels, std=(0.5,) * channels)
+
+
+def _for_requested_size(preprocess: Preprocess, config: Any, request: LoadOptions) -> Preprocess:
+    """Return the preprocessing for the size that was asked for, where the model takes any (NaFlex)."""
+    if request.size is None or patch_budget(config) is None:
+        return preprocess
+    return for_size(preprocess, request.size)
+
+
+def patch_budget(config: Any) -> tuple[int, int] | None:
+    """Return patch size and number of patches of a model that takes images of any size (NaFlex); None for others."""
+    vision = getattr(config, "vision_config", config)
+    patch_size, patches = (getattr(vision, name, None) for name in ("patch_size", "num_patches"))
+    if not isinstance(patch_size, int) or not isinstance(patches, int) or hasattr(vision, "image_size"):
+        return None
+    return patch_size, patches
+
+
+def square_size(config: Any) -> int | None:
+    """Return the side of the largest square image within the patch budget; None for a model without one."""
+    budget = patch_budget(config)
+    return None if budget is None else math.isqrt(budget[1]) * budget[0]
 
 
 def channel_count(config: Any) -> int | None:
@@ -336,16 +374,21 @@ def channel_count(config: Any) -> int | None:
 def read_processor(processor: dict[str, Any], spec: str, channels: int = 3) -> Preprocess:
     """Return the preprocessing of a transformers image processor, given as a dict."""
     size = {key: value for key, value in dict(processor.get("size") or {}).items() if value}
+    size = _single_size(processor) or size
     crop = processor.get("crop_size") if processor.get("do_center_crop") else None
-    short, box = size.get("shortest_edge"), (size.get("height"), size.get("width"))
+    short, longest, box = size.get("shortest_edge"), size.get("longest_edge"), (size.get("height"), size.get("width"))
     fraction = processor.get("crop_pct")  # ConvNeXt: crop a fraction below 384 pixels, squash from 384 on
     if short and fraction:
         target = (short, short)
         resize: int | tuple[int, int] = int(short / fraction) if short < 384 else target
-    elif short:
-        target, resize = _crop_size(crop, short), short
+    elif short or (longest and not box[0]):  # DETR keeps the whole photo, SAM pads it: see `_crop_note`
+        side = int(short or longest or 0)
+        target, resize = _crop_size(crop, side), side
     elif box[0] and box[1]:
         target, resize = _crop_size(crop, box), (int(box[0]), int(box[1]))
+    elif processor.get("max_num_patches") and processor.get("patch_size"):  # NaFlex: squares of the same budget
+        side = math.isqrt(int(processor["max_num_patches"])) * int(processor["patch_size"])
+        target = resize = (side, side)
     else:
         raise NotApplicable(
             f"The image processor of '{spec}' resizes by {size or 'a token budget'}, and ClairViT by 'shortest_edge' "
@@ -362,8 +405,43 @@ def read_processor(processor: dict[str, Any], spec: str, channels: int = 3) -> P
         std=_channels(std, unit, channels),
         resize=resize,
         interpolation=INTERPOLATIONS[int(processor.get("resample", 2))],
-        keep_ratio=isinstance(resize, int),
+        keep_ratio=isinstance(resize, int) or bool(processor.get("keep_aspect_ratio")),
     )
+
+
+def _crop_note(processor: dict[str, Any], preprocess: Preprocess, spec: str) -> tuple[str, ...]:
+    """Return the note that a processor which keeps the whole photo (detectors, SAM) is replaced by a central crop."""
+    size = dict(processor.get("size") or {})
+    if not size.get("longest_edge") and not processor.get("keep_aspect_ratio"):
+        return ()
+    rows, columns = preprocess.size
+    note = (
+        f"The image processor of '{spec}' keeps the whole of a photo that is not square; here the model sees its "
+        f"central {rows} × {columns} pixels. For the whole photo pass tensors that are preprocessed."
+    )
+    return (note,)
+
+
+USUAL_SIDE = 448  # pixels, of an image for a model that takes any size
+
+
+def _single_size(processor: dict[str, Any]) -> dict[str, int]:
+    """Return one size for processors that choose one by the image, or cut it into tiles; {} for all others."""
+    if processor.get("do_image_splitting") is not None and processor.get("max_image_size"):  # Idefics3, SmolVLM
+        side = int(processor["max_image_size"]["longest_edge"])
+        return {"height": side, "width": side}
+    if not processor.get("merge_size"):
+        return {}
+    unit = int(processor["patch_size"]) * int(processor["merge_size"])  # Qwen2-VL: pixels of a token
+    budget = dict(processor.get("size") or {}).get("longest_edge") or processor.get("max_pixels") or USUAL_SIDE**2
+    side = unit * max(1, min(round(USUAL_SIDE / unit), math.isqrt(int(budget)) // unit))
+    return {"height": side, "width": side}
+
+
+def _single_size_note(size: tuple[int, int], *, any_size: bool) -> tuple[str, ...]:
+    """Return the note that images come in one size, in one piece."""
+    other = "; size= takes another" if any_size else ", in one piece and not in tiles"
+    return (f"The image was resized to {size[0]} × {size[1]} pixels{other}.",)
 
 
 def _crop_size(crop: Any, default: Any) -> tuple[int, int]:

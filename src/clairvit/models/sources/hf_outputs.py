@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from clairvit.errors import NotApplicable
-from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder
+from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder, takes_images, takes_patches
 
 _ROW = "one row of class scores [B, classes]"
 _OUTPUT = "Say what to read of that: target=cv.Output(function), with one number per image"
@@ -73,11 +73,17 @@ def adapted(module: nn.Module) -> tuple[nn.Module, str]:
         return module, ""
     name = type(module).__name__
     reason = no_scores(type(module), module.config)
-    if reason or "ForImageClassification" in name:
+    if reason:
         return module, reason
     if name == "ViTMAEModel":
         return UnmaskedEncoder(module), ""
-    return module if _pools(module) else Backbone(module, pooled=True), ""
+    is_row = "ForImageClassification" in name or _pools(module)
+    return takes_images(module) if is_row else Backbone(module, pooled=True), ""
+
+
+def writes_text(model_class: type[nn.Module]) -> bool:
+    """Return whether a transformers class returns text, one token after the other."""
+    return model_class.__name__.endswith(_GENERATORS)
 
 
 def no_scores(model_class: type[nn.Module], config: Any) -> str:
@@ -89,7 +95,7 @@ def no_scores(model_class: type[nn.Module], config: Any) -> str:
         NotApplicable: The model takes no images.
     """
     name, parameters = model_class.__name__, inspect.signature(model_class.forward).parameters
-    if name.endswith(_GENERATORS):
+    if writes_text(model_class):
         return (
             f"{name} returns text, one token after the other, not {_ROW}. Name a word: target=cv.NextToken('cat', "
             "prompt='What is this?')."
@@ -113,8 +119,8 @@ def no_scores(model_class: type[nn.Module], config: Any) -> str:
         raise NotApplicable(f"{name} takes the frames of a video, [B, T, 3, H, W], not an image. Use an image model.")
     required = [key for key, value in parameters.items() if value.default is value.empty and value.kind in _NAMED]
     required = [key for key in required if key not in ("self", "pixel_values", "inputs")]
-    if "spatial_shapes" in parameters:  # pixel_values are patches cut beforehand (SigLIP 2)
-        required = ["pixel_attention_mask", "spatial_shapes"]
+    if takes_patches(model_class):  # they are cut by an adapter
+        required = [key for key in required if key not in ("pixel_attention_mask", "spatial_shapes")]
     if required:
         return (
             f"{name} needs {', '.join(required)} besides the image. Pass them: inputs={{'{required[0]}': …}}, or "

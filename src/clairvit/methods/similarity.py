@@ -1,0 +1,116 @@
+"""The verb `similar`: which parts of two images make them alike, in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from clairvit.errors import BadInput
+from clairvit.methods.explain import explain
+from clairvit.methods.explanation import Explanation, concat
+from clairvit.methods.spec import MethodSpec
+from clairvit.models.coerce import ModelLike, as_model
+from clairvit.models.images import prepare
+from clairvit.models.model import Model
+from clairvit.targets.similar import Similar
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """Two images, their cosine, and the map of each: what in it makes it like the other.
+
+    Args:
+        explanation: Two maps: of the first image for its similarity to the second, and the other way round.
+        cosine: The cosine of their embeddings, in −1…1.
+
+    Example:
+        >>> import clairvit as cv
+        >>> cv.similar("pets", "demo", "demo", "ixg")
+        Similarity(demo, demo: cosine 1.000 by ixg)
+    """
+
+    explanation: Explanation
+    cosine: float
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.explanation.names)
+        return f"Similarity({names}: cosine {self.cosine:.3f} by {self.explanation.method})"
+
+    def save(self, path: str | PathLike[str], **display: Any) -> Path:
+        """Write a file by its suffix: .png/.pdf/.svg/.jpg both photos and maps, .json the record, .npz the raw maps.
+
+        Args:
+            path: The file to write; readers never see a partial file.
+            **display: Display options of pictures, as in `Explanation.plot`; also dpi=.
+
+        Returns:
+            The path.
+        """
+        from clairvit.plotting.similarity import save_similarity  # drawing comes after methods
+
+        return save_similarity(self, Path(path), **display)
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture that a notebook shows."""
+        from clairvit.plotting.similarity import similarity_png
+
+        return similarity_png(self)
+
+
+def with_other_direction(model: Model, explanation: Explanation, other: Any, name: str) -> Similarity:
+    """Return both directions from the explanation of one image by its similarity to another.
+
+    Args:
+        model: The model that was explained.
+        explanation: One map, by `cv.Similar(other)`.
+        other: The other image.
+        name: The name of the other image.
+    """
+    batch = replace(prepare([other], model), names=(name,))
+    back = explain(model, batch, explanation.method, target=Similar(explanation.pixels[0], explanation.names[0]))
+    both = concat([explanation, back])
+    return Similarity(both, _cosine(both))
+
+
+def _cosine(explanation: Explanation) -> float:
+    """Return the cosine of the embeddings of two images."""
+    return float(explanation.logits[0].double() @ explanation.logits[1].double())
+
+
+def similar(
+    model: ModelLike,
+    first: Any,
+    second: Any,
+    method: str | MethodSpec | None = None,
+    **arguments: Any,
+) -> Similarity:
+    """Explain which parts of two images make them alike, by the cosine of their embeddings, in both directions.
+
+    Args:
+        model: As in `explain`; any model with an embedding, see `cv.Similar`.
+        first, second: Two images: paths, PIL images, uint8 arrays or preprocessed float tensors.
+        method: As in `explain`; None is the default for the model.
+        **arguments: Further arguments of `explain`: seed=, batch_size=, options of the method.
+
+    Returns:
+        A `Similarity`: two maps and the cosine.
+
+    Raises:
+        BadInput: An image cannot be read, or more than two were given.
+        NotApplicable: The model has no embedding, or the method does not fit it.
+
+    Example:
+        >>> import clairvit as cv
+        >>> pair = cv.similar("pets", "demo", "demo", "ixg")
+        >>> pair.explanation.targets, round(pair.cosine, 3)
+        (('similar to demo', 'similar to demo'), 1.0)
+    """
+    loaded = as_model(model, [first, second])
+    batch = prepare([first, second], loaded)
+    if len(batch) != 2:
+        raise BadInput(f"{len(batch)} images were given to compare; expected two.")
+    others = [Similar(batch.pixels[other], batch.names[other]) for other in (1, 0)]
+    explanation = explain(loaded, batch, method, target=others, **arguments)
+    return Similarity(explanation, _cosine(explanation))

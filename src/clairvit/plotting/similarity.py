@@ -1,0 +1,58 @@
+"""Two photos side by side, each with the map of what makes it like the other; also as JSON and arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from clairvit._io import write_json
+from clairvit.methods.similarity import Similarity
+from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, Canvas
+from clairvit.plotting.labels import format_number
+from clairvit.plotting.overlay import overlay, to_numpy
+from clairvit.plotting.save import PICTURES, check_suffix, explanation_record, figure_bytes, save, write_figure
+from clairvit.plotting.style import PlotStyle, plot_style
+from clairvit.plotting.tiles import FOOT, aspect_ratio, explanation_photo, map_scales, short_name, source_line
+
+TILE = 2.3  # inches
+
+
+def similarity_figure(similarity: Similarity, style: PlotStyle | None = None) -> Figure:
+    """Return a figure with a column per image: its photo, and below it its map over the photo."""
+    style = style or PlotStyle()
+    explanation = similarity.explanation
+    maps = to_numpy(explanation.maps)
+    scales = map_scales(explanation, maps, style)
+    height = TILE * aspect_ratio(explanation)
+    line = HEADING + height + GAP
+    canvas = Canvas(2 * MARGIN + 2 * (TILE + BAR), 2 * MARGIN + 2 * line + FOOT)
+    for item in range(2):
+        left = MARGIN + item * (TILE + BAR)
+        photo = explanation_photo(explanation, item)
+        canvas.heading(short_name(explanation, item), f"cosine {format_number(similarity.cosine)}", left, MARGIN, TILE)
+        canvas.image(photo, left, MARGIN + HEADING, TILE, height)
+        top = MARGIN + line
+        canvas.heading(explanation.targets[item], explanation.method, left, top, TILE)
+        picture = overlay(photo, maps[item], scales[item], style.opacity, style.smooth)
+        canvas.image(picture, left, top + HEADING, TILE, height)
+        canvas.colour_bar(scales[item], style.opacity, left + TILE + 0.06, top + HEADING, height)
+    canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
+    return canvas.figure
+
+
+def save_similarity(similarity: Similarity, path: Path, **display: Any) -> Path:
+    """Write the figure, the record with the cosine, or the raw maps, as the suffix says."""
+    style = plot_style(display)
+    suffix = check_suffix(path)
+    if suffix in PICTURES:
+        return write_figure(similarity_figure(similarity, style), path, style)
+    if suffix == ".json":
+        return write_json({"cosine": similarity.cosine, **explanation_record(similarity.explanation)}, path)
+    return save(similarity.explanation, path)
+
+
+def similarity_png(similarity: Similarity) -> bytes:
+    """Return the figure as PNG bytes."""
+    return figure_bytes(similarity_figure(similarity), ".png")

@@ -1,0 +1,68 @@
+"""`--text` and `--similar-to` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from clairvit.cli import main
+from clairvit.models.image_files import read_image
+from helpers.tiny_pairs import save_clip
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A small CLIP in a folder, as the options of a command, and two photos."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        read_image("demo").transpose(list(Image.Transpose)[number]).save(tmp_path / f"cat-{number}.png")
+    return ["--model", f"hf:{save_clip(tmp_path / 'clip')}"]
+
+
+def test_prompts_side_by_side(clip: list[str], capsys: Captured) -> None:
+    typed = ["--text", "a red car", "--text", "a dog", "--method", "ixg"]
+    assert main(["explain", "cat-0.png", *clip, *typed, "--out", "cat.png", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["targets"] == ["a red car", "a dog"]
+    assert result["score"] == "cosine"
+    assert all(-1 <= value <= 1 for value in result["target_scores"])
+    assert result["probabilities"] == [None, None]
+    assert main(["compare", "cat-0.png", *clip, "--method", "ixg,rollout", "--text", "a dog", "--json"]) == 0
+    assert "a dog" in capsys.readouterr().out
+
+
+def test_scores_by_a_prompt(clip: list[str], capsys: Captured) -> None:
+    options = ["--method", "ixg", "--metric", "deletion(steps=2)", "--json"]
+    assert main(["evaluate", "cat-0.png", "cat-1.png", *clip, *options, "--text", "a dog"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == "a dog"
+    assert main(["evaluate", "cat-0.png", *clip, *options, "--text", "a dog", "--text", "a cat"]) == 2
+    assert "2 targets were given by --target, --text and --similar-to; expected one" in capsys.readouterr().err
+
+
+def test_both_photos_are_drawn(clip: list[str], tmp_path: Path, capsys: Captured) -> None:
+    for model in (clip, []):
+        assert (
+            main(["explain", "cat-0.png", *model, "--similar-to", "cat-1.png", "--method", "ixg", "-o", "a.png"]) == 0
+        )
+        assert (tmp_path / "a-similar.png").stat().st_size > 0
+        (tmp_path / "a-similar.png").unlink()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text", " "], "An empty prompt was given"),
+        (["--text", "a cat"], "pets has no text tower"),
+        (["--similar-to", "nowhere.jpg"], "nowhere.jpg"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_sentence(options: list[str], message: str, capsys: Captured) -> None:
+    assert main(["explain", "demo", *options]) == 2
+    printed, errors = capsys.readouterr()
+    assert message in errors
+    assert "Traceback" not in printed + errors
