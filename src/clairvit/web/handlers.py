@@ -21,6 +21,7 @@ from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.plain_language import plain_title
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.methods.token_features import features
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
@@ -48,6 +49,8 @@ from clairvit.web.schemas import (
     ExplainResponse,
     HeadMaps,
     MethodMaps,
+    SimilarityRequest,
+    SimilarityResponse,
     TraceRequest,
     TraceResponse,
     encode_array,
@@ -59,6 +62,7 @@ _OneMapRequest: TypeAlias = CurveRequest | CheckRequest
 CurveVerdict = Literal["better", "not distinguishable", "worse"]
 CURVE_VERDICTS: dict[int, CurveVerdict] = {1: "better", 0: "not distinguishable", -1: "worse"}
 UNSURE = 0.5  # a probability of the first class below it comes with a caution
+MOST_PAIRED_PATCHES = 1024  # whose cosines are 4 MB
 RANDOM_ORDERS = 5  # whose mean and range is the random baseline
 
 
@@ -261,6 +265,29 @@ def trace_response(model: Model, uploads: UploadStore, layer: int, request: Trac
         grid=layout.plane,
         prefix=layout.prefix,
         attention=encode_array(matrix),
+    )
+
+
+def similarity_response(
+    model: Model, uploads: UploadStore, layer: int, request: SimilarityRequest
+) -> SimilarityResponse:
+    """Return the cosines between the patch tokens of one layer, [patches, patches], or those of one patch, [1, …]."""
+    batch = Batch(uploads.find(request.photo).pixels[model.name], (request.photo,), single=True)
+    result = features(model, batch, layer=layer)
+    rows, columns = result.grid
+    if (request.y is None) != (request.x is None):
+        raise BadInput("One of y and x was given; expected both, for one patch, or none, for all pairs.")
+    if request.y is None or request.x is None:
+        if rows * columns > MOST_PAIRED_PATCHES:
+            raise BadInput(
+                f"The cosines of {rows * columns} patches to each other were requested; name one by y and x."
+            )
+        patch, cosines = None, result.similarities()[0]
+    else:
+        row, column = int(request.y * rows), int(request.x * columns)
+        patch, cosines = row * columns + column, result.similarity(row, column).flatten(1)
+    return SimilarityResponse(
+        photo=request.photo, model=model.name, layer=layer, grid=result.grid, patch=patch, cosine=encode_array(cosines)
     )
 
 

@@ -1,4 +1,4 @@
-// The page: settings become requests, responses are drawn. All data comes from the six endpoints in api.js.
+// The page: settings become requests, responses are drawn. All data comes from the seven endpoints in api.js.
 
 import * as api from "./api.js";
 import { sentenceNodes, showAnswer, showCheck, showCheckFailed } from "./answer.js";
@@ -9,6 +9,7 @@ import { drawStrip } from "./layers.js";
 import { baseName, estimate, filterMethods, showClasses, showMethodFacts, showMethods, showThumbs } from "./lists.js";
 import * as patch from "./patch.js";
 import * as photos from "./photos.js";
+import * as similar from "./similar.js";
 import { DEFAULTS, state, write } from "./state.js";
 import { endWork, failWork, setStatus, startWork } from "./status.js";
 import { cosineText, duration, element, number, plainMessage, valueText } from "./texts.js";
@@ -143,6 +144,7 @@ function adoptResponse(response, newPhoto, image) {
   $("map-panel").dataset.method = map.method;
   if (uploaded) { photos.fillAnswer(uploaded, reply, photo); photos.markShown(uploaded); }
   if ($("compare").open) updateThumbs();
+  similar.setPhoto({ photo, reply, card: card() });
 }
 
 /** Set the settings to those of a response; a class-agnostic map has no target, so the selected classes stay. */
