@@ -204,6 +204,7 @@ def test_tokens_of_divided_attention_lie_place_by_place() -> None:
     net = timesformer()
     layout = cv.trace(net, clips(1), target=1).layout
     assert (layout.grid, layout.prefix, layout.time_last) == ((6, 4, 4), 1, True)
+    assert (layout.pooling, layout.read) == ("token", ((0, 1.0),))
     leaves: list[Tensor] = []
     score = with_tokens(net, lambda tokens: leaves.append(tokens.detach().requires_grad_(True)) or leaves[0])
     (gradient,) = torch.autograd.grad(score, leaves)
@@ -212,7 +213,9 @@ def test_tokens_of_divided_attention_lie_place_by_place() -> None:
     torch.testing.assert_close(maps, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["attnlrp", "decompx", "gradcam(relu=false)", "reslrp", "lrp", "kernelshap(samples=200)"])
+@pytest.mark.parametrize(
+    "method", ["attnlrp", "decompx", "gradcam(relu=false)", "reslrp", "lrp", "kernelshap(samples=200)"]
+)
 def test_gradients_relevance_and_perturbation_of_divided_attention(method: str) -> None:
     maps = cv.explain(timesformer(), clips(1), method, target=1).maps
     assert maps.shape == (1, 6, 4, 4)

@@ -256,6 +256,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     stated = _stated_layout(model, located or layout, sites)
     if stated is None and layout is not None:
         layout = with_pooling(located or layout, calls, sites, [scores], watch.read_by_head)
+        if pixels.ndim == 5 and layout.prefix and visits and sites[-1].kind == "window":
+            layout = _with_rows_of_output(layout, visits[-1].output, [scores])
     tokens = [visit.tokens for visit in visits]
     return ModelStructure(
         layout=stated or layout,
@@ -508,6 +510,22 @@ def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
     if gradient is None or not gradient.any():
         return None
     return call.heads(gradient).float().abs().sum((0, 1, 3))
+
+
+def _with_rows_of_output(layout: Layout, output: Tensor | None, scores: list[Tensor]) -> Layout:
+    """Return the layout with the rows of the last block's output [1, N, d] that the scores depend on.
+
+    Divided attention has no row for each token, so that the attention itself cannot be asked.
+    """
+    if output is None or tuple(output.shape[:2]) != (1, layout.tokens) or not output.requires_grad:
+        return layout
+    total = torch.stack([score.sum() for score in scores if score.requires_grad]).sum()
+    with translate_autograd_errors():
+        (gradient,) = torch.autograd.grad(total, output, retain_graph=True, allow_unused=True)
+    if gradient is None or not gradient.any():
+        return layout
+    rows = gradient[0].float().abs().sum(-1)
+    return _layout_reading(layout, rows.nonzero().flatten().tolist(), rows)
 
 
 def _layout_reading(layout: Layout, rows: list[int], weight: Tensor) -> Layout:
