@@ -99,7 +99,7 @@ class AppState:
             queue.close()
 
 
-def create_state(models: Sequence[Model], time_limit: float = 120.0, recipes: Sequence[str] = ()) -> AppState:
+def create_state(models: Sequence[Model], time_limit: float = 300.0, recipes: Sequence[str] = ()) -> AppState:
     """Trace each model once to describe it, and give every queue its own modules around the same weights.
 
     `recipes` are files of calibrated methods; requests name them by the text that the list of methods gives.
