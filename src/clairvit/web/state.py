@@ -155,11 +155,12 @@ def _card(model: Model, uploads: UploadStore) -> ModelCard:
         name=model.name,
         labels=[class_name(model.labels, k) for k in range(trace.logits.shape[-1])] if model.classifier else [],
         size=(int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1])),
-        grid=trace.layout.grid,
+        grid=trace.layout.plane,
         prefix=trace.layout.prefix,
         layers=len(trace.layers),
         heads=heads,
         activation=model.activation_of(trace.logits),
+        reads_prompts=model.text_encoder is not None,
         default_method=_default_method(model, trace.pixels),
         seconds=_forward_seconds(model, trace.pixels),
     )

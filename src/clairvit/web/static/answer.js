@@ -1,6 +1,6 @@
 // The answer card: what the model says, and whether the test supports the map.
 
-import { element, plainMessage, valueText } from "./texts.js";
+import { cosineText, element, plainMessage, valueText } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
 const BADGES = { "supported": "Supported by a test", "weak": "Weak support", "not better than chance": "No better than chance" };
@@ -10,6 +10,7 @@ const named = (entry) => [element("b", { textContent: entry.name }), ` (${valueT
 /** What the model says, as nodes: "The model says X (83 %), then Y (16 %). The map is for Y." */
 export function sentenceNodes(reply, classSpecific, isControl) {
   const [first, second] = reply.top;
+  if (reply.text && classSpecific) return ["The map shows what makes the photo like the words ", element("b", { textContent: reply.text }), ` (${cosineText(reply.target_scores[0])}).`];
   if (!first) return ["This model names nothing: it turns a photo into numbers that can be compared. The map shows where it looks."];
   const nodes = first.probability === null ? ["The model's answer: ", ...named(first)] : ["The model says ", ...named(first)];
   if (second) nodes.push(first.probability === null ? "; next: " : ", then ", ...named(second));
