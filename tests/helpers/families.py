@@ -186,8 +186,9 @@ NEURON = {"Neuron": cv.Neuron(0, 0)}
 REGION = {"Region": cv.Region(0, box=(4, 8, 40, 36)), **NEURON}
 DEPTH = {"Region": cv.Region(box=(4, 8, 40, 36)), **NEURON}
 QUERY = {"Query": cv.Query(2, 1), **NEURON}
-TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog")), **NEURON}
-EMBEDDING = {"channel": 0, **NEURON}
+SIMILAR = {"Similar": cv.Similar("demo"), **NEURON}
+TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog")), **SIMILAR}
+EMBEDDING = {"channel": 0, **SIMILAR}
 FAMILIES: list[Family] = [
     Family("ViT", "timm `vit_*`", _zoo("timm-vit"), quick=True),
     Family("ViT", "transformers `ViT*`", _zoo("hf-vit-sdpa")),
