@@ -33,6 +33,8 @@ from clairvit.web.schemas import (
     MethodsResponse,
     ModelsResponse,
     Problem,
+    SimilarityRequest,
+    SimilarityResponse,
     TraceRequest,
     TraceResponse,
 )
@@ -132,6 +134,21 @@ async def trace(
     state.uploads.find(request.photo)  # an expired photo is reported before the job is queued
     model = state.models["quick"][state.model_name(request.model)]
     job = state.queues["quick"].submit(lambda: _json(handlers.trace_response(model, state.uploads, layer, request)))
+    return await _respond(http, job, stream=False)
+
+
+@router.get("/similarity/{layer}", response_model=SimilarityResponse, summary="Which patches are alike in one layer")
+async def similarity(
+    http: Request,
+    state: State,
+    layer: Annotated[int, PathParameter(ge=0, le=10_000)],
+    request: Annotated[SimilarityRequest, Query()],
+) -> Response:
+    state.uploads.find(request.photo)  # an expired photo is reported before the job is queued
+    model = state.models["quick"][state.model_name(request.model)]
+    job = state.queues["quick"].submit(
+        lambda: _json(handlers.similarity_response(model, state.uploads, layer, request))
+    )
     return await _respond(http, job, stream=False)
 
 

@@ -21,6 +21,7 @@ from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.plain_language import plain_title
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.methods.token_features import features
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
@@ -48,6 +49,8 @@ from clairvit.web.schemas import (
     ExplainResponse,
     HeadMaps,
     MethodMaps,
+    SimilarityRequest,
+    SimilarityResponse,
     TraceRequest,
     TraceResponse,
     encode_array,
@@ -59,6 +62,7 @@ _OneMapRequest: TypeAlias = CurveRequest | CheckRequest
 CurveVerdict = Literal["better", "not distinguishable", "worse"]
 CURVE_VERDICTS: dict[int, CurveVerdict] = {1: "better", 0: "not distinguishable", -1: "worse"}
 UNSURE = 0.5  # a probability of the first class below it comes with a caution
+MOST_PAIRED_PATCHES = 1024  # whose cosines are 4 MB
 RANDOM_ORDERS = 5  # whose mean and range is the random baseline
 
 
@@ -258,9 +262,32 @@ def trace_response(model: Model, uploads: UploadStore, layer: int, request: Trac
         model=model.name,
         layer=layer,
         head=str(request.head),
-        grid=layout.grid,
+        grid=layout.plane,
         prefix=layout.prefix,
         attention=encode_array(matrix),
+    )
+
+
+def similarity_response(
+    model: Model, uploads: UploadStore, layer: int, request: SimilarityRequest
+) -> SimilarityResponse:
+    """Return the cosines between the patch tokens of one layer, [patches, patches], or those of one patch, [1, …]."""
+    batch = Batch(uploads.find(request.photo).pixels[model.name], (request.photo,), single=True)
+    result = features(model, batch, layer=layer)
+    rows, columns = result.grid
+    if (request.y is None) != (request.x is None):
+        raise BadInput("One of y and x was given; expected both, for one patch, or none, for all pairs.")
+    if request.y is None or request.x is None:
+        if rows * columns > MOST_PAIRED_PATCHES:
+            raise BadInput(
+                f"The cosines of {rows * columns} patches to each other were requested; name one by y and x."
+            )
+        patch, cosines = None, result.similarities()[0]
+    else:
+        row, column = int(request.y * rows), int(request.x * columns)
+        patch, cosines = row * columns + column, result.similarity(row, column).flatten(1)
+    return SimilarityResponse(
+        photo=request.photo, model=model.name, layer=layer, grid=result.grid, patch=patch, cosine=encode_array(cosines)
     )
 
 
@@ -288,7 +315,7 @@ def _curve_response(
     (resolved,) = resolve_for(model, target, logits)
     trace = run_backward(recording, resolved, None)
     maps = explanation.maps.to(logits.device)
-    random_maps = [_random_map(trace.layout.grid, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]
+    random_maps = [_random_map(trace.layout.plane, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]
     context = EvalContext(trace=trace, specs=(spec,), raw=(maps, *random_maps), seed=request.seed)
     schedule = RemovalSchedule(steps=request.steps, ends=True)
     counts = schedule.fractions_and_counts(context.patches)[1]
@@ -304,7 +331,7 @@ def _curve_response(
         target=resolved.names[0],
         meaning=context.meaning("prob"),
         rank=context.rank[0, 0].tolist(),
-        grid=trace.layout.grid,
+        grid=trace.layout.plane,
         deletion=bands["deletion"],
         insertion=bands["insertion"],
         notes=[*explanation.notes, *context.notes_log.notes],

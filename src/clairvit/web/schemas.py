@@ -235,6 +235,22 @@ class TraceResponse(_Response):
     attention: EncodedArray = Field(description="[queries, keys], prefix tokens first; one query if `patch` was given")
 
 
+class SimilarityRequest(_Request):
+    photo: PhotoId = "demo"
+    model: ModelName | None = None
+    y: float | None = Field(default=None, ge=0, lt=1, description="with x: the patch at this place only, from the top")
+    x: float | None = Field(default=None, ge=0, lt=1, description="from the left, 1 is the width of the photo")
+
+
+class SimilarityResponse(_Response):
+    photo: str
+    model: str
+    layer: int
+    grid: tuple[int, int] = Field(description="of this layer's patches")
+    patch: int | None = Field(description="the patch at y, x, row by row from 0")
+    cosine: EncodedArray = Field(description="[patches, patches] of the layer's output; one row if y and x were given")
+
+
 class CurveRequest(_Request):
     photo: PhotoId = "demo"
     model: ModelName | None = None

@@ -1,4 +1,4 @@
-// The page: settings become requests, responses are drawn. All data comes from the six endpoints in api.js.
+// The page: settings become requests, responses are drawn. All data comes from the seven endpoints in api.js.
 
 import * as api from "./api.js";
 import { sentenceNodes, showAnswer, showCheck, showCheckFailed } from "./answer.js";
@@ -9,6 +9,7 @@ import { drawStrip } from "./layers.js";
 import { baseName, estimate, filterMethods, showClasses, showMethodFacts, showMethods, showThumbs } from "./lists.js";
 import * as patch from "./patch.js";
 import * as photos from "./photos.js";
+import * as similar from "./similar.js";
 import { DEFAULTS, state, write } from "./state.js";
 import { endWork, failWork, setStatus, startWork } from "./status.js";
 import { cosineText, duration, element, number, plainMessage, valueText } from "./texts.js";
@@ -41,20 +42,19 @@ async function start() {
   showMethods($("methods"), listed, state.method, card(), setMethod);
   for (const [id, name] of [["opacity", "value"], ["cmap", "value"], ["signed", "checked"], ["smooth", "checked"]]) $(id)[name] = state[id];
   if (!$("cmap").value) $("cmap").value = state.cmap = "auto"; // a link may contain anything
-  if (isSlow(state.method) && state.method !== card().default_method) return askFirst();
+  if (isSlow(state.method) && state.method !== card().default_method) askFirst();
   await explain({ picture: true });
   if (unknown && reply) setStatus(`The link names a method that is not here (“${unknown}”); this is ${map.title}.`, true);
 }
 
-/** A link to a slow method does not start it by itself. */
+/** A link to a slow method does not start it by itself: the default method is shown, and a button runs the other. */
 function askFirst() {
   const wanted = state.method, seconds = estimate(methodCard(wanted), card());
-  const go = (method) => { $("ask-first").hidden = true; setMethod(method, { picture: true }); };
+  state.method = card().default_method;
   $("ask-text").textContent = `This link asks for ${titleOf(wanted)}, which takes ${duration(seconds)} here.`;
   $("ask-first").hidden = false;
-  $("ask-run").onclick = () => go(wanted);
-  $("ask-default").onclick = () => go(card().default_method);
-  setStatus("");
+  $("ask-run").onclick = () => { $("ask-first").hidden = true; setMethod(wanted); };
+  $("ask-default").onclick = () => { $("ask-first").hidden = true; };
 }
 
 /** Fill the controls with the layers, heads and classes of the model. */
@@ -144,6 +144,7 @@ function adoptResponse(response, newPhoto, image) {
   $("map-panel").dataset.method = map.method;
   if (uploaded) { photos.fillAnswer(uploaded, reply, photo); photos.markShown(uploaded); }
   if ($("compare").open) updateThumbs();
+  similar.setPhoto({ photo, reply, card: card() });
 }
 
 /** Set the settings to those of a response; a class-agnostic map has no target, so the selected classes stay. */
@@ -166,6 +167,7 @@ async function decodePicture(base64) {
   return createImageBitmap(new Blob([bytes], { type: "image/png" }));
 }
 
+const isControl = () => methodCard(map.method)?.control ?? false;
 const isOfHead = () => state.layer > 0 && state.head !== "mean" && Boolean(map.layers && map.headMaps);
 
 /** The values shown for a target: the whole method, one layer, or one head of a layer. */
@@ -203,12 +205,12 @@ function render() {
   showLayerControls(negative);
   for (const id of NEEDS_MAP) $(id).disabled = id.startsWith("play") && !card().labels.length;
   patch.draw({ maps, photo, reply, card: card(), classSpecific: map.class_specific, isHeld: () => held });
-  showAnswer(reply, map.class_specific);
+  showAnswer(reply, map.class_specific, isControl());
   updateLists();
 }
 
 function showLegend(scale) {
-  const isFlat = !(scale.high > scale.low), [low, high] = legendWords(scale, map.class_specific, reply.targets);
+  const isFlat = !(scale.high > scale.low), [low, high] = legendWords(scale, map.class_specific, reply.targets, isControl());
   drawColourBar($("scale"), scale, state.opacity);
   $("scale").hidden = isFlat;
   for (const [id, text, value, beyond] of [["low", low, scale.low, scale.beyond[0] ? "≤ " : ""], ["high", high, scale.high, scale.beyond[1] ? "≥ " : ""]]) {
@@ -229,6 +231,7 @@ function showLayerControls(negative) {
   $("head").title = $("head").disabled ? "Choose a layer first" : "";
   drawStrip(map, photo, state.layer, state);
   const notes = [...map.notes];
+  if (layerText()) notes.unshift("The test at the top is of all layers together, not of this one.");
   if (isOfHead() && map.heads.method !== map.method) notes.unshift(`${map.title} has no heads of its own: this is head ${Number(state.head) + 1} of ${titleOf(map.heads.method)}.`);
   if (!map.class_specific && state.targets.length > 1) notes.unshift(`${map.title} gives the same map for every answer, so one is shown.`);
   $("notes").textContent = notes.join(" ");
@@ -293,7 +296,7 @@ async function play(kind) {
   curveWork.abort();
   const controller = curveWork = new AbortController(), grid = card().grid, whole = api.slice(map.maps, 0);
   const rank = patch.rankPatches({ values: whole.values, rows: whole.shape[0], cols: whole.shape[1] }, grid);
-  curves.play({ kind, rank, grid, photo, title: map.title, reply: curveReply });
+  curves.play({ kind, rank, grid, photo, reply: curveReply });
   if (curveReply) return;
   try { curves.receive(await measureCurve(controller, "Measuring the test")); } catch (error) {
     if (error.name !== "AbortError") curves.clear(photo);
@@ -316,8 +319,8 @@ function showFile(file) { state.targets = []; explain({ image: file, picture: tr
 
 /** All that a picture or a report says of the map on the screen. */
 function view() {
-  const sentence = element("p", {}, ...sentenceNodes(reply, map.class_specific)).textContent.trim();
-  return { photo, reply, map, check, curve: curveReply, sentence, version, style: state, shownMaps: shown.clipped, scale: shown.scale, names: shown.names, layerText: layerText(), photoName: photoName(),
+  const sentence = element("p", {}, ...sentenceNodes(reply, map.class_specific, isControl())).textContent.trim();
+  return { photo, reply, map, check, isControl: isControl(), curve: curveReply, sentence, version, style: state, shownMaps: shown.clipped, scale: shown.scale, names: shown.names, layerText: layerText(), photoName: photoName(),
     value: (entry) => valueText(entry.probability, entry.score),
     settings: { photo: photoName(), model: reply.model, method: `${map.title} (${map.method})`, explains: reply.targets.join(", "), shown: layerText().slice(2) || "all layers together", cost: `${map.forwards} forward and ${map.backwards} backward passes, ${map.seconds.toFixed(2)} s`, notes: map.notes.join(" ") || "none", version: `ClairViT ${version}`, made: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" } };
 }
@@ -338,7 +341,7 @@ async function saveReport() {
   try {
     if (card().labels.length) {
       const measured = await measureCurve(controller, "Preparing the report");
-      if (!$("chart").querySelector(".method")) { curves.play({ kind: "deletion", rank: measured.rank, grid: measured.grid, photo, title: map.title, reply: measured }); curves.stop(); $("step").value = $("step").max; $("step").dispatchEvent(new Event("input")); }
+      if (!$("chart").querySelector(".method")) { curves.play({ kind: "deletion", rank: measured.rank, grid: measured.grid, photo, reply: measured }); curves.stop(); $("step").value = $("step").max; $("step").dispatchEvent(new Event("input")); }
     }
     saveBlob(new Blob([reportHtml(view(), curveReply && $("chart"), map.layers && $("layer-strip"))], { type: "text/html" }), name);
     endWork(controller, `Saved ${name}.`);
