@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -57,7 +58,7 @@ class PatchScores(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the scores of all classes for every patch."""
-        scores = self.head(patch_tokens(self.encoder, pixels))  # [B, N, C]
+        scores: Tensor = self.head(patch_tokens(self.encoder, pixels))  # [B, N, C]
         side = round(scores.shape[1] ** 0.5)
         return scores.mT.unflatten(2, (side, side))
 
@@ -87,7 +88,7 @@ class ClassQueries(nn.Module):
 def patch_tokens(encoder: nn.Module, pixels: Tensor) -> Tensor:
     """Return the patch tokens [B, N, d] after the last block and norm of a Vision Transformer of timm."""
     tokens: Tensor = encoder.forward_features(pixels)  # type: ignore[operator]
-    return tokens[:, encoder.num_prefix_tokens :]  # type: ignore[misc]
+    return tokens[:, encoder.num_prefix_tokens :]
 
 
 def patch_shares(mask: object, cells: int) -> Tensor:
@@ -129,7 +130,7 @@ def fit_segmenter(images: int = 160, ridge: float = 1e-3) -> cv.Model:
 
 def train_segmenter(segmenter: cv.Model, steps: int, batch: int = 32, rate: float = 1e-3) -> cv.Model:
     """Return a copy of the segmenter whose weights are all trained: cross-entropy per patch, new scenes every step."""
-    module = copy.deepcopy(segmenter.module).train()
+    module: Any = copy.deepcopy(segmenter.module).train()
     with torch.no_grad():
         module.head.weight.mul_(SCALE)  # ridge scores of 0…1 as logits
         module.head.bias.mul_(SCALE)
@@ -142,7 +143,7 @@ def train_segmenter(segmenter: cv.Model, steps: int, batch: int = 32, rate: floa
         labels = torch.stack([patch_labels(item, maps.shape[-1]) for item in drawn])  # [B, N]
         loss = nn.functional.cross_entropy(maps.flatten(2), labels, weight=class_weights)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         if step % 20 == 0:
