@@ -60,7 +60,7 @@ class PatchScores(nn.Module):
         """Return the scores of all classes for every patch."""
         scores: Tensor = self.head(patch_tokens(self.encoder, pixels))  # [B, N, C]
         side = round(scores.shape[1] ** 0.5)
-        return scores.mT.unflatten(2, (side, side))
+        return scores.mT.reshape(len(scores), -1, side, side)
 
 
 class ClassQueries(nn.Module):
