@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.methods.registry import list_methods
-from helpers import dense_models, tiny_pairs
+from helpers import dense_models, tiny_pairs, vision_language
 from helpers.custom_vits import CLASSES
 from helpers.tiny_models import STRANGE, cnn, double, strange
 
@@ -187,6 +187,18 @@ def _pair(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
     return lambda: (tiny_pairs.wrapped(name), tiny_pairs.pixels(1))
 
 
+def _language(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
+    """Return a builder of a vision-language model with a text of six tokens, and one image of noise."""
+
+    def made() -> tuple[cv.Model, Tensor]:
+        module = vision_language.tiny_language_model(name)
+        model = cv.wrap(module, size=vision_language.SIDE, mean=0.5, std=0.5)
+        text = vision_language.own_text(name, [1, 3], [4, 11, 12, 14])
+        return model.with_inputs(**text), vision_language.images()
+
+    return made
+
+
 NEURON = {"Neuron": cv.Neuron(0, 0)}
 REGION = {"Region": cv.Region(0, box=(4, 8, 40, 36)), **NEURON}
 DEPTH = {"Region": cv.Region(box=(4, 8, 40, 36)), **NEURON}
@@ -195,6 +207,10 @@ SIMILAR = {"Similar": cv.Similar("demo"), **NEURON}
 TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog")), **SIMILAR}
 EMBEDDING = {"channel": 0, **SIMILAR}
 FOUR = {"class": 0, "Contrast": cv.Contrast(0, 1), "Similar": cv.Similar(noise((32, 32), channels=4)), **NEURON}
+WORD = {
+    "NextToken": cv.NextToken(token=9),
+    "Contrast of tokens": cv.Contrast(cv.NextToken(token=9), cv.NextToken(token=10)),
+}
 FAMILIES: list[Family] = [
     Family("ViT", "timm `vit_*`", _zoo("timm-vit"), quick=True),
     Family("ViT", "transformers `ViT*`", _zoo("hf-vit-sdpa")),
@@ -232,6 +248,13 @@ FAMILIES: list[Family] = [
     Family("DETR", "transformers", _dense(dense_models.detr), QUERY),
     Family("RT-DETR", "transformers", _dense(dense_models.rt_detr), QUERY),
     Family("YOLOS", "transformers", _dense(dense_models.yolos), QUERY),
+    Family("LLaVA", "transformers `Llava*`", _language("llava"), WORD),
+    Family("PaliGemma", "transformers `PaliGemma*`", _language("paligemma"), WORD),
+    Family("Qwen2-VL", "transformers `Qwen2VL*`", _language("qwen2-vl"), WORD, quick=True),
+    Family("Qwen2.5-VL", "transformers `Qwen2_5_VL*`", _language("qwen2.5-vl"), WORD),
+    Family("SmolVLM", "transformers `SmolVLM*`", _language("smolvlm"), WORD),
+    Family("Idefics3", "transformers `Idefics3*`", _language("idefics3"), WORD),
+    Family("InternVL", "transformers `InternVL*`", _language("internvl"), WORD),
     Family("CNN", "torchvision, timm", _module(cnn), quick=True),
     Family("ConvNeXt", "timm `convnext_*`", _module(convnext, 64)),
     Family("MLP-Mixer", "timm `mixer_*`", _module(mixer)),
