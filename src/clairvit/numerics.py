@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -75,12 +75,22 @@ def is_constant(values: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     return values.amax(dim) == values.amin(dim)
 
 
-def pool_to_grid(pixels: Tensor, grid: tuple[int, int], reduction: Literal["sum", "mean"] = "mean") -> Tensor:
-    """Return the mean or sum over each cell of a grid of pixels [B, H, W]: [B, rows, cols], in float32 at least."""
-    if tuple(pixels.shape[-2:]) == grid:
+def pool_to_grid(pixels: Tensor, grid: tuple[int, ...], reduction: Literal["sum", "mean"] = "mean") -> Tensor:
+    """Return the mean or sum over each cell of a grid, in float32 at least.
+
+    Args:
+        pixels: [B, H, W], or [B, T, H, W] of clips.
+        grid: (rows, cols), or (frames, rows, cols).
+        reduction: What is computed over the pixels of a cell.
+
+    Returns:
+        [B, rows, cols] or [B, frames, rows, cols].
+    """
+    if tuple(pixels.shape[1:]) == tuple(grid):
         return widened(pixels)
-    mean = F.adaptive_avg_pool2d(widened(pixels)[:, None], grid)[:, 0]
-    per_cell = pixels.shape[-2] * pixels.shape[-1] / (grid[0] * grid[1])  # pixels per cell
+    pool: Any = F.adaptive_avg_pool2d if len(grid) == 2 else F.adaptive_avg_pool3d
+    mean: Tensor = pool(widened(pixels)[:, None], grid)[:, 0]
+    per_cell = math.prod(pixels.shape[1:]) / math.prod(grid)  # pixels per cell
     return mean * per_cell if reduction == "sum" else mean
 
 

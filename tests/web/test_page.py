@@ -240,6 +240,7 @@ def test_the_answer_card_is_the_librarys_check(visit: Callable[..., Any]) -> Non
     settled(page, "random")
     checked(page)
     assert page.locator("#badge").get_attribute("data-verdict") != "supported"
+    sync_api.expect(page.locator("#answer-says")).to_contain_text("a control: it knows nothing of the model")
     page.locator("#badge").click()
     sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", "playing")
 

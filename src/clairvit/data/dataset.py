@@ -16,10 +16,10 @@ from torch import Tensor
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.data.parts import RemovableParts
-from clairvit.errors import BadInput, ClairError
+from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.image_files import picture_size, read_picture
-from clairvit.models.images import Batch, image_name, list_images, prepare
+from clairvit.models.images import Batch, image_name, list_clips, list_images, prepare
 from clairvit.models.model import Model
 
 ErrorHandler = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
@@ -200,7 +200,9 @@ def as_dataset(
 
 
 def _list_items(images: Any, model: Model) -> Sequence[Any]:
-    """Return the images one by one; a batch or a float tensor is checked and split."""
+    """Return the images, or clips, one by one; a batch or a float tensor is checked and split."""
+    if model.preprocess.frames is not None:
+        return list_clips(images, model)
     if isinstance(images, Batch) or (isinstance(images, Tensor) and images.is_floating_point()):
         return list(prepare(images, model).pixels)
     return images if isinstance(images, LabelledImages) else list_images(images)[0]
@@ -220,7 +222,11 @@ def _check_count(name: str, values: Any, count: int) -> None:
 def _read_pixels_and_mask(
     item: Any, mask: Any, kind: str, name: str, model: Model
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return pixels [3, H, W], object and void [H, W] of one image."""
+    """Return pixels [C, H, W], object and void [H, W] of one image; of a clip [C, T, H, W], which has no mask."""
+    if model.preprocess.frames is not None:
+        if mask is not None:
+            raise NotApplicable(f"Masks are those of images, and {model.name} takes clips; leave masks out.")
+        return prepare([item], model).pixels[0], None, None
     if isinstance(item, Tensor) and item.is_floating_point():
         pixels = prepare(item, model).pixels[0]
         if callable(mask):

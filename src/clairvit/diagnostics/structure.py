@@ -57,11 +57,11 @@ def token_grid(context: DoctorContext) -> Check:
         "given": context.model.layout is not None,
     }
     summary = (
-        f"{plural(len(structure.layers), 'block')}, {layout.grid[0]} × {layout.grid[1]} patches, "
+        f"{plural(len(structure.layers), 'block')}, {' × '.join(map(str, layout.grid))} patches, "
         f"{plural(layout.prefix, 'prefix token')}, "
         f"{plural(layout.suffix, 'suffix token') + ', ' if layout.suffix else ''}{layout.pooling} pooling"
     )
-    if off_proportion(*layout.grid, (rows, columns)) > MAX_OFF_PROPORTION:
+    if off_proportion(layout.grid[-2], layout.grid[-1], (rows, columns)) > MAX_OFF_PROPORTION:
         return failed(
             f"{summary}: that grid has other proportions than an image of {rows} × {columns} pixels.",
             "State the right one: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)).",

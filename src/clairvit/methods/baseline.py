@@ -17,18 +17,18 @@ from clairvit.tracing.trace import Trace
 @method("random", family="baseline", paper="—", output="image", requires=NOTHING, class_specific=False)
 def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
     """Uniform noise, fixed by the seed and the image: the score of a random map."""
-    rows, cols = trace.layout.grid
     seeds = image_seeds(trace.pixels, seed)
-    maps = [torch.rand(rows, cols, generator=make_generator(image_seed)) for image_seed in seeds]
+    maps = [torch.rand(trace.layout.grid, generator=make_generator(image_seed)) for image_seed in seeds]
     return torch.stack(maps).to(trace.pixels.device)
 
 
 @method("center", family="baseline", paper="—", output="image", requires=NOTHING, class_specific=False)
 def centre_gaussian(trace: Trace, sigma: Annotated[float, Range(gt=0, example=0.25)] = 0.25) -> Tensor:
     """exp(−d² / 2σ²), d from the centre in parts of a side: the score of assuming that objects are in the centre."""
-    gaussian = torch.outer(*(_gaussian(count, sigma) for count in trace.layout.grid))  # [rows, cols], float64
+    *frames, rows, cols = trace.layout.grid
+    gaussian = torch.outer(_gaussian(rows, sigma), _gaussian(cols, sigma)).expand(*frames, -1, -1)  # in every frame
     dtype = torch.promote_types(trace.pixels.dtype, torch.float32)
-    return gaussian.to(trace.pixels.device, dtype).expand(len(trace.pixels), -1, -1)
+    return gaussian.to(trace.pixels.device, dtype).expand(len(trace.pixels), *gaussian.shape)
 
 
 def _gaussian(count: int, sigma: float) -> Tensor:

@@ -97,7 +97,7 @@ def _common_fields(
             None if index is None or probabilities is None or not model.classifier else float(probabilities[row, index])
             for row, index in enumerate(classes)
         ),
-        pixels=batch.pixels if count == 1 else batch.pixels.repeat(count, 1, 1, 1),
+        pixels=batch.pixels if count == 1 else batch.pixels.repeat(count, *(1,) * (batch.pixels.ndim - 1)),
         names=batch.names * count,
         model=model.name,
         labels=model.labels,

@@ -20,6 +20,7 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Product, Single, Suffixes, Total
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost
+from clairvit.methods.layer_view import check_plane
 from clairvit.methods.multi_pass import Sigma, by_variant, noisy_images, run_variants
 from clairvit.methods.parsing import ParsedSpec, parse_spec
 from clairvit.methods.planner import record_for, run_all
@@ -141,6 +142,7 @@ def shifted(
     pixels, and a copy does not count for what it has pushed out; `border=wrap` brings that in on the other side. n
     forwards, and n of each backward that the method needs.
     """
+    check_plane(trace, "shift")
     size = (int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1]))
     if pixels >= min(size):
         raise BadInput(

@@ -17,7 +17,7 @@ from clairvit.methods.aggregation import Aggregation, Total, reading
 from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.explanation import Cost
-from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, stacked, tokens_to_grid
+from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, check_plane, stacked, tokens_to_grid
 from clairvit.methods.result import MapFunction, as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.numerics import spread_evenly, widened
@@ -74,7 +74,7 @@ def run(
         for spec, result in zip(specs, results, strict=True):
             with _Timed(result):
                 _check_gradient(spec, trace)
-                _check_pooling(spec, trace)
+                _check_layout(spec, trace)
                 if spec.aggregation is None:
                     _run_image_method(spec, trace, seed, result)
                 elif reads_queries(spec, trace):
@@ -168,8 +168,10 @@ def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
         raise blocked_gradient(structure.barriers, f"'{spec.text}'", attention=bool(structure.sites))
 
 
-def _check_pooling(spec: MethodSpec, trace: Trace) -> None:
+def _check_layout(spec: MethodSpec, trace: Trace) -> None:
     allowed = spec.requires.poolings
+    if spec.requires.plane:
+        check_plane(trace, spec.method.name)
     if not trace.layers:
         return  # reported by the layer pass
     if allowed and trace.layout.pooling not in allowed:
@@ -278,7 +280,8 @@ class _LayerPass:
 
     def _on_grid(self, row: Tensor, index: int) -> Tensor:
         """Return the patches of [B, N] as [B, rows, cols]."""
-        return tokens_to_grid(row, self.trace, index).expand(len(self.trace.pixels), -1, -1)
+        maps = tokens_to_grid(row, self.trace, index)
+        return maps.expand(len(self.trace.pixels), *maps.shape[1:])
 
 
 def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import one_by_one
 from clairvit.models.model import Layout
 from clairvit.option_types import Range, check_fields
@@ -78,6 +78,13 @@ class Flow:
                 f"max_tokens={most} was given for a model with {others} tokens next to the patches; expected "
                 f"{others + 1} or more."
             )
+        if len(layout.grid) == 3:
+            if self.grid_pool > 1 or layout.tokens > most:
+                raise NotApplicable(
+                    "Patches of a clip lie in frames too, and merging is defined on rows and columns of an image; "
+                    "expected grid_pool=1 without max_tokens."
+                )
+            return 1
         sides = range(self.grid_pool, max(self.grid_pool, *layout.grid) + 1)
         return next(side for side in sides if patch_groups(layout, side).max() < most or side == sides[-1])
 
@@ -103,7 +110,7 @@ def row_normalised_capacities(matrix: Tensor, residual: float) -> Tensor:
 
 def patch_groups(layout: Layout, side: int) -> NDArray[np.intp]:
     """Return the group of each token, [N]. Other tokens stay alone; groups may be smaller at the edge of the grid."""
-    rows, columns = layout.grid
+    rows, columns = layout.plane
     across = -(-columns // side)
     down, right = np.divmod(np.arange(rows * columns), columns)
     patches = layout.prefix + down // side * across + right // side

@@ -120,7 +120,7 @@ register("fullgrad-plus", full_gradient_plus, paper="SkipPLUS (FullGrad+)", aggr
     family="gradient",
     paper="Srinivas & Fleuret, NeurIPS 2019",
     output="image",
-    requires=Requires(recorders=(BiasMaps,)),
+    requires=Requires(recorders=(BiasMaps,), plane=True),
     extra_cost=ExtraCost(slow=True),  # a map of the image for every channel of every bias
 )
 def full_gradient_on_pixels(trace: Trace, level: Level = "patch") -> MapResult:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import FORWARD, ExtraCost, method
+from clairvit.methods.registry import FORWARD_ON_PLANE, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.methods.rise import Cells, Samples
 from clairvit.numerics import pool_to_grid
@@ -29,7 +29,7 @@ NARROW = 0.5  # spreads of the outputs: a narrower kernel ranks even a linear mo
     family="perturbation",
     paper="Novello et al., NeurIPS 2022",
     output="image",
-    requires=FORWARD,
+    requires=FORWARD_ON_PLANE,
     extra_cost=ExtraCost(lambda samples, **_: Cost(samples), slow=True),
 )
 def hsic(
@@ -51,7 +51,7 @@ def hsic(
     Sobol points nor a Latin hypercube are independent draws, so compare the maps of a few seeds instead.
     """
     with probing(trace, removal, what="hsic", forwards=samples, seed=seed) as probe:
-        finest = probe.size if probe.paints else probe.grid
+        finest = probe.size if probe.paints else probe.layout.plane
         sides = (min(cells, finest[0]), min(cells, finest[1]))
         shown = binary_design(design, samples, sides[0] * sides[1], seed).to(probe.pixels.device)  # [n, cells²]
         notes = _aliased_cells_notes(shown)
@@ -125,7 +125,7 @@ def _masked_scores(probe: Probe, shown: Tensor, sides: tuple[int, int]) -> Tenso
             return probe.blend(patches_to_pixels(masks[ks.start : ks.stop], probe.size)[None])
 
         return probe.score_images(len(shown), variant)
-    return probe.score_kept(shown[:, cell_of_patch(sides, probe.grid).to(shown.device)][None])
+    return probe.score_kept(shown[:, cell_of_patch(sides, probe.layout.plane).to(shown.device)][None])
 
 
 def cell_of_patch(sides: tuple[int, int], grid: tuple[int, int]) -> Tensor:
@@ -138,6 +138,8 @@ def _on_patches(scores: Tensor, probe: Probe) -> Tensor:
     """Return cell scores [B, cells, cells] as [B, rows, cols]: the mean over a patch's pixels, or its cell's score."""
     if probe.paints:
         pixels = F.interpolate(scores[:, None], size=probe.size, mode="nearest-exact")[:, 0]
-        return pool_to_grid(pixels, probe.grid, "mean")
+        return pool_to_grid(pixels, probe.layout.plane, "mean")
     sides = (int(scores.shape[1]), int(scores.shape[2]))
-    return scores.flatten(1)[:, cell_of_patch(sides, probe.grid).to(scores.device)].reshape(-1, *probe.grid)
+    return scores.flatten(1)[:, cell_of_patch(sides, probe.layout.plane).to(scores.device)].reshape(
+        -1, *probe.layout.plane
+    )

@@ -43,6 +43,15 @@ def tokens_to_grid(tokens: Tensor, trace: Trace, index: int) -> Tensor:
     return maps
 
 
+def check_plane(trace: Trace, name: str) -> None:
+    """Raise NotApplicable for clips: the method is defined on rows and columns of an image."""
+    if trace.pixels.ndim == 5:
+        raise NotApplicable(
+            f"'{name}' is defined on rows and columns of an image, and {trace.recording.model.name} takes clips, whose "
+            "patches lie in frames too. Use leave-one-out, kernelshap or saliency."
+        )
+
+
 class RunContext:
     """What the methods of one run share beyond a layer: the trace, and per-block gradients of all layers."""
 

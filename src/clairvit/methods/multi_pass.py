@@ -104,7 +104,8 @@ def smoothgrad(
 def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tensor]:
     """Return k -> images with their k-th noise, [B, 3, H, W]: x + e, e normal with std sigma·(max x − min x)."""
     x = widened(trace.pixels)
-    std = sigma * (x.amax((1, 2, 3), keepdim=True) - x.amin((1, 2, 3), keepdim=True))  # [B, 1, 1, 1]
+    axes = tuple(range(1, x.ndim))
+    std = sigma * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True))  # [B, 1, 1, 1]
     seeds = image_seeds(trace.pixels, seed)
     return lambda k: x + std * torch.stack([normal_noise(image_seed, k, x) for image_seed in seeds])
 
@@ -191,10 +192,11 @@ def quadrature(rule: Rule, steps: int) -> tuple[list[float], list[float]]:
 
 
 def baseline_image(baseline: str, trace: Trace) -> Tensor:
-    """Return one colour, [C, 1, 1], normalised as the model's images are."""
+    """Return one colour, [C, 1, 1] or, for clips, [C, 1, 1, 1], normalised as the model's images are."""
     preprocess = trace.recording.model.preprocess
-    zero = widened(trace.pixels).new_zeros(preprocess.channels, 1, 1)
-    mean, std = (zero.new_tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
+    shape = (preprocess.channels, *(1,) * (trace.pixels.ndim - 2))
+    zero = widened(trace.pixels).new_zeros(shape)
+    mean, std = (zero.new_tensor(values).reshape(shape) for values in (preprocess.mean, preprocess.std))
     return zero if baseline == "zero" else (float(baseline == "white") - mean) / std
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import FORWARD, ExtraCost, method
+from clairvit.methods.registry import FORWARD_ON_PLANE, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.option_types import Range
 from clairvit.perturbation.probe import probing
@@ -26,7 +26,7 @@ Side = Annotated[int, Range(ge=1, unit="patches", example=1)]
     family="perturbation",
     paper="Zeiler & Fergus, ECCV 2014",
     output="image",
-    requires=FORWARD,
+    requires=FORWARD_ON_PLANE,
     # a window starts at a patch: never more windows than patches
     extra_cost=ExtraCost(lambda patches, **_: Cost(patches), at_most=True, slow=True),
     score="prob",
@@ -53,7 +53,7 @@ def occlusion(
             f"stride={stride} was given with window={window}; expected a stride of at most the window, or some patches "
             f"are never covered. Use stride={window}."
         )
-    grid = trace.layout.grid
+    grid = trace.layout.plane
     height, width = (min(window, max(1, side - 1)) for side in grid)  # something must be left to see
     notes = []
     if max(height, width) < window:
@@ -73,7 +73,7 @@ def occlusion(
     family="perturbation",
     paper="Shi et al., 2023",
     output="image",
-    requires=FORWARD,
+    requires=FORWARD_ON_PLANE,
     # at most: on small grids windows of different scales are the same
     extra_cost=ExtraCost(
         lambda scales, **_: Cost(sum((2 * k + 1) ** 2 for k in range(1, scales + 1))), at_most=True, slow=True
@@ -93,7 +93,7 @@ def pami(
     The parts are our choice, as no code was released: at scale s = 1 … `scales` windows of 1/(s+1) of each side, 2s+1
     of them along it, so that neighbours share about a half. Everything else is hidden by `removal`.
     """
-    grid = trace.layout.grid
+    grid = trace.layout.plane
     shown = box_masks(multi_scale_boxes(grid, scales), grid)  # [V, rows, cols]
     with probing(trace, removal, what="pami", forwards=len(shown), seed=seed) as probe:
         scores = probe.score_kept(shown.flatten(1)[None])  # [B, V]

@@ -57,6 +57,7 @@ class Requires:
             numbers count from the end.
         all_rows: The layer map cannot be computed for single query rows.
         poolings: The only poolings it is defined for; none named: all.
+        plane: It needs rows and columns of an image: clips, whose grid has frames too, are refused.
         structure: What a model must have beyond attention: "residual" (x + attention, decomposed), "middle" (that sum).
         fitted_to: A function of a model to the error if it is not the one that the method was fitted to.
 
@@ -74,6 +75,7 @@ class Requires:
     first_layer: int | None = None
     all_rows: bool = False
     poolings: tuple[str, ...] = ()
+    plane: bool = False
     structure: tuple[str, ...] = ()
     fitted_to: Callable[[Model], NotApplicable | None] | None = field(default=None, repr=False)
 
@@ -91,6 +93,7 @@ class Requires:
 
 BACKWARD = Requires()
 FORWARD = Requires(passes="forward")
+FORWARD_ON_PLANE = Requires(passes="forward", plane=True)
 NOTHING = Requires(passes="none")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level
-from clairvit.methods.registry import FORWARD, ExtraCost, method
+from clairvit.methods.registry import FORWARD_ON_PLANE, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.option_types import Range
 from clairvit.perturbation.probe import probing
@@ -86,7 +86,7 @@ def _pool(weights: Tensor, side: int) -> Tensor:
     family="perturbation",
     paper="Petsiuk et al., BMVC 2018",
     output="image",
-    requires=FORWARD,
+    requires=FORWARD_ON_PLANE,
     extra_cost=ExtraCost(lambda samples, **_: Cost(samples), slow=True),
     score="prob",
 )
@@ -110,13 +110,13 @@ def rise(
     """
     with probing(trace, removal, what="rise", forwards=samples, seed=seed) as probe:
         pixel_masks = random_masks(samples, cells, p, probe.size, seed).to(probe.pixels.device)
-        masks: Callable[[range], Tensor] = pixel_masks if level == "pixel" else pixel_masks.pooled(probe.grid)
+        masks: Callable[[range], Tensor] = pixel_masks if level == "pixel" else pixel_masks.pooled(probe.layout.plane)
         if probe.paints:
             scores = probe.score_images(samples, lambda ks: probe.blend(pixel_masks(ks)[None]))  # [B, N]
         else:
-            keep = binarise(pixel_masks.pooled(probe.grid)(range(samples)), seed)
+            keep = binarise(pixel_masks.pooled(probe.layout.plane)(range(samples)), seed)
             scores = probe.score_kept(keep.flatten(1)[None])
-            masks = _enlarged(keep, probe.size if level == "pixel" else probe.grid)
+            masks = _enlarged(keep, probe.size if level == "pixel" else probe.layout.plane)
         maps, error = masked_mean(scores, masks, None if normalise_by_mask_sum else p)
     return MapResult.from_probe(maps.to(scores.dtype), probe, standard_error=error.to(scores.dtype))
 

@@ -32,7 +32,7 @@ from clairvit.tracing.trace import Trace
 
 Background = Literal["mean", "black", "blur", "gaussian-blur", "noise"]  # removals that can replace pixels in part
 USUAL_CHANNELS = 768  # of the costs in lists: a ViT-B
-ON_LAST_NORM = Requires(passes="forward", recorders=(LastNorm,))
+ON_LAST_NORM = Requires(passes="forward", recorders=(LastNorm,), plane=True)
 CHANNELS_AT_ONCE = 64  # enlarged to the image at the same time
 
 

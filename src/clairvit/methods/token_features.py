@@ -422,6 +422,11 @@ def _patch_features(
 ) -> PatchFeatures:
     """Return the components, norms and outliers of one layer's tokens."""
     tokens = _tokens(output)
+    if tokens.ndim == 5:
+        raise NotApplicable(
+            f"Features are drawn on images, and {model.name} takes clips; expected an image model. cv.trace(…) has the "
+            "tokens of each layer."
+        )
     batch, rows, cols, width = tokens.shape
     flat = tokens.reshape(-1, width)
     _check_tokens(flat, output.name, model)

@@ -37,7 +37,7 @@ from clairvit.metrics.check_result import (
     judge,
     percent_in_words,
 )
-from clairvit.metrics.context import EvalContext
+from clairvit.metrics.context import EvalContext, planar_maps
 from clairvit.metrics.robustness import explain_noisy_copies
 from clairvit.metrics.similarity import spearman
 from clairvit.models.activation import probabilities
@@ -139,10 +139,11 @@ def check_maps(
     model = readout_model(as_model(model, images), target)
     batch = prepare(images, model)
     tensor = torch.as_tensor(maps)
-    if tensor.ndim != 3 or len(tensor) != len(batch.pixels):
+    axes = "rows, columns" if batch.pixels.ndim == 4 else "frames, rows, columns"
+    if tensor.ndim != batch.pixels.ndim - 1 or len(tensor) != len(batch.pixels):
         raise BadInput(
             f"Maps of shape {list(tensor.shape)} were given for {len(batch.pixels)} images; expected "
-            f"[{len(batch.pixels)}, rows, columns], one map per image."
+            f"[{len(batch.pixels)}, {axes}], one map per image."
         )
     spec = None if method is None else resolve_method(method)
     job = _Job(
@@ -275,7 +276,7 @@ def _check_batch(job: _Job) -> CheckResult:
     context = EvalContext(
         trace=trace,
         specs=() if job.spec is None else (job.spec,),
-        raw=(job.maps.to(recording.logits.device),),
+        raw=(planar_maps(job.maps.to(recording.logits.device), trace),),
         seed=job.seed,
     )
     measured = _measure_removals(context, job)
@@ -439,7 +440,7 @@ def _agreement(context: EvalContext, results: dict[str, list[Result]]) -> list[d
     fitting = [(text, group[0].maps) for text, group in results.items() if group[0].maps is not None]
     for text, maps in fitting[:COMPARED]:
         assert maps is not None
-        pooled = pool_to_grid(maps.double(), context.trace.layout.grid)
+        pooled = pool_to_grid(planar_maps(maps.double(), context.trace), context.trace.layout.plane)
         for values, correlation in zip(by_image, _correlations(context.maps[0], pooled), strict=True):
             values[text] = correlation
     return by_image

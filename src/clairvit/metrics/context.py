@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.data.parts import RemovableParts
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
@@ -102,10 +102,15 @@ class EvalContext:
     @functools.cached_property
     def maps(self) -> Tensor:
         """Maps on the patches, [M, B, rows, cols], float64; finer maps are averaged over each patch."""
-        return torch.stack([pool_to_grid(maps.double(), self.trace.layout.grid) for maps in self.raw])
+        return torch.stack([pool_to_grid(maps.double(), self.trace.layout.plane) for maps in self.raw])
 
     def pixel_maps(self, upsampling: Upsampling = "bilinear") -> Iterator[Tensor]:
         """Yield maps at image size, [B, H, W], float64, method by method."""
+        if self.trace.pixels.ndim == 5:
+            raise NotApplicable(
+                f"This metric compares maps with the pixels of an image, and {self.model.name} takes clips; expected a "
+                "metric of patches."
+            )
         for maps in self.raw:
             if tuple(maps.shape[-2:]) == self.size:
                 yield maps.double()
@@ -261,7 +266,8 @@ class EvalContext:
             if result.error is not None:
                 raise result.error
             assert result.maps is not None
-            maps.append(pool_to_grid(transform_maps(result.maps.double(), self.transform), self.trace.layout.grid))
+            patch_maps = planar_maps(result.maps.double(), self.trace)
+            maps.append(pool_to_grid(transform_maps(patch_maps, self.transform), self.trace.layout.plane))
         return torch.stack(maps)
 
     def compute_logits(self, pixels: Tensor) -> Tensor:
@@ -307,6 +313,14 @@ def inverse_permutation(order: Tensor) -> Tensor:
     """Return the position of each index in `order`, permutations […, n]."""
     positions = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, positions)
+
+
+def planar_maps(maps: Tensor, trace: Trace) -> Tensor:
+    """Return maps [B, rows, cols] as they are; those of clips on their patches, the frames below each other.
+
+    Metrics compare patches with patches and need no frames: [B, frames, rows, cols] -> [B, frames · rows, cols].
+    """
+    return maps if maps.ndim == 3 else pool_to_grid(maps, trace.layout.grid).flatten(1, 2)
 
 
 def transform_maps(maps: Tensor, transform: str) -> Tensor:

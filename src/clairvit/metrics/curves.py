@@ -520,7 +520,7 @@ def irof(context: EvalContext, removal: Removal = "mean", score: ScoreKind = "pr
     raw scores the share is (f(x_k) − f(nothing left)) / |f(x) − f(nothing left)|; undefined where a share divides by 0.
     """
     superpixels = superpixels_of(context.trace.pixels, context.model.preprocess)
-    labels = [segments_on_patches(segments, context.trace.layout.grid) for segments in superpixels]
+    labels = [segments_on_patches(segments, context.trace.layout.plane) for segments in superpixels]
     keep = [_kept_by_segment(context, image, segments).flatten(0, 1) for image, segments in enumerate(labels)]
     lengths = [len(variants) for variants in keep]  # M·L of each image
     images = torch.tensor([k for k, length in enumerate(lengths) for _ in range(length)], device=context.maps.device)

@@ -19,7 +19,7 @@ from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import misfits, record_for, run_all
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES, ScoreAccumulator
-from clairvit.metrics.context import EvalContext, Notes, transform_maps
+from clairvit.metrics.context import EvalContext, Notes, planar_maps, transform_maps
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
@@ -387,10 +387,11 @@ def _eval_context(
         return computed.detach()
 
     labels, distractors = (_class_indices(names, recording, request.model) for names in (part.labels, part.others))
+    trace = run_backward(recording, target, None)
     return EvalContext(
-        trace=run_backward(recording, target, None),
+        trace=trace,
         specs=specs,
-        raw=tuple(transform_maps(maps(spec), request.normalize) for spec in specs),
+        raw=tuple(transform_maps(planar_maps(maps(spec), trace), request.normalize) for spec in specs),
         masks=part.masks,
         void=part.void,
         labels=None if labels is None else tuple(labels),

@@ -367,8 +367,8 @@ def _least_squares_factor(sums: Tensor, drops: Tensor) -> Tensor:
 
 def _random_blocks(context: EvalContext, runs: int, side: int | None) -> Tensor:
     """Return random square blocks of patches, bool [B, runs, patches], drawn from seed and image."""
-    rows, cols = context.trace.layout.grid
-    largest = min(rows, cols)
+    lengths = context.trace.layout.grid  # frames first for clips
+    largest = min(lengths[-2:])
     if side is not None and not 1 <= side <= largest:
         raise BadInput(f"side={side} was given; expected a block of 1 to {largest} patches per side.")
     blocks = []
@@ -376,9 +376,12 @@ def _random_blocks(context: EvalContext, runs: int, side: int | None) -> Tensor:
         generator = make_generator(seed, BLOCKS)
         sides = torch.randint(1, max(1, largest // 2) + 1, (runs,), generator=generator)
         sides = sides if side is None else torch.full_like(sides, side)
-        starts = torch.rand(2, runs, generator=generator)
-        down, across = (_stretch(length, sides, start) for length, start in zip((rows, cols), starts, strict=True))
-        blocks.append((down[:, :, None] & across[:, None, :]).flatten(1))
+        starts = torch.rand(len(lengths), runs, generator=generator)
+        *frames, down, across = (
+            _stretch(length, sides.clamp(max=length), start) for length, start in zip(lengths, starts, strict=True)
+        )
+        block = down[:, :, None] & across[:, None, :]  # [runs, rows, cols]
+        blocks.append((frames[0][:, :, None, None] & block[:, None] if frames else block).flatten(1))
     return torch.stack(blocks)
 
 

@@ -52,6 +52,8 @@ def grid_pointing_game(
     the class scores 1/n² in the mean, exactly. `smooth` blurs maps by so many pixels; a map without positive value has
     no score, or 0 with `empty=zero`. A note says how many of the classes the model still predicts in the grids.
     """
+    if context.model.preprocess.frames is not None:
+        raise NotApplicable(f"Grids are made of images, and {context.model.name} takes clips.")
     classes, chosen = _choose_grids(context, n, sure)
     if not chosen:
         raise BadInput(

@@ -555,7 +555,7 @@ def foreground_fraction(context: EvalContext, overlap: Overlap = "area", lift: b
     foreground is less than any patch.
     """
     objects, valid = object_masks(context)
-    foreground, counted = patch_foreground(objects, valid, context.trace.layout.grid, overlap)
+    foreground, counted = patch_foreground(objects, valid, context.trace.layout.plane, overlap)
     values = context.maps.clamp(min=0)
     fraction = (values * foreground).sum((2, 3)) / (values * counted).sum((2, 3))  # foreground is counted
     fraction = fraction / (foreground.sum((1, 2)) / counted.sum((1, 2))) if lift else fraction

@@ -117,7 +117,8 @@ def smooth_mprt(
     options are those of mprt.
     """
     x = widened(context.trace.pixels)
-    std = NOISE * (x.amax((1, 2, 3)) - x.amin((1, 2, 3)))[:, None, None, None]
+    axes = tuple(range(1, x.ndim))
+    std = NOISE * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True))
     continued = numpy_noise(x, context.seed, lambda generator, shape: generator.standard_normal(shape))
 
     def copies() -> Iterator[Tensor]:

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 
 from clairvit.errors import BadInput, ClairWarning, WrongType, user_stacklevel
 from clairvit.models.image_files import open_image
-from clairvit.models.images import Batch, image_name, is_preprocessed
+from clairvit.models.images import Batch, image_name, is_clip, is_preprocessed
 from clairvit.models.load import load
 from clairvit.models.model import Model
-from clairvit.models.wrap import wrap
+from clairvit.models.wrap import Pipeline, is_pipeline, wrap
 
-ModelLike = Model | nn.Module | str
+ModelLike = Model | nn.Module | Pipeline | str
 IMAGE_KEYS = ("image", "images", "pixel_values", "img")  # of the dicts that Hugging Face data sets yield
 PROCESSED = ("pixel_values", "pixel_values_videos")  # of what a processor of transformers returns
 LABEL_KEYS = ("label", "labels", "target")
@@ -38,7 +38,7 @@ def as_model(model: ModelLike, images: Any = None) -> Model:
         return model
     if isinstance(model, str):
         return load(model)
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) and not is_pipeline(model):
         raise WrongType(
             f"The model is a {type(model).__name__}; expected a cv.Model, a torch.nn.Module or a name such as 'pets'."
         )
@@ -209,6 +209,8 @@ def as_images(images: Any) -> Any:
     if isinstance(images, (LabelledImages, *_ONE_OR_MORE_IMAGES)):
         return images
     if isinstance(images, list | tuple):
+        if images and all(is_clip(item) for item in images):
+            return images  # lists of frames
         pairs = images and all(isinstance(item, tuple | list | Mapping) for item in images)
         return LabelledImages(images.__getitem__, len(images)) if pairs else images
     if isinstance(images, DataLoader):
@@ -293,7 +295,7 @@ def _pairs_of_batch(batch: Any) -> Iterator[tuple[Any, Any]]:
                 f"A batch of the DataLoader is a dict with {', '.join(map(str, batch))}; expected one of "
                 f"{', '.join(IMAGE_KEYS)} in it."
             )
-    elif isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim == 4:
+    elif isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim in (4, 5):
         images, labels = batch[0], batch[1] if len(batch) > 1 else None
     has_labels = isinstance(labels, Tensor | np.ndarray | list | tuple) and len(labels) == len(images)
     for i, image in enumerate(images):

@@ -27,7 +27,7 @@ _MAX_PIXELS = 100_000_000  # of a resized image; only extremely narrow ones come
 class Batch:
     """Images as the model takes them."""
 
-    pixels: Tensor  # [B, C, H, W], normalised, on the model's device and in its dtype
+    pixels: Tensor  # [B, C, H, W], or clips [B, C, T, H, W], normalised, on the model's device and in its dtype
     names: tuple[str, ...]
     single: bool = False  # one image was given, not a list of one: a list of targets is for that image
     notes: tuple[str, ...] = ()  # preprocessing that was assumed, and values that look wrong
@@ -41,7 +41,8 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
 
     Args:
         images: A path, folder, pattern, PIL image, uint8 array or tensor, or a list of these, which are preprocessed
-            here; or a float tensor [B, C, H, W] or [C, H, W], which is taken as preprocessed.
+            here; or a float tensor [B, C, H, W] or [C, H, W], which is taken as preprocessed. For a model of clips
+            as in `_prepare_clips`.
         model: Gives preprocessing, the number of channels C, device and dtype.
 
     Raises:
@@ -50,6 +51,8 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
     check_placement(model.module, model.name)
     if isinstance(images, Batch):
         return replace(images, pixels=images.pixels.to(model.device, model.dtype))
+    if model.preprocess.frames is not None:
+        return _prepare_clips(images, model)
     tensor = _preprocessed_batch(images, model)
     shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
     if tensor is not None:
@@ -71,6 +74,76 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         )
     names = tuple(image_name(item, i) for i, item in enumerate(items))
     return Batch(torch.stack(pixels).to(model.device, model.dtype), names, single, notes)
+
+
+def _prepare_clips(images: Any, model: Model) -> Batch:
+    """Return clips as one batch [B, C, T, H, W] on the model's device.
+
+    Args:
+        images: A float tensor [B, T, C, H, W] or [B, C, T, H, W], or one clip of it; a list of T frames (paths, PIL
+            images, uint8 arrays), or a list of such lists.
+        model: Gives preprocessing, channels and number of frames.
+    """
+    shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
+    single = is_clip(images)
+    several = images.ndim == 5 if isinstance(images, Tensor) else _is_list(images)
+    clips = [images] if single or not several else list(images)
+    pixels = [_clip_pixels(clip, model, f" (clip {i + 1})" if len(clips) > 1 else "") for i, clip in enumerate(clips)]
+    if not pixels or len({tuple(clip.shape) for clip in pixels}) > 1:
+        shapes = sorted({tuple(clip.shape) for clip in pixels})
+        raise BadInput(f"The clips have shapes {shapes}; expected one or more of the same [C, T, H, W].")
+    batch = torch.stack(pixels)
+    names = tuple(f"clip {i + 1}" for i in range(len(batch)))
+    raw = any(not is_preprocessed(clip) for clip in clips)
+    notes = (*shown, *(model.assumptions if raw else _check_tensor(batch, "", model)))
+    return Batch(batch.to(model.device, model.dtype), names, single, notes)
+
+
+def list_clips(images: Any, model: Model) -> Sequence[Any]:
+    """Return clips one by one, as `prepare` takes them; tensors are checked and come with their frames first."""
+    if is_clip(images):
+        return [images]
+    if isinstance(images, Batch | Tensor):
+        return list(prepare(images, model).pixels.transpose(1, 2))
+    return images if _is_list(images) else [images]
+
+
+def _is_list(images: Any) -> bool:
+    return isinstance(images, Sequence) and not isinstance(images, str)
+
+
+def is_clip(images: Any) -> bool:
+    """Return whether these are the frames of one clip: a tensor of four axes, or a list of pictures."""
+    if isinstance(images, Tensor):
+        return images.ndim == 4
+    return isinstance(images, list) and len(images) > 1 and all(_is_picture(frame) for frame in images)
+
+
+def _is_picture(item: Any) -> bool:
+    return isinstance(item, str | Path | Image.Image | np.ndarray)
+
+
+def _clip_pixels(clip: Any, model: Model, where: str) -> Tensor:
+    """Return the pixels [C, T, H, W] of one clip; a tensor may have its frames first."""
+    preprocess = model.preprocess
+    channels, expected = preprocess.channels, preprocess.frames or "T"
+    if is_preprocessed(clip) and clip.ndim == 4 and channels in clip.shape[:2]:
+        frames_first = clip.shape[1] == channels  # also if there are as many frames as channels, as transformers does
+        pixels: Tensor = clip.detach().transpose(0, 1) if frames_first else clip.detach()
+    elif is_clip(clip) and not isinstance(clip, Tensor):
+        pixels = torch.stack([to_pixels(read_picture(frame, channels), preprocess) for frame in clip], 1)
+    else:
+        shape = f"a tensor of shape {list(clip.shape)}" if isinstance(clip, Tensor) else f"a {type(clip).__name__}"
+        raise BadInput(
+            f"{model.name} takes clips of {expected} frames, and {shape} was given{where}; expected a float tensor "
+            f"[B, {expected}, {channels}, H, W] or [B, {channels}, {expected}, H, W], or a list of frames per clip."
+        )
+    if preprocess.frames and pixels.shape[1] != preprocess.frames:
+        raise BadInput(
+            f"A clip of {pixels.shape[1]} frames was given{where}, and {model.name} takes {preprocess.frames}; "
+            f"expected {preprocess.frames} frames, sampled evenly from the video."
+        )
+    return pixels
 
 
 def list_images(images: Any) -> tuple[list[Any], bool]:
@@ -211,7 +284,7 @@ def _shape_advice(images: Tensor, channels: int) -> str:
 def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
     """Raise BadInput unless these are finite floats [B, C, H, W]; warn and return a note if they are not normalised."""
     _check_storage(pixels, where)
-    channels = model.preprocess.channels
+    channels = model.preprocess.channels  # of images [B, C, H, W] or clips [B, C, T, H, W]
     if pixels.shape[1] != channels or pixels.numel() == 0:
         advice = _shape_advice(pixels, channels) if pixels.shape[1] != channels else ""
         raise BadInput(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -31,7 +32,7 @@ class Layout:
     are rows of the attention pool (its latent queries) or of the decoder (its queries) instead of tokens.
 
     Args:
-        grid: Rows and columns of patches.
+        grid: Rows and columns of patches; (frames, rows, columns) for clips, frame by frame.
         prefix: The number of tokens before the patches.
         pooling: What the head reads: "token", "distilled", "avg", "max" (one patch per image), "map", "mixed", or
             "query" (of a decoder).
@@ -46,7 +47,7 @@ class Layout:
         slice(3, 7, None)
     """
 
-    grid: tuple[int, int]  # rows, columns of patches
+    grid: tuple[int, ...]  # rows, columns of patches; frames first for clips
     prefix: int  # tokens before the patches
     pooling: Pooling
     read: tuple[tuple[int, float], ...] = ()  # (row, weight)
@@ -54,8 +55,11 @@ class Layout:
 
     def __post_init__(self) -> None:
         sides = tuple(self.grid) if isinstance(self.grid, tuple | list) else ()
-        if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-            raise BadInput(f"grid={self.grid!r} was given; expected (rows, columns) of patches, such as (14, 14).")
+        if len(sides) not in (2, 3) or not all(isinstance(side, int) and side > 0 for side in sides):
+            raise BadInput(
+                f"grid={self.grid!r} was given; expected (rows, columns) of patches, such as (14, 14), or (frames, "
+                "rows, columns) for clips."
+            )
         if not isinstance(self.prefix, int) or self.prefix < 0:
             raise BadInput(f"prefix={self.prefix!r} was given; expected the number of tokens before the patches.")
         if not isinstance(self.suffix, int) or self.suffix < 0:
@@ -81,7 +85,13 @@ class Layout:
     @property
     def patches(self) -> int:
         """Return the number of patches."""
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
+
+    @property
+    def plane(self) -> tuple[int, int]:
+        """Return the grid as rows and columns: the frames of a clip lie below each other."""
+        *rows, columns = self.grid
+        return math.prod(rows), columns
 
     @property
     def tokens(self) -> int:
@@ -213,7 +223,7 @@ class Model:
         return probabilities(logits, self.activation)
 
     def logits(self, pixels: Tensor) -> Tensor:
-        """Return the scores [B, C] of pixels [B, 3, H, W], whatever type the module returns."""
+        """Return the scores [B, C] of pixels [B, 3, H, W] or clips [B, 3, T, H, W], whatever type is returned."""
         if self.returns:
             raise NotApplicable(self.returns)
         scores = extract_scores(self.module(pixels))

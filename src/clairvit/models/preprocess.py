@@ -29,6 +29,7 @@ class Preprocess:
         keep_ratio: False: the image is squashed to the box, as SigLIP and most transformers models do.
         display: Indices of the channels that pictures show as red, green and blue, or of the one shown in grey; None:
             the first three, or the only one.
+        frames: The number of frames of a clip, 0 for any number; None: the model takes images.
 
     Example:
         >>> import clairvit as cv
@@ -45,6 +46,7 @@ class Preprocess:
     interpolation: str = "bicubic"
     keep_ratio: bool = True
     display: tuple[int, ...] | None = None
+    frames: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):

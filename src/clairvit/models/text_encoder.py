@@ -193,10 +193,22 @@ def transformers_tokens(module: Any, tokenizer: Tokenizer) -> Callable[[list[str
 
     def tokenize(prompts: list[str]) -> Mapping[str, Tensor]:
         tokens = _call(tokenizer, prompts, padding=padding, truncation=True, max_length=length, return_tensors="pt")
+        _check_known_words(tokenizer, prompts, tokens["input_ids"])
         taken = inspect.signature(module.get_text_features).parameters
         return {key: value for key, value in tokens.items() if key in taken}
 
     return tokenize
+
+
+def _check_known_words(tokenizer: Any, prompts: list[str], tokens: Tensor) -> None:
+    """Raise BadInput for a prompt of unknown words alone: transformers makes a tokenizer without words of no files."""
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    for prompt, row in zip(prompts, tokens.tolist(), strict=True):
+        if special.issuperset(row):
+            raise BadInput(
+                f"The tokenizer knows no word of '{prompt}'; expected the tokenizer of the model's text tower. Are its "
+                "files (tokenizer.json) next to the weights?"
+            )
 
 
 def _checked_tokens(tokenizer: Tokenizer) -> Callable[[list[str]], Tensor]:

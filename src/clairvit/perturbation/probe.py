@@ -123,7 +123,7 @@ class Probe:
         self.trace, self.removal, self.seed, self.options = trace, removal, seed, options
         self.target: TargetBatch = trace.target
         self.pixels = trace.pixels
-        self.size = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))
+        self.size = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))  # of an image, or of a frame
         self.layout: Layout = trace.layout
         self.images_run = 0  # images that went through the model
         self.strategy: DropStrategy = drop_strategy(trace.recording) if removal == "token" else NO_DROPPING
@@ -137,7 +137,7 @@ class Probe:
         self._collector = ScoreCollector(trace.target, trace.logits)
 
     @property
-    def grid(self) -> tuple[int, int]:
+    def grid(self) -> tuple[int, ...]:
         return self.layout.grid
 
     @property
@@ -336,7 +336,7 @@ class Probe:
 
     def _painted(self, images: Tensor, keep: Tensor) -> Tensor:
         """Return images [n, 3, H, W] whose patches outside `keep` are imputed or painted over."""
-        visible = patches_to_pixels(keep.reshape(-1, *self.grid), self.size)  # [n, H, W]
+        visible = patches_to_pixels(keep.reshape(-1, *self.grid), tuple(self.pixels.shape[2:]))  # [n, H, W]
         if self.removal == "road":
             return impute(self.pixels[images], visible == 0, [self.image_seeds[i] for i in images.tolist()])
         return torch.where(visible[:, None] > 0, self.pixels[images], self.background[images])

@@ -45,14 +45,20 @@ def check_removal(name: str) -> None:
 
 
 def background(removal: str, pixels: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
-    """Return what replaces removed patches, [B, 3, H, W], normalised as the images are."""
+    """Return what replaces removed patches, shaped and normalised as the images [B, C, H, W] or clips [B, C, T, H, W].
+
+    Frames of a clip are blurred one by one.
+    """
+    axes = tuple(range(2, pixels.ndim))
     if removal == "black":
         black = [-mean / std for mean, std in zip(preprocess.mean, preprocess.std, strict=True)]
-        return pixels.new_tensor(black)[:, None, None].expand_as(pixels)
+        return pixels.new_tensor(black).reshape(-1, *(1,) * len(axes)).expand_as(pixels)
     if removal == "image-mean":
-        return pixels.mean((2, 3), keepdim=True).expand_as(pixels)
+        return pixels.mean(axes, keepdim=True).expand_as(pixels)
     if removal == "minimum":
-        return pixels.amin((1, 2, 3), keepdim=True).expand_as(pixels)
+        return pixels.amin((1, *axes), keepdim=True).expand_as(pixels)
+    if removal in ("blur", "gaussian-blur") and pixels.ndim == 5:
+        return _unfold_frames(background(removal, _fold_frames(pixels), preprocess, seed), len(pixels))
     if removal == "blur":
         kernel = rise_kernel().to(pixels).expand(pixels.shape[1], 1, -1, -1)
         return F.conv2d(pixels, kernel, padding=kernel.shape[-1] // 2, groups=pixels.shape[1])
@@ -87,8 +93,21 @@ def gaussian_blur(pixels: Tensor) -> Tensor:
     return pixels
 
 
-def patches_to_pixels(cells: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return [n, H, W] of [n, rows, cols]: every pixel has its patch's value, in float32 at least."""
+def _fold_frames(clips: Tensor) -> Tensor:
+    """Return the frames of clips [n, C, T, H, W] as images [n · T, C, H, W]."""
+    return clips.transpose(1, 2).flatten(0, 1)
+
+
+def _unfold_frames(frames: Tensor, count: int) -> Tensor:
+    """Return images [n · T, C, H, W] as n clips [n, C, T, H, W]."""
+    return frames.reshape(count, -1, *frames.shape[1:]).transpose(1, 2)
+
+
+def patches_to_pixels(cells: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return [n, H, W] of [n, rows, cols], or [n, T, H, W] of [n, frames, rows, cols], in float32 at least.
+
+    Every pixel has its patch's value.
+    """
     wide = cells.to(torch.promote_types(cells.dtype, torch.float32))
     return F.interpolate(wide[:, None], size=size, mode="nearest-exact")[:, 0]
 
@@ -97,12 +116,15 @@ def patches_to_pixels(cells: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def impute(images: Tensor, removed: Tensor, seeds: list[int]) -> Tensor:
-    """Return images [n, 3, H, W] with the pixels of `removed`, bool [n, H, W], imputed as in ROAD.
+    """Return images [n, C, H, W] with the pixels of `removed`, bool [n, H, W], imputed as in ROAD; clips by frame.
 
     A removed pixel is the weighted mean of its eight neighbours plus noise, which is drawn from the image's seed. All
     removed pixels of a mask form one sparse linear system. It depends on the mask alone, so that one factorisation
     serves all channels, and all images with the same mask.
     """
+    if images.ndim == 5:  # clips [n, C, T, H, W]: a pixel has neighbours in its own frame
+        frame_seeds = [seed for seed in seeds for _ in range(images.shape[2])]
+        return _unfold_frames(impute(_fold_frames(images), removed.flatten(0, 1), frame_seeds), len(images))
     filled = images.clone()
     rows_of_mask: dict[bytes, list[int]] = {}
     masks = removed.cpu().numpy()

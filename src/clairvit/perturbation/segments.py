@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.images import displayed
 from clairvit.models.preprocess import Preprocess
 from clairvit.option_types import Range, check_range
@@ -35,8 +35,8 @@ QUICKSHIFT: dict[str, Any] = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}  
 class Segmentation:
     """The feature that each patch, or each pixel, belongs to."""
 
-    labels: Tensor  # whole numbers 0 … count - 1, [rows, cols] for patches or [H, W] for pixels
-    grid: tuple[int, int]
+    labels: Tensor  # whole numbers 0 … count - 1, [rows, cols] for patches or [H, W] for pixels; frames first for clips
+    grid: tuple[int, ...]
     pixels: bool = False  # `labels` are of pixels
 
     @property
@@ -50,7 +50,7 @@ class Segmentation:
     @property
     def shares(self) -> Tensor:
         """The share of each patch that each feature covers, [patches, features]. Rows sum to 1."""
-        patches = self.grid[0] * self.grid[1]
+        patches = math.prod(self.grid)
         patch = torch.arange(patches, dtype=torch.float64).reshape(1, *self.grid)
         if self.pixels:
             patch = patches_to_pixels(patch, (int(self.labels.shape[0]), int(self.labels.shape[1])))
@@ -75,16 +75,21 @@ def segmentations(probe: Probe, features: str, cells: Cells | None) -> list[Segm
     segments = superpixels_of(probe.pixels, probe.trace.recording.model.preprocess)
     if probe.paints:
         return [Segmentation(labels, probe.grid, pixels=True) for labels in segments]
-    return [Segmentation(segments_on_patches(labels, probe.grid), probe.grid) for labels in segments]
+    return [Segmentation(segments_on_patches(labels, probe.layout.plane), probe.grid) for labels in segments]
 
 
-def grid_cells(grid: tuple[int, int], cells: Cells | None) -> Tensor:
-    """Return labels [rows, cols] of a grid of cells × cells, never finer than the patches; None: one per patch."""
+def grid_cells(grid: tuple[int, ...], cells: Cells | None) -> Tensor:
+    """Return labels of a grid of cells × cells, never finer than the patches; None: one per patch.
+
+    They are [rows, cols], or [frames, rows, cols] for clips, every frame with cells of its own.
+    """
     check_range(grid_cells, "cells", cells)
-    rows, cols = grid if cells is None else (min(cells, grid[0]), min(cells, grid[1]))
-    row = torch.arange(grid[0]) * rows // grid[0]
-    col = torch.arange(grid[1]) * cols // grid[1]
-    return row[:, None] * cols + col
+    *frames, grid_rows, grid_cols = grid
+    rows, cols = (grid_rows, grid_cols) if cells is None else (min(cells, grid_rows), min(cells, grid_cols))
+    row = torch.arange(grid_rows) * rows // grid_rows
+    col = torch.arange(grid_cols) * cols // grid_cols
+    labels = row[:, None] * cols + col
+    return torch.arange(frames[0])[:, None, None] * (rows * cols) + labels if frames else labels
 
 
 def superpixels_of(images: Iterable[Tensor], preprocess: Preprocess) -> list[Tensor]:
@@ -95,6 +100,8 @@ def superpixels_of(images: Iterable[Tensor], preprocess: Preprocess) -> list[Ten
 
 def superpixels(image: Tensor, preprocess: Preprocess) -> Tensor:
     """Return labels [H, W] by quickshift, with lime's settings, of the image [C, H, W] in display colours."""
+    if image.ndim == 4:
+        raise NotApplicable("Superpixels are those of an image, and clips have frames too; expected patches.")
     image8 = (displayed(image, preprocess) * 255).round().byte()  # eight bits: the same in every precision
     return relabel(torch.from_numpy(_quickshift(image8.permute(1, 2, 0).numpy().tobytes(), image8.shape[1:])).long())
 

@@ -25,6 +25,7 @@ from clairvit.plotting.overlay import Scale, overlay, to_numpy
 from clairvit.plotting.patch_outline import chosen_patches, draw_outline
 from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes
 from clairvit.plotting.series import COLOURS
+from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle, plot_style
 from clairvit.plotting.tiles import MOST_ROWS, explanation_photo, map_scales, target_label
 
@@ -40,6 +41,7 @@ AxesArray = NDArray[np.object_]
 def plot_explanation(explanation: Explanation, ax: Any = None, **display: Any) -> Axes | AxesArray:
     """Draw B maps on B axes and return them; a single map returns its axes itself."""
     style = plot_style(display)
+    explanation = frame_strip(explanation, style)
     count = len(explanation)
     if count == 0:
         raise BadInput("The explanation has no maps; expected at least one to draw.")

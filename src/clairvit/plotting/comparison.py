@@ -16,6 +16,7 @@ from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Canvas
 from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, class_label, cost_label, map_marks, top_classes
 from clairvit.plotting.overlay import overlay, scale_of, to_numpy
 from clairvit.plotting.patch_outline import chosen_patches, draw_outline
+from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
     FOOT,
@@ -77,6 +78,7 @@ def comparison_figure(explanations: Mapping[str, Explanation], style: PlotStyle 
     Several images with one map each are rows, as long as the methods fit on one line; otherwise a block each.
     """
     style = style or PlotStyle()
+    explanations = {name: frame_strip(explanation, style) for name, explanation in explanations.items()}
     if not explanations:
         raise BadInput("There is no explanation to compare; give at least one method that fits the model.")
     methods = list(explanations.items())

@@ -28,6 +28,7 @@ from clairvit.plotting.canvas import (
 from clairvit.plotting.labels import CLASS_AGNOSTIC, class_label, top_classes
 from clairvit.plotting.overlay import LUMA, Array, Scale, blend, overlay, to_numpy
 from clairvit.plotting.patch_outline import chosen_patches, draw_outline, photo_without, removal_labels
+from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
     FOOT,
@@ -36,6 +37,7 @@ from clairvit.plotting.tiles import (
     explanation_photo,
     map_scale,
     map_scales,
+    method_label,
     same_image,
     short_name,
     source_line,
@@ -77,6 +79,7 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     is written under its map, each token on the colour of its relevance; a check is written below.
     """
     style = style or PlotStyle()
+    explanation = frame_strip(explanation, style)
     groups = same_image(explanation)
     first_maps = {group[0] for group in groups}
     lines = [group[i : i + MOST_COLUMNS] for group in groups for i in range(0, len(group), MOST_COLUMNS)]
@@ -162,6 +165,7 @@ def _write_text(
 def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
     """Return a figure with a strip of small overlays per map, one overlay per layer."""
     style = style or PlotStyle()
+    explanation = frame_strip(explanation, style)
     if explanation.layers is None:
         raise BadInput(
             f"'{explanation.method}' was computed without its layers; ask for them with cv.explain(…, layers=True) "
@@ -222,7 +226,7 @@ def _map_tile(
     top: float,
     grid: TileGrid,
 ) -> None:
-    canvas.heading(target_label(explanation, item), explanation.method, left, top, grid.tile)
+    canvas.heading(target_label(explanation, item), method_label(explanation, item), left, top, grid.tile)
     values = to_numpy(explanation.maps[item])
     picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
     axes = canvas.image(picture, left, top + HEADING, grid.tile, grid.tile_height)

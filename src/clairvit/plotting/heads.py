@@ -15,6 +15,7 @@ from clairvit.methods.explanation import FUSIONS, Explanation, Heads
 from clairvit.plotting.canvas import MARGIN, PALE, SMALL, TITLE, Canvas
 from clairvit.plotting.labels import CLASS_AGNOSTIC
 from clairvit.plotting.overlay import Array, Scale, overlay, scale_of, to_numpy
+from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import FOOT, aspect_ratio, explanation_photo, same_image, short_name, target_label
 
@@ -61,6 +62,7 @@ class Grid:
 def heads_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
     """Return a figure with a row per layer, a column per head, then min, mean and max; last the whole method."""
     style = style or PlotStyle()
+    explanation = frame_strip(explanation, style)
     heads = explanation.heads
     if heads is None:
         raise BadInput(

@@ -130,7 +130,7 @@ class ActivationReadout(Readout):
     def read_layout(self, layout: Layout) -> Layout | None:
         """Return the layout with the rows that are read: those of the patches, one of them, or the class token."""
         if self.site.patch is not None:
-            return replace(layout, pooling="avg", read=((layout.patch_rows[self.site.patch_index(layout.grid)], 1.0),))
+            return replace(layout, pooling="avg", read=((layout.patch_rows[self.site.patch_index(layout.plane)], 1.0),))
         pooling: Literal["token", "max", "avg"] = "avg" if self.site.pool == "mean" else self.site.pool
         return replace(layout, pooling=pooling, read=())
 
@@ -154,7 +154,7 @@ class ActivationReadout(Readout):
         layout = place.layout
         if self.site.patch is not None:
             # A product, not an index: where tokens were dropped, the constant is sliced to those that are left.
-            row = layout.patch_rows[self.site.patch_index(layout.grid)]
+            row = layout.patch_rows[self.site.patch_index(layout.plane)]
             weight = (torch.arange(layout.tokens, device=values.device) == row).to(values.dtype)
             return (values * weight[:, None]).sum(1)
         if self.site.pool == "token":
@@ -172,7 +172,7 @@ class ActivationReadout(Readout):
         if self.site.pool == "token" and (readout_text(self.module) or not layout.other_rows):
             raise BadInput(f"{self.model.name} has no class token; expected pool='mean', pool='max' or patch=….")
         if self.site.patch is not None:
-            self.site.patch_index(layout.grid)
+            self.site.patch_index(layout.plane)
         visit = sum(other.block is layer.block for other in structure.layers[: self.site.layer + 1])
         branch = self._branch(structure, pixels) if self.site.where in ("attention", "mlp") else None
         return _Place(structure, layer.block, visit, layout, branch)

@@ -55,20 +55,21 @@ def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None
     return None
 
 
-def on_grid(tokens: Tensor, layout: Layout | None, grid: tuple[int, int] | None, images: Tensor) -> Tensor | None:
+def on_grid(tokens: Tensor, layout: Layout | None, grid: tuple[int, ...] | None, images: Tensor) -> Tensor | None:
     """Return the patch tokens of [n, N, …] on the image grid, [n, rows, cols, …]; None if they form no grid.
 
     Args:
         tokens: Of one layer, for each image or (n = 1) for all of them, row by row.
         layout: Of the model's patch tokens, if it has one.
         grid: Of the layer's tokens where it is another one, as in later stages of a hierarchical model.
-        images: [B, 3, H, W].
+        images: [B, C, H, W], or clips [B, C, T, H, W].
     """
     count, batch = tokens.shape[1], len(images)
     if layout is not None and count == layout.tokens and len(tokens) in (1, batch):
         return tokens[:, layout.patch_slice].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
-    for sides in (grid, square_patches(count, (int(images.shape[-2]), int(images.shape[-1])))):
-        if sides is not None and sides[0] * sides[1] == count > 1 and len(tokens) == batch:
+    squares = square_patches(count, (int(images.shape[-2]), int(images.shape[-1]))) if images.ndim == 4 else None
+    for sides in (grid, squares):
+        if sides is not None and math.prod(sides) == count > 1 and len(tokens) == batch:
             return tokens.reshape(batch, *sides, *tokens.shape[2:])
     return None
 
@@ -92,20 +93,24 @@ def locate_patches(tokens: Tensor, layout: Layout, pixels: Tensor) -> Layout | N
     return located if _lie_row_by_row(_corner_weights(tokens, located, pixels), located) else None
 
 
-def _corner_weights(tokens: Tensor, layout: Layout, pixels: Tensor) -> dict[tuple[int, int], Tensor | None]:
-    """Return how the patch tokens of four cells (row, column) at the border depend on the pixels."""
-    rows, cols = layout.grid
-    cells = ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1))
-    return {(row, col): _pixel_weight(tokens[layout.prefix + row * cols + col], pixels) for row, col in cells}
+def _corner_weights(tokens: Tensor, layout: Layout, pixels: Tensor) -> dict[tuple[int, ...], Tensor | None]:
+    """Return how the patch tokens of four cells (row, column) at the border depend on the pixels; of two frames."""
+    *frames, rows, cols = layout.grid
+    corners = ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1))
+    cells = [(frame, *corner) for frame in {0, frames[0] - 1} for corner in corners] if frames else list(corners)
+    patches = torch.arange(layout.patches).reshape(layout.grid)
+    return {cell: _pixel_weight(tokens[layout.prefix + int(patches[cell])], pixels) for cell in cells}
 
 
-def _lie_row_by_row(weights: dict[tuple[int, int], Tensor | None], layout: Layout) -> bool:
+def _lie_row_by_row(weights: dict[tuple[int, ...], Tensor | None], layout: Layout) -> bool:
     """Return whether the tokens depend on the pixels of their own cells: some models sort them by windows."""
     for cell, weight in weights.items():
         if weight is None:  # a learned token (YOLOS puts its own last) where a patch should be
             return False
-        for axis in (0, 1):
-            along = weight.sum(1 - axis)
+        for axis in range(weight.ndim):
+            along = weight.movedim(axis, 0).flatten(1).sum(1)
+            if along[0] > 0 and along[-1] > 0:  # from border to border (a deep CNN before the tokens): cannot be told
+                continue
             centre = (along * (torch.arange(len(along), device=along.device) + 0.5)).sum() / along.sum() / len(along)
             if abs(float(centre) - (cell[axis] + 0.5) / layout.grid[axis]) > 0.3:
                 return False
@@ -113,7 +118,7 @@ def _lie_row_by_row(weights: dict[tuple[int, int], Tensor | None], layout: Layou
 
 
 def _pixel_weight(token: Tensor, pixels: Tensor) -> Tensor | None:
-    """Return how strongly a token [d] depends on each pixel, [H, W]; None if it depends on none."""
+    """Return how strongly a token [d] depends on each pixel, [H, W] or [T, H, W]; None if it depends on none."""
     with translate_autograd_errors():
         (gradient,) = torch.autograd.grad(token.square().sum(), pixels, retain_graph=True, allow_unused=True)
     weight = None if gradient is None else gradient[0].float().abs().sum(0)

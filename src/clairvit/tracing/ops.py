@@ -53,7 +53,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     BIASED_MATMUL: (torch.baddbmm,),
     EINSUM: (torch.einsum,),
     LINEAR: (F.linear,),
-    CONV: (F.conv2d, torch.conv2d),
+    CONV: (F.conv2d, torch.conv2d, F.conv3d, torch.conv3d),
     CONV1D: (F.conv1d, torch.conv1d),
     NORM: (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm),
     GROUP_NORM: (F.group_norm, torch.group_norm),

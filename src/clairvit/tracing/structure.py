@@ -9,6 +9,7 @@ has stages instead (`stages.py`).
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import AttentionCall, Kind
+from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.decoder import decoder_kinds
@@ -51,7 +52,7 @@ class AttentionSite:
 
     kind: Kind
     block: nn.Module | None  # None: no called module holds this attention alone
-    grid: tuple[int, int] | None  # of the block's tokens
+    grid: tuple[int, ...] | None  # of the block's tokens
     queries: int
     keys: int
 
@@ -93,7 +94,7 @@ class ModelStructure:
     @cached_property
     def decoder_calls(self) -> tuple[int, ...]:
         """Which attention calls belong to a decoder."""
-        return tuple(index for index, site in enumerate(self.sites) if site.kind in ("query", "cross"))
+        return tuple(index for index, site in enumerate(self.sites) if site.kind in DECODER_KINDS)
 
     @property
     def last_layer_call(self) -> int:
@@ -151,7 +152,7 @@ class _ModuleVisits(Recorder):
         self.stack: list[_Visit] = []
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
         self.grad_enabled: list[bool] = []  # for each attention call; False inside torch.no_grad or a checkpoint
-        self.grids: list[tuple[int, int]] = []  # spatial sizes of the convolutions before the first attention
+        self.grids: list[tuple[int, ...]] = []  # sizes of the convolutions' outputs before the first attention
         self.read_by_head: list[Tensor] = []  # inputs of the last linear layers, one vector per image
         self.outermost: list[ModuleCall] = []  # every call of a module, as a tree
         self.call_counts: Counter[nn.Module] = Counter()
@@ -162,9 +163,15 @@ class _ModuleVisits(Recorder):
             self.grad_enabled.append(torch.is_grad_enabled())
             self.read_by_head.clear()
         if op.kind == ops.CONV and not op.calls:
-            self.grids.append((op.output.shape[-2], op.output.shape[-1]))
+            self.grids.append(self._conv_grid(op.output))
         if op.kind == ops.LINEAR and op.args and op.args[0].ndim == 2 and len(op.args[0]) == 1:
             self.read_by_head.append(op.args[0])
+
+    def _conv_grid(self, output: Tensor) -> tuple[int, ...]:
+        """Return (rows, cols) of a convolution's output, or (frames, rows, cols): a clip's frames may be a batch."""
+        if self.pixels.ndim == 5 and output.ndim == 4:
+            return len(output), *map(int, output.shape[-2:])
+        return tuple(map(int, output.shape[2:]))
 
     def hooks(self) -> list[RemovableHandle]:
         handles: list[RemovableHandle] = []
@@ -238,7 +245,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     visits = [
         visit
         for visit, site in zip(blocks, sites, strict=True)
-        if visit is not None and site.kind not in ("encoder", "query", "cross")
+        if visit is not None and site.kind not in ("encoder", *DECODER_KINDS)
     ]
     located = layout
     if model.layout is not None:
@@ -287,9 +294,10 @@ def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
     except (torch.OutOfMemoryError, ClairError):  # BadInput is a ValueError too
         raise
     except (AssertionError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
-        rows, cols = pixels.shape[-2:]
+        size = " × ".join(map(str, pixels.shape[2:]))
+        kind = "an image" if pixels.ndim == 4 else "a clip"
         raise BadInput(
-            f"{model.name} failed on an image of {rows} × {cols} pixels ({type(error).__name__}: {error}). If that is "
+            f"{model.name} failed on {kind} of {size} pixels ({type(error).__name__}: {error}). If that is "
             "not a size it takes, pass tensors of the right size, or paths and PIL images: these are resized to "
             "cv.wrap(…, size=)."
         ) from error
@@ -304,10 +312,10 @@ def _fitting(layout: Layout | None, calls: list[AttentionCall]) -> Layout | None
 def _check_layout(layout: Layout, sites: tuple[AttentionSite, ...]) -> None:
     counts = sorted({site.queries for site in sites if site.kind == "tokens"})
     if counts and layout.tokens not in counts:
-        rows, cols = layout.grid
+        sides = " × ".join(map(str, layout.grid))
         others = f"{layout.prefix} prefix tokens" + (f" and {layout.suffix} suffix tokens" if layout.suffix else "")
         raise BadInput(
-            f"layout= says {rows} × {cols} patches and {others}, {layout.tokens} together, but the model's attention "
+            f"layout= says {sides} patches and {others}, {layout.tokens} together, but the model's attention "
             f"is between {' or '.join(map(str, counts))}; expected the same number. "
             "Leave layout out to have it inferred, or change grid, prefix or suffix."
         )
@@ -340,7 +348,7 @@ def _classify(
     calls: list[AttentionCall],
     sees_image: list[bool],
     blocks: list[_Visit | None],
-    grids: list[tuple[int, int]],
+    grids: list[tuple[int, ...]],
     image: tuple[int, int],
     given: Layout | None,
 ) -> tuple[tuple[AttentionSite, ...], Layout | None]:
@@ -361,7 +369,8 @@ def _classify(
             kind = "encoder"
         if grid is None and layout is not None and count == layout.tokens:
             grid = layout.grid
-        grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
+        if not any(len(sides) == 3 for sides in grids):  # an image
+            grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
         sites.append(AttentionSite(kind, None if visit is None else visit.module, grid, call.queries, call.keys))
     for index, kind in decoder_kinds(calls).items():
         sites[index] = replace(sites[index], kind=kind)
@@ -370,7 +379,7 @@ def _classify(
 
 def _count_tokens(
     tokens: Tensor | None, call: AttentionCall, image: tuple[int, int]
-) -> tuple[int, tuple[int, int] | None]:
+) -> tuple[int, tuple[int, ...] | None]:
     if tokens is None:
         return call.queries, None
     if tokens.ndim == 3:
@@ -401,13 +410,13 @@ def _reduces_keys(call: AttentionCall, count: int) -> bool:
 
 
 def _layout_of(
-    count: int, grid: tuple[int, int] | None, grids: list[tuple[int, int]], image: tuple[int, int]
+    count: int, grid: tuple[int, ...] | None, grids: list[tuple[int, ...]], image: tuple[int, int]
 ) -> Layout | None:
     if grid is not None:
         return Layout(grid, 0, "avg")
     # The last convolution before the tokens is the patch embedding, unless a later one made the keys fewer.
     fitting = _smallest_remainder(count, grids, MOST_PREFIX_TOKENS)
-    if fitting is not None:
+    if fitting is not None or any(len(sides) == 3 for sides in grids):  # patches of a clip are no squares in an image
         return fitting
     for prefix in range(min(count, MOST_PREFIX_TOKENS)):  # no convolution: patches cut by hand, squares in an image
         fit = square_patches(count - prefix, image)
@@ -416,13 +425,13 @@ def _layout_of(
     return _smallest_remainder(count, grids, MOST_OTHER_TOKENS)
 
 
-def _smallest_remainder(count: int, grids: list[tuple[int, int]], most: int) -> Layout | None:
+def _smallest_remainder(count: int, grids: list[tuple[int, ...]], most: int) -> Layout | None:
     """Return the layout of the grid that leaves the fewest of `count` tokens over; None if none leaves 0 … `most`."""
-    fitting = [(rows, cols) for rows, cols in reversed(grids) if 0 <= count - rows * cols <= most]
+    fitting = [sides for sides in reversed(grids) if 0 <= count - math.prod(sides) <= most]
     if not fitting:
         return None
-    rows, cols = min(fitting, key=lambda cells: count - cells[0] * cells[1])
-    return Layout((rows, cols), count - rows * cols, "avg")
+    sides = min(fitting, key=lambda cells: count - math.prod(cells))
+    return Layout(sides, count - math.prod(sides), "avg")
 
 
 # Pooling: which rows of the last attention the head reads

@@ -181,7 +181,11 @@ class Trace:
         this trace's own; the graph is freed.
         """
         start = self.recording.from_tokens(other, like=self.recording.inputs[0]) if other.ndim == 3 else None
-        pixels = other if start is None else self.pixels.repeat(len(other) // len(self.pixels), 1, 1, 1)
+        pixels = (
+            other
+            if start is None
+            else self.pixels.repeat(len(other) // len(self.pixels), *(1,) * (self.pixels.ndim - 1))
+        )
         recorded = functools.partial(record, rules=(rules or PLAIN,), differentiable=rules is not None, start=start)
         recording, target = self.record_variants(pixels, recorded)
         self.recording.backwards += len(pixels) // len(self.pixels) if rules is not None else 0

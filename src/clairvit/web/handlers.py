@@ -31,7 +31,9 @@ from clairvit.perturbation.rng import make_generator
 from clairvit.plotting.labels import top_classes
 from clairvit.plotting.overlay import denormalised_photo
 from clairvit.plotting.save import explanation_record, npz_bytes
-from clairvit.targets.resolve import resolve_for
+from clairvit.targets.resolve import readout_model, resolve_for
+from clairvit.targets.similar import Similar
+from clairvit.targets.text import Text
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 from clairvit.web.result_cache import ResultCache, ResultKey
@@ -64,10 +66,12 @@ MOST_PAIRED_PATCHES = 1024  # whose cosines are 4 MB
 RANDOM_ORDERS = 5  # whose mean and range is the random baseline
 
 
-def explain_photo(model: Model, photo: Upload, specs: Sequence[MethodSpec], request: ExplainRequest) -> Comparison:
+def explain_photo(
+    model: Model, photo: Upload, specs: Sequence[MethodSpec], request: ExplainRequest, other: Upload | None = None
+) -> Comparison:
     """Explain a photo; of several methods those that do not fit the model are skipped, a single one raises."""
     batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
-    targets: Any = [parse_class(text) for text in request.target] or None
+    targets = requested_targets(model, request, other) or None
     arguments: dict[str, Any] = {"score": request.score, "seed": request.seed, "batch_size": batch_size(model)}
     if len(specs) > 1:
         return compare(model, batch, [spec.text for spec in specs], targets=targets, skip=True, **arguments)
@@ -81,9 +85,30 @@ def explain_photo(model: Model, photo: Upload, specs: Sequence[MethodSpec], requ
 
 def result_key(photo: Upload, model: str, spec: MethodSpec, request: ExplainRequest | _OneMapRequest) -> ResultKey:
     """Return what the maps of a request depend on."""
-    targets = request.target if isinstance(request, ExplainRequest) else [request.target] if request.target else []
     score = None if isinstance(request, CurveRequest) else request.score
-    return ResultKey(photo.id, model, spec.text, tuple(targets), score, request.seed)
+    prompts = [f"text {prompt}" for prompt in _listed(request.text)]
+    others = [] if request.similar_to is None else [f"similar to {request.similar_to}"]
+    readouts = (*prompts, *others)
+    return ResultKey(photo.id, model, spec.text, tuple(_listed(request.target)), score, request.seed, readouts)
+
+
+def requested_targets(model: Model, request: ExplainRequest | _OneMapRequest, other: Upload | None) -> list[Any]:
+    """Return the targets of a request: classes, prompts, and the similarity to another photo."""
+    targets: list[Any] = [parse_class(text) for text in _listed(request.target)]
+    targets += [Text(prompt) for prompt in _listed(request.text)]
+    return targets if other is None else [*targets, Similar(other.pixels[model.name], "the other photo")]
+
+
+def one_target(model: Model, request: _OneMapRequest, other: Upload | None) -> Any:
+    """Return the target of a request about one map; None is the predicted class."""
+    targets = requested_targets(model, request, other)
+    if len(targets) > 1:
+        raise BadInput(f"{len(targets)} targets were named; expected one: target, text or similar_to.")
+    return targets[0] if targets else None
+
+
+def _listed(value: list[str] | str | None) -> list[str]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def cached_results(
@@ -110,14 +135,19 @@ def cache_results(
 
 
 def explain_once(
-    cache: ResultCache, model: Model, photo: Upload, spec: MethodSpec, request: _OneMapRequest
+    cache: ResultCache,
+    model: Model,
+    photo: Upload,
+    spec: MethodSpec,
+    request: _OneMapRequest,
+    other: Upload | None = None,
 ) -> Explanation:
     """Return the explanation of one target, computed only if it is not in the cache."""
+    target = one_target(model, request, other)
     key = result_key(photo, model.name, spec, request)
     explanation = cache.find(key)
     if explanation is None:
         batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
-        target: Any = None if request.target is None else parse_class(request.target)
         explanation = explain(
             model, batch, spec.text, target, score=key.score, seed=request.seed, batch_size=batch_size(model)
         )
@@ -151,6 +181,8 @@ def explain_response(comparison: Comparison, photo: Upload, model: Model, reques
         activation=first.activation,
         probabilities=list(first.probabilities),
         class_scores=list(first.class_scores) if first.classifier else [None] * len(first.targets),
+        target_scores=list(first.target_scores),
+        other=request.similar_to,
         top=[
             ClassScore(index=guess.index, name=guess.name, probability=guess.probability, score=guess.score)
             for guess in top_classes(first, 0)
@@ -230,7 +262,7 @@ def trace_response(model: Model, uploads: UploadStore, layer: int, request: Trac
         model=model.name,
         layer=layer,
         head=str(request.head),
-        grid=layout.grid,
+        grid=layout.plane,
         prefix=layout.prefix,
         attention=encode_array(matrix),
     )
@@ -259,23 +291,31 @@ def similarity_response(
     )
 
 
-def curve_response(model: Model, photo: Upload, explanation: Explanation, request: CurveRequest) -> CurveResponse:
+def curve_response(
+    model: Model, photo: Upload, explanation: Explanation, request: CurveRequest, other: Upload | None = None
+) -> CurveResponse:
     """Return the score while patches are removed and inserted in the order of the map, and in random orders."""
-    return _curve_response(model, photo, explanation, request, ExecutionOptions.from_caller(batch_size(model)))
+    target = one_target(model, request, other)
+    execution = ExecutionOptions.from_caller(batch_size(model))
+    return _curve_response(readout_model(model, target), photo, explanation, request, target, execution)
 
 
 @own_grad_mode()
 def _curve_response(
-    model: Model, photo: Upload, explanation: Explanation, request: CurveRequest, execution: ExecutionOptions
+    model: Model,
+    photo: Upload,
+    explanation: Explanation,
+    request: CurveRequest,
+    target: Any,
+    execution: ExecutionOptions,
 ) -> CurveResponse:
     spec = resolve_method(explanation.method)
     recording = record_for([], model, photo.pixels[model.name], execution)
-    target: Any = None if request.target is None else parse_class(request.target)
     logits = recording.logits.detach()
     (resolved,) = resolve_for(model, target, logits)
     trace = run_backward(recording, resolved, None)
     maps = explanation.maps.to(logits.device)
-    random_maps = [_random_map(trace.layout.grid, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]
+    random_maps = [_random_map(trace.layout.plane, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]
     context = EvalContext(trace=trace, specs=(spec,), raw=(maps, *random_maps), seed=request.seed)
     schedule = RemovalSchedule(steps=request.steps, ends=True)
     counts = schedule.fractions_and_counts(context.patches)[1]
@@ -291,7 +331,7 @@ def _curve_response(
         target=resolved.names[0],
         meaning=context.meaning("prob"),
         rank=context.rank[0, 0].tolist(),
-        grid=trace.layout.grid,
+        grid=trace.layout.plane,
         deletion=bands["deletion"],
         insertion=bands["insertion"],
         notes=[*explanation.notes, *context.notes_log.notes],

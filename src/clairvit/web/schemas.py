@@ -16,6 +16,7 @@ MethodText = Annotated[str, StringConstraints(min_length=1, max_length=200, patt
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 PhotoId = Annotated[str, StringConstraints(pattern=r"^(demo|[0-9a-f]{32})$")]
 ClassText = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+PromptText = Annotated[str, StringConstraints(min_length=1, max_length=400)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ActivationName = Literal["softmax", "sigmoid", "raw"]
 ScoreKind = Literal["logit", "prob", "logprob"]
@@ -82,6 +83,7 @@ class ModelCard(_Response):
     layers: int
     heads: int = Field(description="0: it has no attention between tokens")
     activation: ActivationName = Field(description="what scores mean; raw: there are no probabilities")
+    reads_prompts: bool = Field(description="it has a text tower: `text` may be asked for")
     default_method: str = Field(description="the method that fits this model where none is named")
     seconds: float = Field(description="of one forward pass of one photo on this machine")
 
@@ -140,6 +142,11 @@ class ExplainRequest(_Request):
     target: list[ClassText] = Field(
         default=[], max_length=4, description="class names or numbers; none: the predicted class"
     )
+    text: list[PromptText] = Field(
+        default=[], max_length=4, description="prompts, after the classes; for models with `reads_prompts`"
+    )
+    other: UploadFile | None = Field(default=None, description="a second photo: what makes the two alike")
+    similar_to: PhotoId | None = Field(default=None, description="the same, by the id of an earlier photo")
     score: ScoreKind | None = None
     seed: Seed = 0
     layers: bool = Field(default=False, description="also the map of each layer (one method only)")
@@ -189,6 +196,8 @@ class ExplainResponse(_Response):
     activation: ActivationName
     probabilities: list[float | None] = Field(description="of each target; null where there is none")
     class_scores: list[float | None] = Field(description="the model's own output for each target class")
+    target_scores: list[float | None] = Field(description="the value that is explained, of the kind `score`")
+    other: str | None = Field(description="the id of the photo that this one is compared with")
     top: list[ClassScore]
     explanations: list[MethodMaps]
     skipped: dict[str, str] = Field(description="methods that do not fit the model, and why")
@@ -198,13 +207,15 @@ class ExplainResponse(_Response):
 
 
 class ExplanationRecord(BaseModel):
-    """The record of one explanation, as `clairvit explain --out` writes it: the reply to `reply=record`."""
+    """The reply `record`: the JSON file that `clairvit explain` writes."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
-    model: str
     method: str
-    family: str
+    model: str
+    score: str
+    names: list[str]
+    targets: list[str]
 
 
 class TraceRequest(_Request):
@@ -245,6 +256,8 @@ class CurveRequest(_Request):
     model: ModelName | None = None
     method: MethodText = DEFAULT
     target: ClassText | None = None
+    text: PromptText | None = None
+    similar_to: PhotoId | None = None
     seed: Seed = 0
     steps: int = Field(default=13, ge=1, le=48)
     removal: Removal = "token"
@@ -289,6 +302,8 @@ class CheckRequest(_Request):
     model: ModelName | None = None
     method: MethodText = DEFAULT
     target: ClassText | None = None
+    text: PromptText | None = None
+    similar_to: PhotoId | None = None
     score: ScoreKind | None = None
     seed: Seed = 0
     stream: bool = False

@@ -95,6 +95,22 @@ def image_inputs(model: nn.Module, pixels: Tensor) -> dict[str, Any]:
     return {"pixel_values": patches, "pixel_attention_mask": None, "spatial_shapes": shapes}
 
 
+class FramesFirst(nn.Module):
+    """A transformers model of clips [B, T, C, H, W] as one of clips [B, C, T, H, W], as ClairViT keeps them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def config(self) -> Any:
+        """Return the configuration of the model."""
+        return self.model.config
+
+    def forward(self, clips: Tensor) -> Any:
+        return self.model(clips.transpose(1, 2))
+
+
 class VariableSize(nn.Module):
     """A model of cut patches (SigLIP 2, NaFlex) as one of images of any size: pixels [B, C, H, W] -> its output."""
 
@@ -112,8 +128,32 @@ class VariableSize(nn.Module):
 
 
 def takes_images(model: nn.Module) -> nn.Module:
-    """Return a transformers model as one that takes pixels [B, C, H, W]: most do, and come back as they are."""
-    return VariableSize(model) if takes_patches(model) else model
+    """Return a model as one that takes pixels [B, C, H, W] or clips [B, C, T, H, W]: most come back as they are."""
+    if takes_patches(model):
+        return VariableSize(model)
+    return FramesFirst(model) if takes_clips(type(model), getattr(model, "config", None)) else model
+
+
+def takes_clips(model_class: type[nn.Module], config: Any) -> bool:
+    """Return whether a transformers class takes the frames of a clip, [B, T, C, H, W]."""
+    if not model_class.__module__.startswith("transformers."):
+        return False
+    parameters = inspect.signature(model_class.forward).parameters
+    return (
+        getattr(model_class, "input_modalities", ()) in ("video", ("video",))
+        or "pixel_values_videos" in parameters
+        or any(hasattr(config, name) for name in ("tubelet_size", "num_frames"))
+    )
+
+
+def clip_frames(module: nn.Module) -> int | None:
+    """Return the frames of a clip that a module takes, 0 for any number; None for a module of images."""
+    config = getattr(module, "config", None)
+    if takes_clips(type(module), config):
+        count = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
+        return count if isinstance(count, int) else 0
+    layers = (layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Conv3d))
+    return 0 if isinstance(next(layers, None), nn.Conv3d) else None
 
 
 class ImageTower(nn.Module):
@@ -201,8 +241,7 @@ class Backbone(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the embeddings [B, d] of pixels [B, 3, H, W]."""
-        model = self.model
-        return self.pool(model(**image_inputs(model, pixels)) if takes_patches(model) else model(pixels))
+        return self.pool(takes_images(self.model)(pixels))
 
     def pool(self, output: Any) -> Tensor:
         """Return one embedding per image, [B, d], of what the model returned."""

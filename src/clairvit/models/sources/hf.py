@@ -26,6 +26,7 @@ from clairvit.models.sources.adapters import (
     ImageTower,
     UnmaskedEncoder,
     ZeroShot,
+    clip_frames,
     drop_submodules,
     interpolation_option,
     takes_images,
@@ -92,7 +93,7 @@ def _text_tower(transformers: Any, pair: Any, location: str) -> TextTower:
 
 def _no_tokenizer(request: LoadOptions) -> ModelUnavailable:
     return ModelUnavailable(
-        f"'{request.spec}' has no tokenizer to read the labels with; give a hub id or a folder that holds one, "
+        f"'{request.spec}' has no tokenizer to read prompts with; give a hub id or a folder that holds one, "
         "or use 'open_clip:ViT-B-32', whose tokenizer is built in."
     )
 
@@ -145,7 +146,7 @@ def vision_types(transformers: Any) -> list[str]:
 def model_kind(transformers: Any, config: Any, spec: str) -> Kind:
     """Return the kind of a model, by the class that its weights were saved from, else by its configuration."""
     architectures = config.architectures or ()
-    if any("ForImageClassification" in name for name in architectures):
+    if any("ForImageClassification" in name or "ForVideoClassification" in name for name in architectures):
         return "classifier"
     classes = (getattr(transformers, name, None) for name in architectures)
     saved = next((model_class for model_class in classes if model_class is not None), None)
@@ -255,6 +256,8 @@ def _describe(
     transformers: Any, model: nn.Module, kind: Kind, preprocess: Preprocess, location: str, request: LoadOptions
 ) -> Model:
     """Return the module as a model: a classifier, an embedding, or a zero-shot classifier of prompts."""
+    frames = clip_frames(model.model if isinstance(model, Backbone) else model)
+    preprocess = dataclasses.replace(preprocess, frames=frames)
     if kind == "classifier":
         config: Any = model.config
         labels = fit_labels(request.labels, lambda: class_names(config), config.num_labels)

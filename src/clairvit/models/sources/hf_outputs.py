@@ -77,7 +77,7 @@ def adapted(module: nn.Module) -> tuple[nn.Module, str]:
         return module, reason
     if name == "ViTMAEModel":
         return UnmaskedEncoder(module), ""
-    is_row = "ForImageClassification" in name or _pools(module)
+    is_row = "ForImageClassification" in name or "ForVideoClassification" in name or _pools(module)
     return takes_images(module) if is_row else Backbone(module, pooled=True), ""
 
 
@@ -115,10 +115,8 @@ def no_scores(model_class: type[nn.Module], config: Any) -> str:
             f"{name} returns masks for points or boxes that it is given, not {_ROW}. Name a point: "
             "target=cv.Region(point=(X, Y)); or explain its image encoder, cv.wrap(model.vision_encoder)."
         )
-    if "ForImageClassification" not in name and _takes_video(model_class, config):
-        raise NotApplicable(f"{name} takes the frames of a video, [B, T, 3, H, W], not an image. Use an image model.")
     required = [key for key, value in parameters.items() if value.default is value.empty and value.kind in _NAMED]
-    required = [key for key in required if key not in ("self", "pixel_values", "inputs")]
+    required = [key for key in required if key not in ("self", "pixel_values", "pixel_values_videos", "inputs")]
     if takes_patches(model_class):  # they are cut by an adapter
         required = [key for key in required if key not in ("pixel_attention_mask", "spatial_shapes")]
     if required:
@@ -126,7 +124,7 @@ def no_scores(model_class: type[nn.Module], config: Any) -> str:
             f"{name} needs {', '.join(required)} besides the image. Pass them: inputs={{'{required[0]}': …}}, or "
             "model.with_inputs(…)."
         )
-    if "pixel_values" not in parameters:
+    if not {"pixel_values", "pixel_values_videos"} & set(parameters):
         raise NotApplicable(f"{name} takes no images: its forward has no pixel_values. Use a vision model.")
     if "ForImageClassification" not in name and _has_queries(config):
         return f"{name} returns an embedding for each of its queries, not {_ROW}. {_OUTPUT}."
@@ -134,17 +132,6 @@ def no_scores(model_class: type[nn.Module], config: Any) -> str:
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _takes_video(model_class: type[nn.Module], config: Any) -> bool:
-    """Return whether the model takes the frames of a video."""
-    modalities = getattr(model_class, "input_modalities", ())
-    parameters = inspect.signature(model_class.forward).parameters
-    return (
-        modalities in ("video", ("video",))
-        or "pixel_values_videos" in parameters
-        or any(hasattr(config, name) for name in ("tubelet_size", "num_frames"))
-    )
 
 
 def _has_queries(config: Any) -> bool:

@@ -197,9 +197,9 @@ class BiasMaps(Recorder):
         b = bias_term("learned", op) if isinstance(out, Tensor) and out.requires_grad else None
         if b is None:
             return
-        is_image = op.kind in ops.CHANNELS_SECOND and out.ndim == 4
-        if is_image and isinstance(b, Tensor):
-            b = b.detach()[:, None, None]
+        is_image = op.kind in ops.CHANNELS_SECOND and out.ndim == 4 == len(self._pixels)
+        if op.kind in ops.CHANNELS_SECOND and isinstance(b, Tensor):
+            b = b.detach().reshape(-1, *(1,) * (out.ndim - 2))
 
         def add_terms(gradient: Tensor | None) -> None:
             if self._is_open and gradient is not None:

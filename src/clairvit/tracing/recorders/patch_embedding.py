@@ -70,11 +70,13 @@ class PatchEmbedding(Recorder):
                 "single pixels; expected an nn.Conv2d."
             )
         x, w = self.input.to(R.dtype), self._weight.to(R.dtype)
-        low, high = (edge.expand_as(x) for edge in (x.amin((1, 2, 3), True), x.amax((1, 2, 3), True)))
+        axes = tuple(range(1, x.ndim))
+        low, high = (edge.expand_as(x) for edge in (x.amin(axes, True), x.amax(axes, True)))
         terms = [(x, w), (-low, w.clamp(min=0)), (-high, w.clamp(max=0))]
         with torch.enable_grad():
             inputs = [term.detach().requires_grad_(True) for term, _ in terms]
-            outs = [F.conv2d(term, weight, **self._geometry) for term, (_, weight) in zip(inputs, terms, strict=True)]
+            conv = F.conv2d if w.ndim == 4 else F.conv3d
+            outs = [conv(term, weight, **self._geometry) for term, (_, weight) in zip(inputs, terms, strict=True)]
             Z = outs[0] + outs[1] + outs[2]
         share = torch.where(Z == 0, torch.zeros_like(R), R / Z).detach()
         gradients = torch.autograd.grad(outs, inputs, [share] * 3)

@@ -62,7 +62,10 @@ class Affine:
         return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), geometry)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias) if weight.ndim == 2 else F.conv2d(x, weight, bias, **self.geometry)
+        if weight.ndim == 2:
+            return F.linear(x, weight, bias)
+        conv = F.conv2d if weight.ndim == 4 else F.conv3d
+        return conv(x, weight, bias, **self.geometry)
 
     def back(self, s: Tensor, weight: Tensor) -> Tensor:
         """Return Wᵀ s."""

@@ -1,0 +1,333 @@
+"""Check clips: VideoMAE, TimeSformer and modules of an nn.Conv3d, on a grid of frames, rows and columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from PIL import Image
+from torch import Tensor, nn
+
+import clairvit as cv
+from clairvit.errors import BadInput, NotApplicable
+from clairvit.methods.registry import list_methods
+from clairvit.models.images import prepare
+from clairvit.perturbation.removal import background, gaussian_blur
+from clairvit.plotting.strip import frame_strip, side_by_side
+from clairvit.plotting.style import PlotStyle
+from helpers.custom_vits import WIDTH, Block, FusedAttention
+
+FRAMES, SIZE, PATCH = 6, 32, 8
+TINY = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": SIZE,
+    "patch_size": PATCH,
+    "num_frames": FRAMES,
+    "num_labels": 5,
+}
+PLANE = {"scorecam", "vit-cx", "rise", "occlusion", "pami", "hsic", "fullgrad-pixel"}
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return module.double().eval()
+
+
+def videomae() -> Any:
+    """Return a VideoMAE whose grid is 3 × 4 × 4: a token has two frames."""
+    torch.manual_seed(0)
+    return randomised(hf.VideoMAEForVideoClassification(hf.VideoMAEConfig(**TINY, tubelet_size=2)))
+
+
+def timesformer() -> Any:
+    """Return a TimeSformer of divided attention, whose grid is 6 × 4 × 4."""
+    torch.manual_seed(0)
+    return randomised(hf.TimesformerForVideoClassification(hf.TimesformerConfig(**TINY)))
+
+
+class Volumes(nn.Module):
+    """A transformer of clips [B, C, T, H, W] with a class token, cut by an nn.Conv3d into 2 × 3 × 4 patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = nn.Conv3d(1, WIDTH, (2, 8, 8), (2, 8, 8))
+        self.cls_token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.positions = nn.Parameter(torch.randn(1, 25, WIDTH))
+        self.blocks = nn.Sequential(Block(FusedAttention), Block(FusedAttention))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        patches = self.cut(clips).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls_token.expand(len(clips), -1, -1), patches], 1) + self.positions
+        return self.head(self.blocks(tokens)[:, 0])
+
+
+def clips(count: int = 2) -> Tensor:
+    """Return clips with their frames first, as transformers takes them."""
+    return torch.randn(count, FRAMES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2)).double()
+
+
+# gradients by hand
+
+
+def test_token_gradients_are_those_of_autograd() -> None:
+    net = videomae()
+    tokens = net.videomae.embeddings(clips(), None)
+    hidden = net.videomae.encoder(tokens).last_hidden_state
+    if net.videomae.layernorm is not None:
+        hidden = net.videomae.layernorm(hidden)
+    scores = net.classifier(net.fc_norm(hidden.mean(1)))
+    torch.testing.assert_close(scores, net(clips()).logits)
+    (gradient,) = torch.autograd.grad(scores[:, 2].sum(), tokens)
+    maps = cv.explain(net, clips(), "ixg", target=2).maps
+    expected = (tokens * gradient).sum(-1).reshape(2, 3, 4, 4).detach()
+    torch.testing.assert_close(maps, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("build", [videomae, timesformer])
+def test_pixel_gradients_are_those_of_autograd(build: Any) -> None:
+    net, given = build(), clips().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(net(given).logits[:, 2].sum(), given)
+    maps = cv.explain(net, clips(), "saliency(level=pixel)", target=2).maps
+    torch.testing.assert_close(maps, gradient.abs().amax(2), rtol=1e-9, atol=1e-12)
+    pooled = cv.explain(net, clips(), "saliency", target=2).maps
+    frames = FRAMES // pooled.shape[1]
+    cells = gradient.abs().amax(2).reshape(2, -1, frames, 4, PATCH, 4, PATCH).mean((2, 4, 6))
+    torch.testing.assert_close(pooled, cells, rtol=1e-9, atol=1e-12)
+
+
+def test_volumes_of_one_channel() -> None:
+    torch.manual_seed(0)
+    net = Volumes().double().eval()
+    volumes = torch.randn(2, 1, 4, 24, 32).double()
+    model = cv.wrap(net)
+    assert (model.preprocess.channels, model.preprocess.frames) == (1, 0)
+    structure = cv.trace(model, volumes, target=0).layout
+    assert (structure.grid, structure.prefix, structure.pooling) == ((2, 3, 4), 1, "token")
+    tokens = torch.cat([net.cls_token.expand(2, -1, -1), net.cut(volumes).flatten(2).transpose(1, 2)], 1)
+    tokens = (tokens + net.positions).detach().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(net.head(net.blocks(tokens)[:, 0])[:, 1].sum(), tokens)
+    maps = cv.explain(model, volumes, "ixg", target=1).maps
+    expected = (tokens * gradient).sum(-1)[:, 1:].reshape(2, 2, 3, 4).detach()
+    torch.testing.assert_close(maps, expected, rtol=1e-9, atol=1e-12)
+    assert cv.explain(model, volumes, "rollout").maps.shape == (2, 2, 3, 4)
+
+
+# removal
+
+
+def test_painting_covers_a_patch_in_all_its_frames() -> None:
+    net, given = videomae(), clips(1)
+    full = net(given).logits[0, 1]
+    drops = torch.zeros(3, 4, 4).double()
+    for frame, row, col in np.ndindex(3, 4, 4):
+        painted = given.clone()
+        painted[:, 2 * frame : 2 * frame + 2, :, PATCH * row : PATCH * (row + 1), PATCH * col : PATCH * (col + 1)] = 0
+        drops[frame, row, col] = (full - net(painted).logits[0, 1]).detach()
+    maps = cv.explain(net, given, "leave-one-out(removal=mean)", target=1, score="logit").maps
+    torch.testing.assert_close(maps[0], drops, rtol=1e-8, atol=1e-10)
+
+
+def test_removed_tokens_are_gone() -> None:
+    net, given = videomae(), clips(1)
+    tokens = net.videomae.embeddings(given, None)
+    full = net(given).logits[0, 1]
+    drops = []
+    for patch in range(48):
+        kept = [i for i in range(48) if i != patch]
+        hidden = net.videomae.encoder(tokens[:, kept]).last_hidden_state
+        drops.append((full - net.classifier(net.fc_norm(hidden.mean(1)))[0, 1]).detach())
+    maps = cv.explain(net, given, "leave-one-out(removal=token)", target=1, score="logit").maps
+    torch.testing.assert_close(maps.flatten(), torch.stack(drops), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("removal", ["black", "image-mean", "minimum", "blur", "gaussian-blur", "noise", "mean"])
+def test_backgrounds_have_the_shape_of_the_clips(removal: str) -> None:
+    given = clips().transpose(1, 2)
+    painted = background(removal, given, cv.wrap(videomae()).preprocess, seed=0)
+    assert painted.shape == given.shape
+    if removal == "gaussian-blur":  # frame by frame
+        torch.testing.assert_close(painted[:, :, 4], gaussian_blur(given[:, :, 4]))
+
+
+def test_road_imputes_frame_by_frame() -> None:
+    maps = cv.explain(videomae(), clips(1), "leave-one-out(removal=road)", target=1).maps
+    assert maps.isfinite().all()
+
+
+# methods and metrics
+
+
+@pytest.mark.filterwarnings("ignore::clairvit.errors.ClairWarning")
+def test_every_method_works_or_says_that_it_is_for_images() -> None:
+    net, given = videomae(), clips(1)
+    refused: dict[str, str] = {}
+    for method in list_methods():
+        try:
+            maps = cv.explain(net, given, method.name).maps
+            assert maps.shape == (1, 3, 4, 4), method.name
+            assert maps.isfinite().all(), method.name
+        except NotApplicable as error:
+            refused[method.name] = str(error)
+    assert set(refused) == PLANE
+    assert all("rows and columns of an image" in reason for reason in refused.values())
+
+
+def test_divided_attention_is_described_and_refused() -> None:
+    with pytest.raises(NotApplicable, match="not between all image tokens, which attention methods need"):
+        cv.explain(timesformer(), clips(1), "rollout")
+    for method in ("smoothgrad(n=2)", "integrated-gradients(steps=2)", "leave-one-out", "kernelshap(samples=60)"):
+        assert cv.explain(timesformer(), clips(1), method, target=1).maps.shape == (1, 6, 4, 4)
+
+
+METRICS = ["deletion(steps=4)", "road(steps=2)", "faithfulness-correlation", "infidelity", "saco", "sparseness"]
+
+
+def test_metrics_rank_all_patches_of_all_frames() -> None:
+    net = videomae()
+    explanation = cv.explain(net, clips(), "ixg", target=1)
+    scores = cv.evaluate(net, clips(), ["ixg"], METRICS, target=1)
+    assert all(np.isfinite(scores["ixg", cv.parse_metric(metric).text].mean) for metric in METRICS)
+    given = cv.evaluate(net, clips(), explanation, METRICS[0], target=1)
+    torch.testing.assert_close(given.values, scores["ixg", cv.parse_metric(METRICS[0]).text].values)
+    with pytest.raises(NotApplicable, match="Superpixels are those of an image"):
+        cv.evaluate(net, clips(), "ixg", "irof")
+    with pytest.raises(NotApplicable, match="Features are drawn on images"):
+        cv.features(net, clips())
+    assert all(verdict is not None for verdict in explanation.check().verdicts)
+
+
+def test_deletion_removes_the_highest_patches_first() -> None:
+    net, given = videomae(), clips(1)
+    maps = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(3)).double()
+    explanation = cv.explain(net, given, "random", target=1)
+    explanation = type(explanation)(**{**vars(explanation), "maps": maps})
+    order = maps.flatten().argsort(descending=True)
+    probabilities = []
+    for removed in (0, 12, 24, 36, 48):
+        keep = torch.ones(48)
+        keep[order[:removed]] = 0
+        visible = keep.reshape(3, 4, 4).repeat_interleave(2, 0).repeat_interleave(8, 1).repeat_interleave(8, 2)
+        probabilities.append(net(given * visible[None, :, None]).logits.softmax(-1)[0, 1].detach())
+    expected = torch.trapezoid(torch.stack(probabilities), dx=0.25)
+    score = cv.evaluate(net, given, explanation, "deletion(steps=3,ends=true,removal=mean)", target=1)
+    torch.testing.assert_close(score.values, expected[None], rtol=1e-8, atol=1e-10)
+
+
+# inputs
+
+
+def frames() -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    return [Image.fromarray(rng.integers(0, 256, (40, 48, 3), np.uint8)) for _ in range(FRAMES)]
+
+
+def test_both_orders_of_axes_are_the_same_clip() -> None:
+    model = cv.wrap(videomae())
+    expected = clips().transpose(1, 2)
+    for given in (clips(), clips().transpose(1, 2), list(clips()), [clip.transpose(0, 1) for clip in clips()]):
+        assert torch.equal(prepare(given, model).pixels, expected)
+    assert torch.equal(prepare(clips()[0], model).pixels, expected[:1])
+
+
+def test_as_many_frames_as_channels_are_frames_first() -> None:
+    torch.manual_seed(0)
+    config = hf.TimesformerConfig(**(TINY | {"num_frames": 3}))
+    model = cv.wrap(hf.TimesformerForVideoClassification(config))
+    given = torch.randn(1, 3, 3, SIZE, SIZE)
+    assert torch.equal(prepare(given, model).pixels, given.transpose(1, 2))
+    explained = cv.explain(model, given, "saliency", target=1)
+    scores = [cv.evaluate(model, given, method, "deletion(steps=3)", target=1) for method in ("saliency", explained)]
+    assert torch.equal(scores[0].values, scores[1].values)
+
+
+def test_lists_of_frames_are_clips() -> None:
+    model = cv.wrap(videomae(), mean=0.5, std=0.5)
+    one = prepare(frames(), model)
+    assert (one.pixels.shape, one.single) == ((1, 3, FRAMES, SIZE, SIZE), True)
+    image_model = cv.wrap(nn.Conv2d(3, 1, 1), mean=0.5, std=0.5, size=SIZE)
+    by_frame = torch.stack([prepare(frame, image_model).pixels[0] for frame in frames()], 1)
+    assert torch.equal(one.pixels[0], by_frame.double())
+    two = cv.explain(model, [frames(), frames()[::-1]], "ixg", target=1)
+    assert two.maps.shape == (2, 3, 4, 4)
+    assert cv.evaluate(model, [frames(), frames()], "ixg", "sparseness").n_valid == 2
+
+
+def test_a_folder_is_loaded(tmp_path: Path) -> None:
+    videomae().float().save_pretrained(tmp_path)
+    size = {"height": SIZE, "width": SIZE}
+    hf.ViTImageProcessor(size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3).save_pretrained(tmp_path)
+    model = cv.load(f"hf:{tmp_path}")
+    assert (model.preprocess.frames, model.preprocess.size) == (FRAMES, (SIZE, SIZE))
+    assert cv.explain(model, frames(), "ixg").maps.shape == (1, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class"),
+    [("VideoMAEModel", "VideoMAEConfig"), ("TimesformerModel", "TimesformerConfig"), ("VivitModel", "VivitConfig")],
+)
+def test_encoders_are_embeddings_of_clips(model_class: str, config_class: str) -> None:
+    torch.manual_seed(0)
+    options = TINY if config_class != "VivitConfig" else TINY | {"tubelet_size": [2, PATCH, PATCH]}
+    options = {name: value for name, value in options.items() if name not in ("num_labels",)}
+    model = cv.wrap(getattr(hf, model_class)(getattr(hf, config_class)(**options)))
+    assert not model.classifier
+    embedding = cv.explain(model, clips(1).float(), "saliency", target=lambda scores: scores.square().sum(1))
+    assert embedding.maps.shape[2:] == (4, 4)
+
+
+def test_a_loader_of_clips() -> None:
+    dataset = torch.utils.data.TensorDataset(clips(), torch.arange(2))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=2)
+    net = videomae()
+    assert torch.equal(cv.explain(net, loader, "ixg", target=1).maps, cv.explain(net, clips(), "ixg", target=1).maps)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (torch.randn(1, 4, 3, SIZE, SIZE), r"A clip of 4 frames was given, and \w+ takes 6; expected 6 frames"),
+        (torch.randn(3, SIZE, SIZE), r"takes clips of 6 frames, and .*expected a float tensor \[B, 6, 3, H, W\]"),
+        ("demo", r"takes clips of 6 frames, and a str was given; expected"),
+        (torch.randn(1, 5, 5, SIZE, SIZE), r"a tensor of shape \[5, 5, 32, 32\] was given"),
+    ],
+)
+def test_what_is_no_clip_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        cv.explain(cv.wrap(videomae(), mean=0.5, std=0.5), given)
+
+
+def test_images_are_no_clips() -> None:
+    with pytest.raises(BadInput, match=r"\[1, 6, 3, 32, 32\]; expected \[B, 3, H, W\]"):
+        cv.explain(cv.load("scenes"), clips(1).float())
+    with pytest.raises(BadInput, match="frames=0; expected the number of frames"):
+        cv.wrap(Volumes(), frames=0)
+    with pytest.raises(BadInput, match=r"expected \(rows, columns\) of patches"):
+        cv.Layout(grid=(2, 2, 2, 2), prefix=0, pooling="avg")
+
+
+# pictures
+
+
+def test_frames_lie_side_by_side_with_their_maps(tmp_path: Path) -> None:
+    explanation = cv.explain(videomae(), clips(), "ixg", target=1)
+    strip = frame_strip(explanation, PlotStyle(smooth=False))
+    assert strip.pixels.shape == (2, 3, SIZE, 3 * SIZE)
+    assert torch.equal(strip.pixels[:, :, :, SIZE : 2 * SIZE], clips()[:, 3].to(strip.pixels))  # the middle of 2 and 3
+    assert torch.equal(strip.maps[:, ::PATCH, SIZE : 2 * SIZE : PATCH], explanation.maps[:, 1])
+    assert side_by_side(torch.arange(8.0).reshape(8, 1, 1)).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    explanation.save(tmp_path / "clip.png")
+    assert Image.open(tmp_path / "clip.png").size[0] > 200
+    cv.compare(videomae(), clips(1), ["ixg", "saliency"]).save(tmp_path / "compared.png")
+    images = cv.explain(cv.load("scenes"), torch.randn(1, 3, 96, 96), "ixg")
+    assert frame_strip(images, PlotStyle()) is images
