@@ -143,7 +143,8 @@ def test_every_page_is_in_the_site_and_the_api_has_every_public_name(monkeypatch
     assert listed == set(clairvit.__all__) - {"__version__"}
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
-    assert {page for page in pages if page not in navigation} == set()
+    listed_pages = set(re.findall(r"([\w-]+\.md)\s*$", navigation, re.MULTILINE))
+    assert pages - listed_pages == set(), "pages that are missing in the navigation of mkdocs.yml"
 
 
 def test_links_out_of_the_site_become_text(monkeypatch: pytest.MonkeyPatch) -> None:
