@@ -2,7 +2,9 @@
 #   make demo    explain the built-in photo with the built-in model, write out/demo.png
 #   make test    install the development extras and run every test, offline
 # Further: make test-quick (a sample, under two minutes), make test-portable (numbers on other kernels), make fuzz
-# (10,000 odd inputs; 2,000 of them are part of make test), make what-works (docs/what-works.md), make lint.
+# (10,000 odd inputs; 2,000 of them are part of make test), make lint, make coverage (of make test-quick, with a floor),
+# make matrix (lowest and newest versions, every Python that is here), make docs (the site, into out/site),
+# make what-works (docs/what-works.md).
 # A Python of your choice: make demo PYTHON=python3.12. Another place for the environment: make test VENV=/tmp/v.
 
 PYTHON ?= python3
@@ -13,11 +15,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src -type f -not -name '*.pyc')
 DEMO := raw-attention,rollout,grad-rollout,attcam,genatt,gradsam,gmar-l1,legrad,focusvit,attcat,saliency,ixg,gradcam,attnlrp+plus,decompx+skipplus
 
-.PHONY: help demo test test-quick test-portable fuzz what-works lint clean
+.PHONY: help demo test test-quick test-portable fuzz what-works lint coverage matrix docs clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '1,6s/^# //p' Makefile
+	@sed -n '1,8s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	@$(BIN)/clairvit compare demo --method '$(DEMO)' --out out/demo.png
@@ -73,6 +75,29 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --strict
+
+# Lines that a sample of the tests runs; the floor is the share below which the target fails.
+FLOOR ?= 80
+
+coverage: $(VENV)/.installed-dev
+	@rm -f .coverage .coverage.*
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m coverage run -m pytest -m 'not (slow or browser or ray or cuda)' $(ARGS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage html --quiet --directory out/coverage
+	@$(BIN)/python -m coverage report --fail-under=$(FLOOR) | tail -n 1
+
+matrix:
+	@$(PYTHON) .ci/matrix.py $(ARGS)
+
+# An environment of its own: the site needs neither torch nor the package installed, its API reference reads the sources.
+docs: $(VENV)-docs/.installed
+	@$(VENV)-docs/bin/mkdocs build --strict --quiet
+	@echo "out/site/index.html"
+
+$(VENV)-docs/.installed: pyproject.toml
+	@$(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check $$($(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
+	@touch $@
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache

@@ -23,6 +23,7 @@ LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
     ("methods/explanation.py", "metrics"),  # Explanation.check
     ("methods/explain.py", "plotting"),  # the same of Comparison
+    ("methods/similarity.py", "plotting"),  # the same of Similarity
     ("methods/token_features.py", "plotting"),  # the same of PatchFeatures
     ("perturbation/patching.py", "plotting"),  # PatchSweep.plot
     ("metrics/score.py", "plotting"),  # the same of Scores
@@ -42,7 +43,12 @@ def imported_packages(path: Path) -> set[str]:
 
 def test_every_package_has_its_place() -> None:
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert packages == {*PACKAGES, "compat", "cli", "web"}
+    assert packages == {*PACKAGES, "compat", "integrations", "cli", "web"}
+
+
+def test_integrations_are_imported_by_nobody() -> None:
+    users = {p.relative_to(SOURCE).parts[0] for p in SOURCE.rglob("*.py") if "integrations" in imported_packages(p)}
+    assert users == {"integrations"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clairvit._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from clairvit.citations import cite as cite
     from clairvit.diagnostics.doctor import doctor as doctor
     from clairvit.diagnostics.report import Check as Check
     from clairvit.diagnostics.report import Diagnosis as Diagnosis
@@ -138,6 +139,7 @@ _MODULES = {
     "ensemble": "clairvit.methods.ensembles",
     "list_methods": "clairvit.registry",
     "parse_method": "clairvit.registry",
+    "cite": "clairvit.citations",
     "method": "clairvit.registry",
     "MethodSpec": "clairvit.methods.spec",
     "LayerView": "clairvit.methods.layer_view",

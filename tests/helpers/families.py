@@ -44,7 +44,12 @@ class Family:
     examples: str  # where such models come from
     make: Callable[[], tuple[cv.Model, Any]]
     targets: Mapping[str, Any] = field(
-        default_factory=lambda: {"class": 0, "Contrast": cv.Contrast(0, 1), "Neuron": cv.Neuron(0, 0)}
+        default_factory=lambda: {
+            "class": 0,
+            "Contrast": cv.Contrast(0, 1),
+            "Similar": cv.Similar("demo"),
+            "Neuron": cv.Neuron(0, 0),
+        }
     )
     quick: bool = False  # part of the ordinary tests
 
@@ -186,8 +191,10 @@ NEURON = {"Neuron": cv.Neuron(0, 0)}
 REGION = {"Region": cv.Region(0, box=(4, 8, 40, 36)), **NEURON}
 DEPTH = {"Region": cv.Region(box=(4, 8, 40, 36)), **NEURON}
 QUERY = {"Query": cv.Query(2, 1), **NEURON}
-TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog")), **NEURON}
-EMBEDDING = {"channel": 0, **NEURON}
+SIMILAR = {"Similar": cv.Similar("demo"), **NEURON}
+TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog")), **SIMILAR}
+EMBEDDING = {"channel": 0, **SIMILAR}
+FOUR = {"class": 0, "Contrast": cv.Contrast(0, 1), "Similar": cv.Similar(noise((32, 32), channels=4)), **NEURON}
 FAMILIES: list[Family] = [
     Family("ViT", "timm `vit_*`", _zoo("timm-vit"), quick=True),
     Family("ViT", "transformers `ViT*`", _zoo("hf-vit-sdpa")),
@@ -208,7 +215,7 @@ FAMILIES: list[Family] = [
     Family("SigLIP, both towers", "transformers `SiglipModel`", _pair("SiglipModel"), TEXT),
     Family("SigLIP, image tower", "timm `vit_*_siglip_*`", _zoo("timm-siglip-map")),
     Family("SAM, image encoder with global attention", "timm `samvit_*`", _zoo("timm-sam")),
-    Family("ViT of four channels", "timm, `in_chans=4`", four_channels),
+    Family("ViT of four channels", "timm, `in_chans=4`", four_channels, FOUR),
     Family("Parallel blocks", "timm `vit_*_18x2_*`", _zoo("timm-parallel")),
     Family("Swin", "timm `swin_*`", _strange("swin"), quick=True),
     Family("Swin V2", "timm `swinv2_*`", _strange("swin-v2")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def _shuffled(config_class: Any) -> Any:
     )
 
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[], Any]] = {
     "llava": lambda: transformers.LlavaForConditionalGeneration(_llava()),
     "paligemma": lambda: transformers.PaliGemmaForConditionalGeneration(_paligemma()),
     "qwen2-vl": lambda: transformers.Qwen2VLForConditionalGeneration(_qwen2()),
@@ -192,6 +192,43 @@ def llava_processor() -> Any:
         num_additional_image_tokens=1,
         chat_template=template,
     )
+
+
+def qwen_processor() -> Any:
+    """Return Qwen2-VL's processor for patches of 4 × 4 pixels, with at most 1024 of them."""
+    tokenizer = word_tokenizer()
+    tokenizer.image_token, tokenizer.video_token = "<image>", "<video>"
+    return transformers.Qwen2VLProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(
+            patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": SIDE**2}
+        ),
+        tokenizer=tokenizer,
+        video_processor=transformers.Qwen2VLVideoProcessor(patch_size=4, merge_size=2),
+    )
+
+
+def paligemma_processor() -> Any:
+    """Return PaliGemma's processor for images of 32 × 32 pixels and 16 tokens."""
+    image_processor = transformers.SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
+    image_processor.image_seq_length = 16
+    return transformers.PaliGemmaProcessor(image_processor=image_processor, tokenizer=word_tokenizer())
+
+
+def idefics3_processor() -> Any:
+    """Return Idefics3's processor, which cuts images into tiles of 32 × 32 pixels unless it is told not to."""
+    image_processor = transformers.Idefics3ImageProcessor(
+        size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE}
+    )
+    return transformers.Idefics3Processor(image_processor=image_processor, tokenizer=word_tokenizer(), image_seq_len=16)
+
+
+PROCESSORS: dict[str, Callable[[], Any]] = {
+    "llava": llava_processor,
+    "qwen2-vl": qwen_processor,
+    "qwen2.5-vl": qwen_processor,
+    "paligemma": paligemma_processor,
+    "idefics3": idefics3_processor,
+}
 
 
 def saved_llava(folder: Path) -> Path:

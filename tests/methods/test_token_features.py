@@ -345,3 +345,13 @@ def test_files_hold_what_the_result_holds(tmp_path: Path) -> None:
         assert json.loads(str(arrays["about"]))["layer"] == 1
     with pytest.raises(cv.BadInput, match="write to a name that ends in"):
         features.save(tmp_path / "f.txt")
+
+
+def test_all_pairs_are_the_rows_of_single_patches() -> None:
+    model, images = double("timm-vit-nonsquare")
+    features = cv.features(model, images)
+    pairs = features.similarities()
+    assert pairs.shape == (2, 15, 15)
+    for patch in range(15):
+        assert_same(pairs[:, patch], features.similarity(*divmod(patch, 5)).flatten(1))
+    assert_same(pairs.diagonal(dim1=1, dim2=2), torch.ones(2, 15, dtype=torch.float64))

@@ -140,6 +140,11 @@ def test_hf_clip_with_prompts(tmp_path: Path) -> None:
     assert_same(tower.text_encoder.encode(prompts), nn.functional.normalize(text.float()), growth=growth(1, 12))
     assert tower.text_encoder.tower.module.vision_model is None  # the text tower alone is kept
     assert cv.explain(tower, "demo", "ixg", targets=[cv.Text(p) for p in prompts]).targets == tuple(prompts)
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # transformers then makes a tokenizer without words
+        (tmp_path / name).unlink()
+    with pytest.raises(BadInput, match="The tokenizer knows no word of 'a cat'"):
+        cv.explain(cv.load(f"hf:{tmp_path}"), "demo", "ixg", target=cv.Text("a cat"))
+    tokenizer.save_pretrained(tmp_path)
     larger = cv.load(f"hf:{tmp_path}", size=48)
     assert cv.explain(larger, "demo", "ixg", target=cv.Text("dog")).maps.shape == (1, 6, 6)
 
@@ -155,8 +160,11 @@ def test_hf_model_types() -> None:
         cv.load("hf:dinov22", pretrained=False)
     with pytest.raises(cv.ClairError, match="does not take images"):
         cv.load("hf:bert", pretrained=False)
-    with pytest.raises(ModelUnavailable, match="has no tokenizer to read the labels with"):
+    with pytest.raises(ModelUnavailable, match="has no tokenizer to read prompts with"):
         cv.load("hf:clip", pretrained=False, labels=["a", "b"])
+    clip = cv.load("hf:clip", pretrained=False, size=32)
+    with pytest.raises(ModelUnavailable, match="has no tokenizer to read prompts with"):
+        cv.explain(clip, "demo", "ixg", target=cv.Text("a cat"))
 
 
 # open_clip ------------------------------------------------------------------------------------------------------------
@@ -195,6 +203,8 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(tower.text_encoder.encode(prompts), model.module.text.float(), growth=growth(1, 32))
     tower.text_encoder.encode(["a cat", "a bird"])
     assert loaded == ["tiny", "tiny"]  # the text tower is loaded once, when first needed
+    with pytest.raises(BadInput, match="has 102 tokens, and the text tower reads 77"):
+        tower.text_encoder.encode(["cat " * 100])
     assert cv.explain(
         cv.load("open_clip:tiny", pretrained=False, size=48), "demo", "ixg", target=cv.Text("a cat")
     ).maps.shape == (1, 6, 6)

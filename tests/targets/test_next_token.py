@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from helpers.vision_language import (
     FAMILIES,
     GRID,
     IMAGE,
+    PROCESSORS,
     PROMPT,
     SIDE,
     WORDS,
@@ -203,13 +205,23 @@ def test_image_tokens_lie_row_by_row(family: str) -> None:
         assert cells.nonzero().flatten().tolist() == [index]
 
 
-def test_the_model_is_left_as_it_was(family: str) -> None:
+@pytest.mark.parametrize("verb", ["explain", "generate", "refused"])
+def test_the_model_is_left_as_it_was(family: str, verb: str) -> None:
     module = tiny_language_model(family).train()
     own_logits(family, module, images())  # transformers' own attributes are set in the first forward
     attributes = {name: dict(vars(part)) for name, part in module.named_modules()}
     state = {name: value.clone() for name, value in module.state_dict().items()}
     generator = torch.random.get_rng_state()
-    cv.explain(wrapped(module), images(), "attnlrp", cv.NextToken(token=TOKEN), inputs=text_of(family))
+    model = wrapped(module).with_inputs(**text_of(family))
+    if verb == "explain":
+        cv.explain(model, images(), "attnlrp", cv.NextToken(token=TOKEN))
+    elif verb == "generate":
+        with suppress(cv.BadInput):  # random weights may answer with an end token
+            cv.generate(model, images(), max_tokens=2)
+    else:
+        single = wrapped(module).with_inputs(input_ids=torch.tensor([[1, IMAGE, 3]]))  # its tokens are counted
+        with pytest.raises(cv.NotApplicable):
+            cv.explain(single, images(), "cam", cv.NextToken(token=TOKEN))
     assert torch.equal(torch.random.get_rng_state(), generator)
     assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
     for name, part in module.named_modules():
@@ -247,6 +259,37 @@ def test_a_saved_model_is_loaded_with_its_processor(tmp_path: Path) -> None:
     assert explanation.labels[:10] == WORDS[:10]
     assert explanation.text_relevance[0].tokens == ("USER:", *PROMPT.split(), "ASSISTANT:")
     assert explanation.probabilities[0] == pytest.approx(float(expected.softmax(-1)[TOKEN]), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "paligemma", "idefics3"])
+def test_prompts_are_those_of_the_models_own_processor(name: str, tmp_path: Path) -> None:
+    """An image of one colour, which every resize leaves as it is."""
+    tiny_language_model(name, torch.float32).save_pretrained(tmp_path)
+    processor = PROCESSORS[name]()
+    processor.save_pretrained(tmp_path)
+    model = cv.load(f"hf:{tmp_path}")
+    photo = Image.new("RGB", (SIDE, SIDE), (200, 30, 60))
+    explanation = cv.explain(model, photo, "ixg", cv.NextToken("cat", prompt=PROMPT))
+    whole = {"do_image_splitting": False} if name == "idefics3" else {}
+    marks = ("<start>", "<end>") if name.startswith("qwen") else ("", "")
+    text = f"{marks[0]}<image>{marks[1]}{PROMPT}"
+    encoded = processor(images=[photo], text=[text], return_tensors="pt", **whole)
+    encoded.pop("labels", None)
+    expected = model.module(**encoded).logits[0, -1].detach()
+    assert model.preprocess.size == (SIDE, SIDE)
+    assert explanation.maps.shape == (1, *GRID)
+    assert float((explanation.logits[0] - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    assert explanation.text_relevance[0].tokens[-6:] == tuple(PROMPT.split())
+
+
+def test_a_model_that_takes_any_size_is_loaded_for_one(tmp_path: Path) -> None:
+    tiny_language_model("qwen2-vl", torch.float32).save_pretrained(tmp_path)
+    PROCESSORS["qwen2-vl"]().save_pretrained(tmp_path)
+    model = cv.load(f"hf:{tmp_path}", size=(16, 24))
+    photo = Image.new("RGB", (90, 60), (10, 200, 60))
+    explanation = cv.explain(model, photo, "attnlrp", cv.NextToken("cat", prompt=PROMPT))
+    assert explanation.maps.shape == (1, 2, 3)
+    assert any("resized to 16 × 24 pixels" in note for note in explanation.notes)
 
 
 def test_a_prompt_with_a_placeholder_is_taken_word_for_word(tmp_path: Path) -> None:
@@ -364,6 +407,9 @@ def test_text_inputs_that_cannot_be_used_are_refused() -> None:
 def test_models_without_tokenizer_or_text_are_refused() -> None:
     with pytest.raises(cv.ModelUnavailable, match="LlavaForConditionalGeneration has no tokenizer"):
         cv.explain(wrapped(tiny_language_model("llava")), images(), "ixg", cv.NextToken("cat", prompt=PROMPT))
+    target = cv.NextToken("cat", prompt=PROMPT, processor=word_tokenizer())
+    with pytest.raises(cv.ModelUnavailable, match="has a tokenizer and no processor"):
+        cv.explain(wrapped(tiny_language_model("paligemma")), images(), "ixg", target)
     with pytest.raises(cv.NotApplicable, match=r"pets .* writes no text"):
         cv.explain("pets", "demo", "ixg", cv.NextToken("cat", prompt=PROMPT))
     with pytest.raises(cv.NotApplicable, match=r"Name a word: target=cv\.NextToken"):

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, cosine_similarity
+from torch.nn.functional import cosine_similarity
 
 import clairvit as cv
 from clairvit.data.scenes import CLASSES, Scene, draw, plan, with_class
 from helpers import tiny_models, tiny_pairs
 from helpers.module_fingerprint import fingerprint
+from helpers.relevance import mean_on
 from helpers.rounding import assert_same
 
 METHODS = ["ixg", "saliency", "attnlrp", "genatt", "decompx", "legrad", "fullgrad", "leave-one-out", "gradcam"]
@@ -120,12 +121,6 @@ def shared_object_scenes(count: int) -> list[tuple[Scene, Scene]]:
         third = next(name for name in CLASSES if name not in classes)
         pairs.append((draw(first), draw(with_class(with_class(second, str(classes[0])), third, 1))))
     return pairs
-
-
-def mean_on(map_: Tensor, region: Any) -> float:
-    """Return the mean of a map [rows, cols] over a region of pixels."""
-    weights = adaptive_avg_pool2d(torch.from_numpy(region)[None].float(), tuple(map_.shape))[0]
-    return float((map_ * weights).sum() / weights.sum())
 
 
 def test_scenes_are_alike_by_the_object_that_they_share() -> None:

@@ -176,6 +176,41 @@ def test_kinds_of_attention_are_told(name: str) -> None:
     assert structure.in_order
 
 
+def test_tokens_that_depend_on_the_whole_image_are_taken_in_order() -> None:
+    """A deep CNN before two by two tokens: the centre of what a token depends on says nothing of its cell."""
+    module = dense("rt-detr").module
+    for seed in range(4):
+        pixels = torch.randn(1, 3, SIZE, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        assert model_structure(cv.wrap(module, size=SIZE), pixels).in_order
+
+
+def test_two_way_attention_is_told() -> None:
+    """SAM's mask decoder: prompts attend to each other and to the image, and the image to the prompts."""
+    sizes = {"hidden_size": 24, "image_size": SIZE, "patch_size": 16}
+    vision = hf.SamVisionConfig(
+        **sizes, output_channels=24, num_hidden_layers=2, num_attention_heads=3, mlp_dim=32, global_attn_indexes=[0, 1],
+        num_pos_feats=12,
+    )  # fmt: skip
+    decoder = hf.SamMaskDecoderConfig(
+        hidden_size=24, mlp_dim=32, num_hidden_layers=1, num_attention_heads=3, iou_head_hidden_dim=16
+    )
+    config = hf.SamConfig(
+        vision_config=vision, prompt_encoder_config=hf.SamPromptEncoderConfig(**sizes), mask_decoder_config=decoder
+    )
+
+    def masks(model: nn.Module, pixels: Tensor) -> Tensor:
+        points = torch.full((len(pixels), 1, 1, 2), 20.0, dtype=pixels.dtype)
+        return model(pixels, input_points=points).pred_masks[:, 0].mean((2, 3))
+
+    model = cv.wrap(strange(lambda: Scores(hf.SamModel(config), masks)).double(), size=SIZE)
+    structure = model_structure(model, photos())
+    assert [site.kind for site in structure.sites] == ["tokens"] * 2 + ["query", "cross", "reverse", "cross"]
+    for method in ("rollout", "genatt", "raw-attention"):
+        with pytest.raises(NotApplicable, match="attend to the queries of its decoder too"):
+            cv.explain(model, photos(), method, target=1)
+    assert {"ixg", "gradcam", "attnlrp+plus"} == set(cv.compare(model, photos(), ["ixg", "gradcam", "attnlrp+plus"], 1))
+
+
 @pytest.mark.parametrize("name", DENSE)
 def test_attention_methods_work_or_say_why_not(name: str) -> None:
     refusal = DENSE[name].refusal

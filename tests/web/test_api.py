@@ -129,6 +129,21 @@ def test_record_and_arrays_to_keep(client: TestClient) -> None:
     assert json.loads(str(arrays["about"]))["method"] == "attnlrp+plus"
 
 
+def test_similarity_is_that_of_the_librarys_features(wide_client: TestClient, wide: cv.Model) -> None:
+    expected = cv.features(wide, "demo", layer=7)
+    reply = wide_client.get("/api/similarity/7").json()
+    assert (reply["grid"], reply["patch"]) == ([14, 14], None)
+    assert_same(array(reply["cosine"]), expected.similarities()[0], growth=growth(1, 192) + SENT, dtype=torch.float32)
+    row = wide_client.get("/api/similarity/7", params={"y": 0.5, "x": 0.99}).json()
+    assert row["patch"] == 7 * 14 + 13
+    assert_same(array(row["cosine"])[0], expected.similarity(7, 13)[0].flatten(), growth=SENT, dtype=torch.float32)
+    for params, words in (({"y": 0.5}, "One of y and x was given; expected both"), ({"y": 1, "x": 0}, "less than 1")):
+        refused = wide_client.get("/api/similarity/7", params=params)
+        assert refused.status_code == 422
+        assert words in refused.json()["message"]
+    assert "expected 0 to 11" in wide_client.get("/api/similarity/12").json()["message"]
+
+
 def test_trace_is_the_librarys_attention(wide_client: TestClient, wide: cv.Model) -> None:
     A = cv.trace(wide, "demo").layers[7].A[0]
     told = wide_client.get("/api/trace/7").json()

@@ -240,6 +240,7 @@ def test_the_answer_card_is_the_librarys_check(visit: Callable[..., Any]) -> Non
     settled(page, "random")
     checked(page)
     assert page.locator("#badge").get_attribute("data-verdict") != "supported"
+    sync_api.expect(page.locator("#answer-says")).to_contain_text("a control: it knows nothing of the model")
     page.locator("#badge").click()
     sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", "playing")
 
@@ -336,3 +337,23 @@ def test_methods_are_found_by_the_names_people_use(visit: Callable[..., Any]) ->
         assert len(visible) < 16, query
     page.locator("#filter").fill("qqq")
     sync_api.expect(page.locator("#nothing-found")).to_have_text("No method matches “qqq”.")
+
+
+def test_pointing_at_a_part_colours_the_parts_that_are_alike(visit: Callable[..., Any]) -> None:
+    page = visit()
+    page.locator("#similar summary").click()
+    canvas = page.locator("#similar-map")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 6.5 / 14, box["y"] + box["height"] * 5.5 / 14)
+    sync_api.expect(canvas).to_have_attribute("data-part", str(5 * 14 + 6))
+    cosines = cv.features("pets", "demo", layer=11).similarity(5, 6)[0].flatten()
+    cosines[5 * 14 + 6] = -1
+    assert int(canvas.get_attribute("data-best")) == int(cosines.argmax())
+    assert abs(float(canvas.get_attribute("data-cosine")) - float(cosines.max())) < 1e-4  # float32, another batch
+    sync_api.expect(page.locator("#similar-text")).to_contain_text("of 195 other parts are above 0.5")
+    canvas.press("ArrowRight")
+    sync_api.expect(canvas).to_have_attribute("data-part", str(5 * 14 + 7))
+    page.locator("#similar-layer").fill("1")  # another layer, the same part
+    sync_api.expect(page.locator("#similar-layer-text")).to_have_text("1 of 12")
+    sync_api.expect(canvas).to_have_attribute("data-part", str(5 * 14 + 7))

@@ -37,6 +37,7 @@ OPERATIONS = [
     ("/api/methods", "GET"),
     ("/api/explain", "POST"),
     ("/api/trace/{layer}", "GET"),
+    ("/api/similarity/{layer}", "GET"),
     ("/api/curve", "POST"),
     ("/api/check", "POST"),
 ]
@@ -82,9 +83,9 @@ def test_what_makes_sense_is_answered_as_the_document_says(client: TestClient, p
     @hypothesis.given(case=operation.as_strategy(), method=sampled_from(METHODS), layer=integers(0, 2))
     def attempt(case: schemathesis.Case, method: str, layer: int) -> None:
         given = case.query if verb == "GET" else case.body
-        for unknown in ("image", "photo", "model", "target"):
+        for unknown in ("image", "photo", "model", "target", "text", "other", "similar_to"):
             given.pop(unknown, None)
-        if path == "/api/trace/{layer}":
+        if "{layer}" in path:
             case.path_parameters["layer"] = layer
             given.pop("patch", None)
         else:
@@ -104,7 +105,7 @@ def answered(case: schemathesis.Case) -> int:
 
 def test_the_document_names_what_the_page_uses(client: TestClient) -> None:
     document = client.get("/api/openapi.json").json()
-    wanted = {"/api/models", "/api/methods", "/api/explain", "/api/trace/{layer}", "/api/curve", "/api/check"}
+    wanted = {path for path, _ in OPERATIONS}
     assert set(document["paths"]) == wanted
     for path in wanted:
         for what in document["paths"][path].values():

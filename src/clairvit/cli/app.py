@@ -25,7 +25,7 @@ from clairvit.cli.explain import explain
 from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import with_options
-from clairvit.cli.lists import classes_command, methods_command, metrics_command, models_command
+from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
 from clairvit.cli.options import expand_groups
 from clairvit.cli.report import report
 from clairvit.cli.reproduce import reproduce
@@ -58,6 +58,7 @@ app.command("methods")(methods_command)
 app.command("metrics")(metrics_command)
 app.command("models")(models_command)
 app.command("classes")(classes_command)
+app.command("cite")(cite_command)
 
 
 def _version(requested: bool) -> None:

@@ -1,4 +1,4 @@
-"""`clairvit methods`, `metrics`, `models` and `classes`: the names that the other commands take."""
+"""`clairvit methods`, `metrics`, `models`, `classes` and `cite`: the names that the other commands take, and papers."""
 
 from __future__ import annotations
 
@@ -362,3 +362,28 @@ def classes_command(
     else:
         title = f"{len(matches)} of {len(net.labels)} classes of {net.name}"
         table(title, ("number", "name"), [(str(index), name) for index, name in matches], right=("number",))
+
+
+def cite_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[METHOD|METRIC]...", help="Methods and metrics; none: ClairViT itself."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print BibTeX entries for methods and metrics.
+
+    [bold]Examples[/bold]
+
+    clairvit cite genatt+skipplus deletion > references.bib
+
+    clairvit cite
+    """
+    from clairvit.citations import citations, cite, reference_record
+
+    if as_json:
+        print_json(
+            [{"cited_for": list(texts), **reference_record(key)} for key, texts in citations(names or []).items()]
+        )
+    else:
+        print(cite(*(names or [])))

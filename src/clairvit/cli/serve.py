@@ -56,7 +56,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    time_limit: Annotated[float, typer.Option(min=1, help="Seconds that one request may take.")] = 120.0,
+    time_limit: Annotated[float, typer.Option(min=1, help="Seconds that one request may take.")] = 300.0,
 ) -> None:
     """Open a web page to look inside a model: drop a photo in, click a class, move a slider.
 
@@ -85,6 +85,12 @@ def serve(
         models = [model_options.load(name) for name in names]
         print_data_notes((note for net in models for note in net.assumptions), hidden=False)
         state = create_state(models, time_limit, recipe or [])
+        for card in state.cards:
+            if not card.labels:
+                print_message(
+                    f"note: {card.name} has no class names, so the page shows where it looks and explains no class; "
+                    "--labels gives it names."
+                )
         print_line(f"Open {address_of(host, listener.getsockname()[1], rules.token)}  (Ctrl-C stops)")
         if not is_loopback(host):
             print_message(

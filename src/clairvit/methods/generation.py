@@ -10,6 +10,7 @@ import torch
 from clairvit.errors import BadInput
 from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.images import prepare
+from clairvit.models.language import image_token_id
 from clairvit.models.readout import unwrap_readout
 from clairvit.targets.token import NextToken
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
@@ -27,7 +28,7 @@ def generate(
         model: A vision-language model of transformers, as in `cv.explain`.
         image: One image.
         prompt: The question, as in `cv.NextToken`.
-        max_tokens: The longest answer, in tokens; it ends before the model's end-of-text token.
+        max_tokens: The longest answer, in tokens; it ends before the model's end-of-text token, or an image token.
         **target: Further arguments of `cv.NextToken`: processor=, answer=.
 
     Returns:
@@ -58,7 +59,7 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
         readout = replace(step, answer=answer).readout(model)
         with frozen_eval(readout.module), torch.no_grad():
             number = int(readout.logits(batch.pixels)[0].argmax())
-        if number in _end_tokens(unwrap_readout(readout.module)):
+        if number in _end_tokens(unwrap_readout(readout.module)):  # nothing follows
             break
         targets.append(replace(step, answer=answer, token=number))
         answer = (*answer, number)
@@ -67,10 +68,11 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
     return targets
 
 
-def _end_tokens(module: Any) -> tuple[int, ...]:
-    """Return the tokens that end an answer."""
+def _end_tokens(module: Any) -> tuple[int | None, ...]:
+    """Return the tokens that end an answer: the model's own, and the image placeholder, which is no text."""
+    image = image_token_id(module.config)
     for config in (getattr(module, "generation_config", None), module.config, module.config.get_text_config()):
         end = getattr(config, "eos_token_id", None)
         if end is not None:
-            return (end,) if isinstance(end, int) else tuple(end)
-    return ()
+            return (image, end) if isinstance(end, int) else (image, *end)
+    return (image,)

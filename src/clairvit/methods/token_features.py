@@ -159,13 +159,25 @@ class PatchFeatures:
         """
         rows, cols = self.grid
         row, col = _checked_index("row", row, rows), _checked_index("col", col, cols)
-        tokens = self.tokens.double()
-        lengths = tokens.norm(dim=-1, keepdim=True)
-        units = tokens / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+        units = unit_vectors(self.tokens)
         reference = units[:, row, col]  # [B, d]
         if image is not None:
             reference = reference[_checked_index("image", image, len(self)), None]  # [1, d]
         return (units * reference[:, None, None]).sum(-1)
+
+    def similarities(self) -> Tensor:
+        """Return the cosine of every pair of patches of an image, [B, patches, patches] in float64, row by row.
+
+        Returns:
+            The cosines; row p is `similarity` of patch p.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.features("pets", "demo").similarities().shape
+            torch.Size([1, 196, 196])
+        """
+        units = unit_vectors(self.tokens).flatten(1, 2)  # [B, patches, d]
+        return units @ units.transpose(1, 2)
 
     def plot(self, ax: Any = None, **display: Any) -> Any:
         """Draw the components of each image as colours on matplotlib axes.
@@ -297,6 +309,13 @@ def check_options(layer: Any, foreground: Any, threshold: Any) -> None:
         raise BadInput(f"threshold={threshold!r} was given; expected a finite number of standard deviations.")
     if foreground is None and threshold != 0:
         raise BadInput(f"threshold={threshold:g} was given without a foreground; expected foreground='positive' too.")
+
+
+def unit_vectors(tokens: Tensor) -> Tensor:
+    """Return tokens [..., d] with length 1, in float64; a token that is zero stays so."""
+    wide = tokens.double()
+    lengths = wide.norm(dim=-1, keepdim=True)
+    return wide / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
 
 
 def _checked_index(name: str, value: Any, count: int) -> int:

@@ -19,9 +19,9 @@ from clairvit.models.image_files import open_image
 from clairvit.models.images import Batch, image_name, is_clip, is_preprocessed
 from clairvit.models.load import load
 from clairvit.models.model import Model
-from clairvit.models.wrap import wrap
+from clairvit.models.wrap import Pipeline, is_pipeline, wrap
 
-ModelLike = Model | nn.Module | str
+ModelLike = Model | nn.Module | Pipeline | str
 IMAGE_KEYS = ("image", "images", "pixel_values", "img")  # of the dicts that Hugging Face data sets yield
 PROCESSED = ("pixel_values", "pixel_values_videos")  # of what a processor of transformers returns
 LABEL_KEYS = ("label", "labels", "target")
@@ -38,7 +38,7 @@ def as_model(model: ModelLike, images: Any = None) -> Model:
         return model
     if isinstance(model, str):
         return load(model)
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) and not is_pipeline(model):
         raise WrongType(
             f"The model is a {type(model).__name__}; expected a cv.Model, a torch.nn.Module or a name such as 'pets'."
         )

@@ -37,7 +37,7 @@ def check_language_model(module: nn.Module, name: str) -> None:
             "vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemma, SmolVLM). Name a class instead."
         )
     config, inputs = module.config, inspect.signature(module.forward).parameters
-    decoder_only = not getattr(config, "is_encoder_decoder", False) and _image_token_id(config) is not None
+    decoder_only = not getattr(config, "is_encoder_decoder", False) and image_token_id(config) is not None
     if not decoder_only or not {"input_ids", "pixel_values"} <= set(inputs):
         raise NotApplicable(
             f"{name} ({type(module).__name__}) does not put image tokens into the sequence of its language model; "
@@ -50,7 +50,8 @@ def check_language_model(module: nn.Module, name: str) -> None:
         )
 
 
-def _image_token_id(config: Any) -> int | None:
+def image_token_id(config: Any) -> int | None:
+    """Return the token that stands for the image in a text; None if the model has none."""
     number: int | None = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
     return number
 
@@ -97,8 +98,14 @@ def count_image_tokens(module: nn.Module, size: tuple[int, int]) -> int:
     """Return how many tokens the language model is given for an image of this size, by running the vision tower."""
     parameter = next(p for p in module.parameters() if p.is_floating_point())
     pixels = torch.ones(1, 3, *size, dtype=parameter.dtype, device=parameter.device)
-    with torch.random.fork_rng(devices=[]):  # dropout of a model in training mode draws no number of the caller's
+    training = [part for part in module.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False  # batch norms keep their statistics
         features = module.get_image_features(**pixel_inputs(module, pixels))  # type: ignore[operator]
+    finally:
+        for part in training:
+            part.training = True
     pooled = getattr(features, "pooler_output", features)
     parts = [pooled] if isinstance(pooled, Tensor) else list(pooled)
     return sum(part.numel() // part.shape[-1] for part in parts)
@@ -205,10 +212,10 @@ def _templated(module: nn.Module, processor: Any, prompt: str) -> str:
     """Return the prompt with an image placeholder: its own, else that of the chat template, else one before it."""
     config: Any = module.config
     tokens = tokenizer_of(processor)
-    image = tokens.convert_ids_to_tokens(_image_token_id(config))
+    image = tokens.convert_ids_to_tokens(image_token_id(config))
     if image is None:
         raise BadInput(
-            f"The tokenizer has no token {_image_token_id(config)}, the image placeholder of {type(module).__name__}; "
+            f"The tokenizer has no token {image_token_id(config)}, the image placeholder of {type(module).__name__}; "
             "expected the tokenizer that belongs to the model."
         )
     if image in prompt:
@@ -223,14 +230,14 @@ def _templated(module: nn.Module, processor: Any, prompt: str) -> str:
 
 
 def read_prompt(module: nn.Module, inputs: Mapping[str, Any], size: tuple[int, int]) -> Prompt:
-    """Return token ids [1, N] and what comes with them as a prompt; each run of placeholders gets its full length."""
+    """Return token ids [1, N] and what comes with them as a prompt; one placeholder becomes as many as needed."""
     ids = inputs["input_ids"]
     if not isinstance(ids, Tensor) or ids.ndim != 2 or len(ids) != 1:
         raise BadInput("input_ids has another shape than [1, tokens]; expected the token ids of one text.")
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and not bool(mask.all()):
         raise BadInput("attention_mask hides some of input_ids; expected a text without padding.")
-    token = _image_token_id(module.config)
+    token = image_token_id(module.config)
     places = torch.eq(ids[0], -1 if token is None else token).nonzero().flatten().tolist()
     if not places or places != list(range(places[0], places[0] + len(places))):
         seen = "no image placeholder" if not places else "image placeholders at several places"
@@ -238,7 +245,8 @@ def read_prompt(module: nn.Module, inputs: Mapping[str, Any], size: tuple[int, i
             f"The prompt has {seen} (token {token}); expected one image in it. The model's own processor adds the "
             "placeholder to a text without one."
         )
-    first, given, count = places[0], len(places), count_image_tokens(module, size)
+    first, given = places[0], len(places)
+    count = count_image_tokens(module, size) if given == 1 else given
     index = torch.tensor([*range(first), *[first] * count, *range(first + given, ids.shape[1])])
     sequences = {name: inputs[name].cpu()[:, index] for name in _SEQUENCE_INPUTS if name in inputs}
     sequences.pop("attention_mask", None)  # all ones
@@ -250,6 +258,10 @@ def continued(module: nn.Module, prompt: Prompt, answer: Sequence[int]) -> Promp
     """Return the prompt with the tokens of an answer behind it; they are of the causal part of the text."""
     if not answer:
         return prompt
+    if image_token_id(module.config) in answer:
+        raise BadInput(
+            f"The answer holds token {image_token_id(module.config)}, the image placeholder; expected a text alone."
+        )
     more = {"input_ids": list(answer), "token_type_ids": [_answer_type(module)] * len(answer)}
     sequences = {
         name: torch.cat([value, value.new_tensor([more.get(name, [0] * len(answer))])], 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ from clairvit.models.text_encoder import encoder_of
 
 
 def wrap(
-    module: nn.Module,
+    module: nn.Module | Pipeline,
     *,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
@@ -59,7 +59,8 @@ def wrap(
     with a transformers model), else it is ImageNet's; `Model.assumptions` then says so.
 
     Args:
-        module: The module; inside torch.compile or DataParallel the inner one is taken.
+        module: The module; inside torch.compile or DataParallel the inner one is taken. Of a transformers pipeline
+            ("image-classification"), its model with its image processor.
         mean, std: For pixels in 0..1, one number per channel (red, green, blue) or one for all.
         size: Rows and columns of the image that the module takes, which is also the centre crop.
         labels: Class names in class order, an id → name or name → id dict, or a JSON file of any of these; left out,
@@ -94,6 +95,9 @@ def wrap(
         >>> cv.wrap(module, mean=0.5, std=0.5, size=2, labels={0: "ant", 1: "bee"}).labels
         ('ant', 'bee')
     """
+    processor: Any = None
+    if is_pipeline(module):
+        module, processor = _pipeline_parts(module)
     if not isinstance(module, nn.Module):
         raise BadInput(
             f"wrap got a {type(module).__name__}; expected a torch.nn.Module. For a model by name type cv.load(name)."
@@ -113,7 +117,7 @@ def wrap(
         traced = ImageTower(module)
     options = preprocess_options(mean, std, resize, interpolation, display)
     channels = image_channels(module) if channels is None else _check_channel_count(channels)
-    preprocess, assumptions = _preprocess(module, options, parse_size(size), channels)
+    preprocess, assumptions = _preprocess(module, options, parse_size(size), channels, processor)
     preprocess = dataclasses.replace(
         preprocess, frames=clip_frames(module) if frames is None else _check_frames(frames)
     )
@@ -132,6 +136,29 @@ def wrap(
         text_encoder=encoder,
     )
     return with_activation(model, None if activation is None else check_activation(activation))
+
+
+@runtime_checkable
+class Pipeline(Protocol):
+    """What `wrap` reads of a transformers pipeline."""
+
+    model: nn.Module
+    image_processor: Any
+
+
+def is_pipeline(value: object) -> TypeGuard[Pipeline]:
+    """Return whether a value is a pipeline of transformers; the library is not imported for it."""
+    return any(kind.__module__.startswith("transformers.pipelines") for kind in type(value).__mro__)
+
+
+def _pipeline_parts(pipeline: Pipeline) -> tuple[nn.Module, Any]:
+    """Return the model and the image processor of a pipeline that takes images."""
+    if getattr(pipeline, "image_processor", None) is None:
+        raise BadInput(
+            f"wrap got a {type(pipeline).__name__} without an image processor; expected a pipeline that takes images, "
+            "such as pipeline('image-classification', …), or the module itself."
+        )
+    return pipeline.model, pipeline.image_processor
 
 
 def with_activation(model: Model, activation: Activation | None) -> Model:
@@ -252,10 +279,10 @@ def wrappers(module: nn.Module) -> tuple[str, ...]:
 
 
 def _preprocess(
-    module: nn.Module, options: PreprocessOptions, size: tuple[int, int] | None, channels: int
+    module: nn.Module, options: PreprocessOptions, size: tuple[int, int] | None, channels: int, processor: Any
 ) -> tuple[Preprocess, tuple[str, ...]]:
     """Return the preprocessing that was given, else what the module states, and notes on what was assumed."""
-    stated, assumed_from = _stated_preprocess(module, size)
+    stated, assumed_from = _stated_preprocess(module, size, processor)
     preprocess = options.applied_to(for_channels(stated, channels))
     missing = options.missing() if assumed_from is not None else ()
     if channels == stated.channels:
@@ -269,8 +296,15 @@ def _preprocess(
     )
 
 
-def _stated_preprocess(module: nn.Module, size: tuple[int, int] | None) -> tuple[Preprocess, str | None]:
-    """Return the preprocessing that a module states and, if it states none for sure, whose values are assumed."""
+def _stated_preprocess(
+    module: nn.Module, size: tuple[int, int] | None, processor: Any
+) -> tuple[Preprocess, str | None]:
+    """Return the preprocessing that a module or a pipeline's processor states, and whose values are assumed, if any."""
+    if processor is not None:
+        from clairvit.models.sources.hf import read_processor
+
+        stated = read_processor(processor.to_dict(), type(module).__name__, image_channels(module))
+        return (stated if size is None else for_size(stated, size)), None
     config = getattr(module, "pretrained_cfg", None)
     if isinstance(config, dict):
         from clairvit.models.sources.timm import preprocess

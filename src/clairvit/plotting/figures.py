@@ -37,6 +37,7 @@ from clairvit.plotting.tiles import (
     explanation_photo,
     map_scale,
     map_scales,
+    method_label,
     same_image,
     short_name,
     source_line,
@@ -225,7 +226,7 @@ def _map_tile(
     top: float,
     grid: TileGrid,
 ) -> None:
-    canvas.heading(target_label(explanation, item), explanation.method, left, top, grid.tile)
+    canvas.heading(target_label(explanation, item), method_label(explanation, item), left, top, grid.tile)
     values = to_numpy(explanation.maps[item])
     picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
     axes = canvas.image(picture, left, top + HEADING, grid.tile, grid.tile_height)

@@ -50,10 +50,14 @@ def explanation_photo(explanation: Explanation, item: int) -> Array:
 
 def target_label(explanation: Explanation, item: int) -> str:
     """Return the target of one map with its probability or score."""
-    if explanation.score == COSINE and (cosine := explanation.target_scores[item]) is not None:
-        return f"{explanation.targets[item]} (cosine {format_number(cosine)})"
     score = explanation.class_scores[item] if explanation.classifier else None
     return class_label(explanation.targets[item], explanation.probabilities[item], score)
+
+
+def method_label(explanation: Explanation, item: int) -> str:
+    """Return the method of one map and, where that is explained, its cosine: 'attnlrp · cosine 0.271'."""
+    cosine = explanation.target_scores[item] if explanation.score == COSINE else None
+    return explanation.method if cosine is None else f"{explanation.method} · {COSINE} {format_number(cosine)}"
 
 
 def short_name(explanation: Explanation, item: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clairvit.methods.explanation import Cost
+from clairvit.methods.plain_language import plain_words
 from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
@@ -53,7 +54,7 @@ def ranking_section(results: StudyResults) -> Section:
         return Section("Ranking", [Text("No method but the baselines was scored.")])
     table = ranks(results.scores, results.methods, results.metrics)
     mean = dict(zip(results.methods, mean_ranks(table).tolist(), strict=True))
-    blocks: list[Block] = [Text(_summary(results, mean), lead=True)]
+    blocks: list[Block] = [Text(_summary(results, mean), lead=True), Text(_in_plain_words(results.methods[0]))]
     groups = split_metrics(results.metrics)
     for number, metrics in enumerate(groups, start=1):
         part = f" ({number} of {len(groups)})" if len(groups) > 1 else ""
@@ -68,6 +69,12 @@ def split_metrics(metrics: Sequence[str]) -> list[Sequence[str]]:
     """Split metrics into as few tables as can be, of about the same width: five metrics are three and two."""
     width = math.ceil(len(metrics) / math.ceil(len(metrics) / METRICS_PER_TABLE)) if metrics else 1
     return [metrics[start : start + width] for start in range(0, len(metrics), width)]
+
+
+def _in_plain_words(method: str) -> str:
+    """Return what a method does, for readers who know no formulas."""
+    words = plain_words(resolve_method(method))
+    return f"{words.title}: {words.sentence}"
 
 
 def _summary(results: StudyResults, mean: Mapping[str, float]) -> str:

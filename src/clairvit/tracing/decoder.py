@@ -18,7 +18,7 @@ from clairvit.tracing.autograd_errors import translate_autograd_errors
 
 
 def decoder_kinds(calls: Sequence[AttentionCall]) -> dict[int, Kind]:
-    """Return the kinds of a decoder's attention calls by their index: "cross" and "query"; none: there is no decoder.
+    """Return the kinds of a decoder's attention calls by index: "cross", "query" and "reverse"; none: no decoder.
 
     Learned queries that read the image without attending to each other are an attention pool, not a decoder.
     """
@@ -34,8 +34,13 @@ def decoder_kinds(calls: Sequence[AttentionCall]) -> dict[int, Kind]:
         kinds[index] = "query"
     for index in range(first + 1, len(calls)):
         call = calls[index]
-        if call.queries == queries and call.k is not None:
-            kinds[index] = "query" if _depends_on(call.k, calls[first].out) else "cross"
+        if call.k is None:
+            continue
+        reads_queries = _depends_on(call.k, calls[first].out)
+        if call.queries == queries:
+            kinds[index] = "query" if reads_queries and call.keys == queries else "cross"
+        elif reads_queries and call.keys == queries:
+            kinds[index] = "reverse"
     return dict(sorted(kinds.items())) if "query" in kinds.values() else {}
 
 
@@ -73,6 +78,12 @@ def check_decoder(calls: Sequence[AttentionCall], layout: Layout) -> None:
         raise NotApplicable(
             f"The {calls[0].queries} queries of this model's decoder read the image without a matrix of attention "
             "(deformable attention samples feature maps), and attention methods need one.",
+            alternative="a gradient method",
+        )
+    if any(call.kind == "reverse" for call in calls):
+        raise NotApplicable(
+            "The image tokens of this model attend to the queries of its decoder too (two-way attention), for which "
+            "attention methods are not defined.",
             alternative="a gradient method",
         )
     for call in calls:

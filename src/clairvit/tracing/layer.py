@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from clairvit.errors import CaptureError, NotApplicable
-from clairvit.tracing.attention_call import AttentionCall
+from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall
 from clairvit.tracing.autograd_errors import no_attention
 
 
@@ -45,7 +45,7 @@ class Layer:
     @property
     def x(self) -> Tensor:
         """The block's input, [B, N, d]."""
-        if self.call is not None and self.call.kind in ("query", "cross"):
+        if self.call is not None and self.call.kind in DECODER_KINDS:
             raise NotApplicable(
                 "This model reads the image by the queries of a decoder, whose layers' inputs are not recorded; "
                 "expected a method that reads attention and its gradient alone.",
@@ -103,7 +103,7 @@ class Layer:
     def between_tokens(self) -> AttentionCall:
         """Return the attention, if it is one between all image tokens or of a decoder; else raise NotApplicable."""
         call = self.attention
-        if call.kind not in ("tokens", "query", "cross"):  # the last two are those of a decoder, never of a layer
+        if call.kind not in ("tokens", *DECODER_KINDS):
             between = {
                 "window": "inside windows or stages",
                 "reduced": "from all tokens to fewer, spatially reduced keys",

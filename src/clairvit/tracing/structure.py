@@ -27,7 +27,7 @@ from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import AttentionCall, Kind
+from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.decoder import decoder_kinds
@@ -94,7 +94,7 @@ class ModelStructure:
     @cached_property
     def decoder_calls(self) -> tuple[int, ...]:
         """Which attention calls belong to a decoder."""
-        return tuple(index for index, site in enumerate(self.sites) if site.kind in ("query", "cross"))
+        return tuple(index for index, site in enumerate(self.sites) if site.kind in DECODER_KINDS)
 
     @property
     def last_layer_call(self) -> int:
@@ -246,7 +246,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     visits = [
         visit
         for visit, site in zip(blocks, sites, strict=True)
-        if visit is not None and site.kind not in ("encoder", "query", "cross")
+        if visit is not None and site.kind not in ("encoder", *DECODER_KINDS)
     ]
     located = layout
     if model.layout is not None:

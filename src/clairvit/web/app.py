@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Form, Query, Request
+from fastapi import Depends, FastAPI, Form, Query, Request, UploadFile
 from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -29,9 +29,12 @@ from clairvit.web.schemas import (
     CurveResponse,
     ExplainRequest,
     ExplainResponse,
+    ExplanationRecord,
     MethodsResponse,
     ModelsResponse,
     Problem,
+    SimilarityRequest,
+    SimilarityResponse,
     TraceRequest,
     TraceResponse,
 )
@@ -72,7 +75,8 @@ async def _require_form(http: Request) -> None:
     if http.url.query or (media_type and media_type not in FORMS) or (has_body and not media_type):
         seen = "parameters in the address" if http.url.query else f"a body of type '{media_type or 'unknown'}'"
         raise HTTPException(415, f"The request has {seen}; expected a form: send multipart/form-data.")
-    if len((await http.form()).getlist("image")) > 1:
+    form = await http.form()
+    if len(form.getlist("image")) > 1 or len(form.getlist("other")) > 1:
         raise HTTPException(422, "The request has several photos; expected one in each request.")
 
 
@@ -88,23 +92,26 @@ async def methods(state: State) -> MethodsResponse:
 
 @router.post(
     "/explain",
-    response_model=ExplainResponse,
+    response_model=ExplainResponse | ExplanationRecord,
     summary="Explain a photo by one or several methods",
     responses={200: {"content": {"application/x-ndjson": {}, "application/x-npz": {}}}},
     dependencies=[Depends(_require_form)],
 )
 async def explain(http: Request, state: State, request: Annotated[ExplainRequest, Form()]) -> Response:
     name = state.model_name(request.model)
-    specs, queue = resolve_request(state.method_texts(request.method, name), _patches(state, name), len(request.target))
+    targets = len(request.target) + len(request.text) + (request.other is not None or request.similar_to is not None)
+    specs, queue = resolve_request(state.method_texts(request.method, name), _patches(state, name), targets)
     if len(specs) > 1 and (request.reply != "maps" or request.layers or request.heads):
         raise BadInput(f"{len(specs)} methods were named; layers, heads, record and npz are of one: name one method.")
-    photo = await _photo(http, state, request)
+    photo = await _upload(http, state, request.image, request.photo)
+    other = await _other_photo(http, state, request)
+    request = request.model_copy(update={"similar_to": None if other is None else other.id})
     results = handlers.cached_results(state.results, photo, name, specs, request)
     queue = "quick" if results is not None else queue  # nothing is computed
     model = state.models[queue][name]
 
     def work() -> Response:
-        comparison = results or handlers.explain_photo(model, photo, specs, request)
+        comparison = results or handlers.explain_photo(model, photo, specs, request, other)
         handlers.cache_results(state.results, comparison, photo, name, request)
         if request.reply == "maps":
             return _json(handlers.explain_response(comparison, photo, model, request))
@@ -130,6 +137,21 @@ async def trace(
     return await _respond(http, job, stream=False)
 
 
+@router.get("/similarity/{layer}", response_model=SimilarityResponse, summary="Which patches are alike in one layer")
+async def similarity(
+    http: Request,
+    state: State,
+    layer: Annotated[int, PathParameter(ge=0, le=10_000)],
+    request: Annotated[SimilarityRequest, Query()],
+) -> Response:
+    state.uploads.find(request.photo)  # an expired photo is reported before the job is queued
+    model = state.models["quick"][state.model_name(request.model)]
+    job = state.queues["quick"].submit(
+        lambda: _json(handlers.similarity_response(model, state.uploads, layer, request))
+    )
+    return await _respond(http, job, stream=False)
+
+
 @router.post(
     "/curve",
     response_model=CurveResponse,
@@ -142,13 +164,14 @@ async def curve(http: Request, state: State, request: CurveRequest) -> Response:
     if others:
         raise BadInput("A curve is of one method; name one, such as attnlrp+plus.")
     photo = state.uploads.find(request.photo)
+    other = _earlier_photo(state, request.similar_to)
     cached = state.results.find(handlers.result_key(photo, name, spec, request)) is not None
     queue = "long" if queue == "quick" or cached else queue  # the curve of a slow method needs its map first
     model = state.models[queue][name]
 
     def work() -> Response:
-        explanation = handlers.explain_once(state.results, model, photo, spec, request)
-        return _json(handlers.curve_response(model, photo, explanation, request))
+        explanation = handlers.explain_once(state.results, model, photo, spec, request, other)
+        return _json(handlers.curve_response(model, photo, explanation, request, other))
 
     return await _respond(http, state.queues[queue].submit(work), request.stream)
 
@@ -165,12 +188,13 @@ async def check(http: Request, state: State, request: CheckRequest) -> Response:
     if others:
         raise BadInput("A check is of one map; name one method, such as attnlrp+plus.")
     photo = state.uploads.find(request.photo)
+    other = _earlier_photo(state, request.similar_to)
     cached = state.results.find(handlers.result_key(photo, name, spec, request)) is not None
     queue = "long" if queue == "quick" or cached else queue  # a dozen passes of the model
     model = state.models[queue][name]
 
     def work() -> Response:
-        explanation = handlers.explain_once(state.results, model, photo, spec, request)
+        explanation = handlers.explain_once(state.results, model, photo, spec, request, other)
         return _json(handlers.check_response(model, photo, explanation))
 
     return await _respond(http, state.queues[queue].submit(work), request.stream)
@@ -181,11 +205,23 @@ def _patches(state: AppState, model: str) -> int:
     return rows * columns
 
 
-async def _photo(http: Request, state: AppState, request: ExplainRequest) -> Upload:
+async def _other_photo(http: Request, state: AppState, request: ExplainRequest) -> Upload | None:
+    """Return the photo that is compared with; None if the request has none."""
+    if request.other is None and request.similar_to is None:
+        return None
+    return await _upload(http, state, request.other, request.similar_to or "")
+
+
+def _earlier_photo(state: AppState, photo: str | None) -> Upload | None:
+    """Return an earlier photo by its id; None if none is named."""
+    return None if photo is None else state.uploads.find(photo)
+
+
+async def _upload(http: Request, state: AppState, upload: UploadFile | None, photo: str) -> Upload:
     """Return the uploaded photo, or an earlier one."""
-    if request.image is None:
-        return state.uploads.find(request.photo)
-    file = request.image.file  # on disk if it is large; the queue reads one at a time into memory
+    if upload is None:
+        return state.uploads.find(photo)
+    file = upload.file  # on disk if it is large; the queue reads one at a time into memory
     job = state.queues["uploads"].submit(lambda: state.uploads.add(file.read(MAX_BYTES + 1)))
     return await job.wait(http.is_disconnected)
 

@@ -18,9 +18,10 @@ from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import compare, explain
 from clairvit.methods.explanation import Comparison, Explanation
-from clairvit.methods.plain_language import plain_title
+from clairvit.methods.plain_language import plain_words
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.methods.token_features import features
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
@@ -30,7 +31,9 @@ from clairvit.perturbation.rng import make_generator
 from clairvit.plotting.labels import top_classes
 from clairvit.plotting.overlay import denormalised_photo
 from clairvit.plotting.save import explanation_record, npz_bytes
-from clairvit.targets.resolve import resolve_for
+from clairvit.targets.resolve import readout_model, resolve_for
+from clairvit.targets.similar import Similar
+from clairvit.targets.text import Text
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 from clairvit.web.result_cache import ResultCache, ResultKey
@@ -46,6 +49,8 @@ from clairvit.web.schemas import (
     ExplainResponse,
     HeadMaps,
     MethodMaps,
+    SimilarityRequest,
+    SimilarityResponse,
     TraceRequest,
     TraceResponse,
     encode_array,
@@ -57,13 +62,16 @@ _OneMapRequest: TypeAlias = CurveRequest | CheckRequest
 CurveVerdict = Literal["better", "not distinguishable", "worse"]
 CURVE_VERDICTS: dict[int, CurveVerdict] = {1: "better", 0: "not distinguishable", -1: "worse"}
 UNSURE = 0.5  # a probability of the first class below it comes with a caution
+MOST_PAIRED_PATCHES = 1024  # whose cosines are 4 MB
 RANDOM_ORDERS = 5  # whose mean and range is the random baseline
 
 
-def explain_photo(model: Model, photo: Upload, specs: Sequence[MethodSpec], request: ExplainRequest) -> Comparison:
+def explain_photo(
+    model: Model, photo: Upload, specs: Sequence[MethodSpec], request: ExplainRequest, other: Upload | None = None
+) -> Comparison:
     """Explain a photo; of several methods those that do not fit the model are skipped, a single one raises."""
     batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
-    targets: Any = [parse_class(text) for text in request.target] or None
+    targets = requested_targets(model, request, other) or None
     arguments: dict[str, Any] = {"score": request.score, "seed": request.seed, "batch_size": batch_size(model)}
     if len(specs) > 1:
         return compare(model, batch, [spec.text for spec in specs], targets=targets, skip=True, **arguments)
@@ -77,9 +85,30 @@ def explain_photo(model: Model, photo: Upload, specs: Sequence[MethodSpec], requ
 
 def result_key(photo: Upload, model: str, spec: MethodSpec, request: ExplainRequest | _OneMapRequest) -> ResultKey:
     """Return what the maps of a request depend on."""
-    targets = request.target if isinstance(request, ExplainRequest) else [request.target] if request.target else []
     score = None if isinstance(request, CurveRequest) else request.score
-    return ResultKey(photo.id, model, spec.text, tuple(targets), score, request.seed)
+    prompts = [f"text {prompt}" for prompt in _listed(request.text)]
+    others = [] if request.similar_to is None else [f"similar to {request.similar_to}"]
+    readouts = (*prompts, *others)
+    return ResultKey(photo.id, model, spec.text, tuple(_listed(request.target)), score, request.seed, readouts)
+
+
+def requested_targets(model: Model, request: ExplainRequest | _OneMapRequest, other: Upload | None) -> list[Any]:
+    """Return the targets of a request: classes, prompts, and the similarity to another photo."""
+    targets: list[Any] = [parse_class(text) for text in _listed(request.target)]
+    targets += [Text(prompt) for prompt in _listed(request.text)]
+    return targets if other is None else [*targets, Similar(other.pixels[model.name], "the other photo")]
+
+
+def one_target(model: Model, request: _OneMapRequest, other: Upload | None) -> Any:
+    """Return the target of a request about one map; None is the predicted class."""
+    targets = requested_targets(model, request, other)
+    if len(targets) > 1:
+        raise BadInput(f"{len(targets)} targets were named; expected one: target, text or similar_to.")
+    return targets[0] if targets else None
+
+
+def _listed(value: list[str] | str | None) -> list[str]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def cached_results(
@@ -106,14 +135,19 @@ def cache_results(
 
 
 def explain_once(
-    cache: ResultCache, model: Model, photo: Upload, spec: MethodSpec, request: _OneMapRequest
+    cache: ResultCache,
+    model: Model,
+    photo: Upload,
+    spec: MethodSpec,
+    request: _OneMapRequest,
+    other: Upload | None = None,
 ) -> Explanation:
     """Return the explanation of one target, computed only if it is not in the cache."""
+    target = one_target(model, request, other)
     key = result_key(photo, model.name, spec, request)
     explanation = cache.find(key)
     if explanation is None:
         batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
-        target: Any = None if request.target is None else parse_class(request.target)
         explanation = explain(
             model, batch, spec.text, target, score=key.score, seed=request.seed, batch_size=batch_size(model)
         )
@@ -147,6 +181,8 @@ def explain_response(comparison: Comparison, photo: Upload, model: Model, reques
         activation=first.activation,
         probabilities=list(first.probabilities),
         class_scores=list(first.class_scores) if first.classifier else [None] * len(first.targets),
+        target_scores=list(first.target_scores),
+        other=request.similar_to,
         top=[
             ClassScore(index=guess.index, name=guess.name, probability=guess.probability, score=guess.score)
             for guess in top_classes(first, 0)
@@ -171,7 +207,7 @@ def _unsure(explanation: Explanation) -> list[str]:
 def _method_maps(explanation: Explanation) -> MethodMaps:
     return MethodMaps(
         method=explanation.method,
-        title=plain_title(resolve_method(explanation.method)),
+        title=plain_words(resolve_method(explanation.method)).title,
         family=explanation.family,
         signed=explanation.signed,
         class_specific=explanation.class_specific,
@@ -232,18 +268,49 @@ def trace_response(model: Model, uploads: UploadStore, layer: int, request: Trac
     )
 
 
-def curve_response(model: Model, photo: Upload, explanation: Explanation, request: CurveRequest) -> CurveResponse:
+def similarity_response(
+    model: Model, uploads: UploadStore, layer: int, request: SimilarityRequest
+) -> SimilarityResponse:
+    """Return the cosines between the patch tokens of one layer, [patches, patches], or those of one patch, [1, …]."""
+    batch = Batch(uploads.find(request.photo).pixels[model.name], (request.photo,), single=True)
+    result = features(model, batch, layer=layer)
+    rows, columns = result.grid
+    if (request.y is None) != (request.x is None):
+        raise BadInput("One of y and x was given; expected both, for one patch, or none, for all pairs.")
+    if request.y is None or request.x is None:
+        if rows * columns > MOST_PAIRED_PATCHES:
+            raise BadInput(
+                f"The cosines of {rows * columns} patches to each other were requested; name one by y and x."
+            )
+        patch, cosines = None, result.similarities()[0]
+    else:
+        row, column = int(request.y * rows), int(request.x * columns)
+        patch, cosines = row * columns + column, result.similarity(row, column).flatten(1)
+    return SimilarityResponse(
+        photo=request.photo, model=model.name, layer=layer, grid=result.grid, patch=patch, cosine=encode_array(cosines)
+    )
+
+
+def curve_response(
+    model: Model, photo: Upload, explanation: Explanation, request: CurveRequest, other: Upload | None = None
+) -> CurveResponse:
     """Return the score while patches are removed and inserted in the order of the map, and in random orders."""
-    return _curve_response(model, photo, explanation, request, ExecutionOptions.from_caller(batch_size(model)))
+    target = one_target(model, request, other)
+    execution = ExecutionOptions.from_caller(batch_size(model))
+    return _curve_response(readout_model(model, target), photo, explanation, request, target, execution)
 
 
 @own_grad_mode()
 def _curve_response(
-    model: Model, photo: Upload, explanation: Explanation, request: CurveRequest, execution: ExecutionOptions
+    model: Model,
+    photo: Upload,
+    explanation: Explanation,
+    request: CurveRequest,
+    target: Any,
+    execution: ExecutionOptions,
 ) -> CurveResponse:
     spec = resolve_method(explanation.method)
     recording = record_for([], model, photo.pixels[model.name], execution)
-    target: Any = None if request.target is None else parse_class(request.target)
     logits = recording.logits.detach()
     (resolved,) = resolve_for(model, target, logits)
     trace = run_backward(recording, resolved, None)

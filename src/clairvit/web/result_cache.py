@@ -24,6 +24,7 @@ class ResultKey:
     targets: tuple[str, ...]
     score: str | None
     seed: int
+    readouts: tuple[str, ...] = ()  # targets that are no classes
 
 
 class ResultCache:

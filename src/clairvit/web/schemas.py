@@ -16,6 +16,7 @@ MethodText = Annotated[str, StringConstraints(min_length=1, max_length=200, patt
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 PhotoId = Annotated[str, StringConstraints(pattern=r"^(demo|[0-9a-f]{32})$")]
 ClassText = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+PromptText = Annotated[str, StringConstraints(min_length=1, max_length=400)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ActivationName = Literal["softmax", "sigmoid", "raw"]
 ScoreKind = Literal["logit", "prob", "logprob"]
@@ -82,6 +83,7 @@ class ModelCard(_Response):
     layers: int
     heads: int = Field(description="0: it has no attention between tokens")
     activation: ActivationName = Field(description="what scores mean; raw: there are no probabilities")
+    reads_prompts: bool = Field(description="it has a text tower: `text` may be asked for")
     default_method: str = Field(description="the method that fits this model where none is named")
     seconds: float = Field(description="of one forward pass of one photo on this machine")
 
@@ -140,6 +142,11 @@ class ExplainRequest(_Request):
     target: list[ClassText] = Field(
         default=[], max_length=4, description="class names or numbers; none: the predicted class"
     )
+    text: list[PromptText] = Field(
+        default=[], max_length=4, description="prompts, after the classes; for models with `reads_prompts`"
+    )
+    other: UploadFile | None = Field(default=None, description="a second photo: what makes the two alike")
+    similar_to: PhotoId | None = Field(default=None, description="the same, by the id of an earlier photo")
     score: ScoreKind | None = None
     seed: Seed = 0
     layers: bool = Field(default=False, description="also the map of each layer (one method only)")
@@ -189,12 +196,26 @@ class ExplainResponse(_Response):
     activation: ActivationName
     probabilities: list[float | None] = Field(description="of each target; null where there is none")
     class_scores: list[float | None] = Field(description="the model's own output for each target class")
+    target_scores: list[float | None] = Field(description="the value that is explained, of the kind `score`")
+    other: str | None = Field(description="the id of the photo that this one is compared with")
     top: list[ClassScore]
     explanations: list[MethodMaps]
     skipped: dict[str, str] = Field(description="methods that do not fit the model, and why")
     cautions: list[str] = Field(description="why the answer may mean little: a flat or tiny photo, low confidence")
     picture: str | None = Field(description="a PNG in base64")
     size: tuple[int, int]
+
+
+class ExplanationRecord(BaseModel):
+    """The reply `record`: the JSON file that `clairvit explain` writes."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    method: str
+    model: str
+    score: str
+    names: list[str]
+    targets: list[str]
 
 
 class TraceRequest(_Request):
@@ -214,11 +235,29 @@ class TraceResponse(_Response):
     attention: EncodedArray = Field(description="[queries, keys], prefix tokens first; one query if `patch` was given")
 
 
+class SimilarityRequest(_Request):
+    photo: PhotoId = "demo"
+    model: ModelName | None = None
+    y: float | None = Field(default=None, ge=0, lt=1, description="with x: the patch at this place only, from the top")
+    x: float | None = Field(default=None, ge=0, lt=1, description="from the left, 1 is the width of the photo")
+
+
+class SimilarityResponse(_Response):
+    photo: str
+    model: str
+    layer: int
+    grid: tuple[int, int] = Field(description="of this layer's patches")
+    patch: int | None = Field(description="the patch at y, x, row by row from 0")
+    cosine: EncodedArray = Field(description="[patches, patches] of the layer's output; one row if y and x were given")
+
+
 class CurveRequest(_Request):
     photo: PhotoId = "demo"
     model: ModelName | None = None
     method: MethodText = DEFAULT
     target: ClassText | None = None
+    text: PromptText | None = None
+    similar_to: PhotoId | None = None
     seed: Seed = 0
     steps: int = Field(default=13, ge=1, le=48)
     removal: Removal = "token"
@@ -263,6 +302,8 @@ class CheckRequest(_Request):
     model: ModelName | None = None
     method: MethodText = DEFAULT
     target: ClassText | None = None
+    text: PromptText | None = None
+    similar_to: PhotoId | None = None
     score: ScoreKind | None = None
     seed: Seed = 0
     stream: bool = False

@@ -93,7 +93,7 @@ def _text_tower(transformers: Any, pair: Any, location: str) -> TextTower:
 
 def _no_tokenizer(request: LoadOptions) -> ModelUnavailable:
     return ModelUnavailable(
-        f"'{request.spec}' has no tokenizer to read the labels with; give a hub id or a folder that holds one, "
+        f"'{request.spec}' has no tokenizer to read prompts with; give a hub id or a folder that holds one, "
         "or use 'open_clip:ViT-B-32', whose tokenizer is built in."
     )
 

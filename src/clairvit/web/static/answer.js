@@ -1,6 +1,6 @@
 // The answer card: what the model says, and whether the test supports the map.
 
-import { element, plainMessage, valueText } from "./texts.js";
+import { cosineText, element, plainMessage, valueText } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
 const BADGES = { "supported": "Supported by a test", "weak": "Weak support", "not better than chance": "No better than chance" };
@@ -8,20 +8,22 @@ const BADGES = { "supported": "Supported by a test", "weak": "Weak support", "no
 const named = (entry) => [element("b", { textContent: entry.name }), ` (${valueText(entry.probability, entry.score)})`];
 
 /** What the model says, as nodes: "The model says X (83 %), then Y (16 %). The map is for Y." */
-export function sentenceNodes(reply, classSpecific) {
+export function sentenceNodes(reply, classSpecific, isControl) {
   const [first, second] = reply.top;
+  if (reply.text && classSpecific) return ["The map shows what makes the photo like the words ", element("b", { textContent: reply.text }), ` (${cosineText(reply.target_scores[0])}).`];
   if (!first) return ["This model names nothing: it turns a photo into numbers that can be compared. The map shows where it looks."];
   const nodes = first.probability === null ? ["The model's answer: ", ...named(first)] : ["The model says ", ...named(first)];
   if (second) nodes.push(first.probability === null ? "; next: " : ", then ", ...named(second));
   nodes.push(". ");
-  if (!classSpecific) nodes.push("The map shows where the model looks; it is the same for every answer.");
+  if (isControl) nodes.push("The map is a control: it knows nothing of the model.");
+  else if (!classSpecific) nodes.push("The map shows where the model looks; it is the same for every answer.");
   else if (reply.targets.length > 1) nodes.push("The maps are for ", element("b", { textContent: reply.targets[0] }), " and ", element("b", { textContent: reply.targets[1] }), ", on one colour scale.");
   else if (reply.classes[0] !== first.index) nodes.push("The map is for ", element("b", { textContent: reply.targets[0] }), ` (${valueText(reply.probabilities[0], reply.class_scores[0])}).`);
   return nodes;
 }
 
-export function showAnswer(reply, classSpecific) {
-  $("answer-says").replaceChildren(...sentenceNodes(reply, classSpecific));
+export function showAnswer(reply, classSpecific, isControl) {
+  $("answer-says").replaceChildren(...sentenceNodes(reply, classSpecific, isControl));
   $("caution").hidden = !reply.cautions.length;
   $("caution").textContent = reply.cautions.length ? `Take care: ${reply.cautions.join(" ")}` : "";
 }

@@ -1,6 +1,6 @@
 import { askToken, currentToken } from "./token.js";
 
-// The six endpoints of the server. Arrays are little-endian float32 in base64; a problem becomes an ApiError with a kind.
+// The seven endpoints of the server. Arrays are little-endian float32 in base64; a problem becomes an ApiError with a kind.
 
 export class ApiError extends Error {
   constructor(problem) { super(problem.message || "The server did not answer as expected."); this.kind = problem.kind; this.retryAfter = problem.retry_after; }
@@ -58,6 +58,12 @@ export async function trace(layer, { photo, model, head, patch }, signal) {
   const query = new URLSearchParams({ photo, model, head });
   if (patch !== undefined) query.set("patch", patch);
   return (await request(`/api/trace/${layer}?${query}`, { signal })).json();
+}
+
+/** Cosines between the parts of a photo in one layer. */
+export async function similarity(layer, { photo, model, place }, signal) {
+  const query = new URLSearchParams({ photo, model, ...place });
+  return (await request(`/api/similarity/${layer}?${query}`, { signal })).json();
 }
 
 function form(fields) {

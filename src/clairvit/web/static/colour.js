@@ -142,7 +142,8 @@ export function drawColourBar(canvas, scale, opacity) {
 }
 
 /** The ends of the scale in words. */
-export function legendWords(scale, classSpecific, names) {
+export function legendWords(scale, classSpecific, names, isControl = false) {
+  if (isControl) return ["low", "high"];
   const about = classSpecific && names.length === 1 ? names[0] : "the answer";
   if (scale.signed) return [`against ${about}`, `for ${about}`];
   return classSpecific ? ["little", `much evidence for ${about}`] : ["looks here little", "much"];

@@ -5,7 +5,7 @@ import { number, percent } from "./texts.js";
 const perturbed = document.getElementById("perturbed"), chart = document.getElementById("chart");
 const slider = document.getElementById("step"), description = document.getElementById("curve-text"), verdict = document.getElementById("curve-verdict");
 const stepText = document.getElementById("step-text"), section = document.getElementById("curves");
-const LEFT = 52, RIGHT = 388, TOP = 14, BOTTOM = 214, FRAME_MS = 260, STEPS = 14;
+const LEFT = 64, RIGHT = 388, TOP = 14, BOTTOM = 214, FRAME_MS = 260, STEPS = 14;
 const VERDICTS = { "better": "is better than chance", "not distinguishable": "cannot be told from chance", "worse": "is worse than chance" };
 let film = null, timer = 0, range = [0, 1]; // lowest and highest value on the vertical axis
 
@@ -36,10 +36,10 @@ export function clear(photo) {
 export function stop() { clearInterval(timer); timer = 0; }
 
 /** Start the film at once, in the order of the page's own map; `receive` adds the curve when it has been measured. */
-export function play({ kind, rank, grid, photo, title, reply }) {
+export function play({ kind, rank, grid, photo, reply }) {
   stop();
   const counts = reply?.[kind].counts ?? Array.from({ length: STEPS + 1 }, (_, k) => Math.round(k * rank.length / STEPS));
-  film = { kind, rank: reply?.rank ?? rank, grid, photo, title, reply: null, counts };
+  film = { kind, rank: reply?.rank ?? rank, grid, photo, reply: null, counts };
   section.dataset.film = "playing";
   Object.assign(slider, { max: counts.length - 1, disabled: false, value: 0 });
   verdict.textContent = "";
@@ -100,7 +100,7 @@ function end() {
 slider.addEventListener("input", () => { stop(); if (film) { section.dataset.film = "ended"; drawFrame(Number(slider.value)); } });
 
 function drawFrame(k) {
-  const { curve, kind, reply, photo, rank, counts, title } = film, hides = kind === "deletion";
+  const { curve, kind, reply, photo, rank, counts } = film, hides = kind === "deletion";
   drawPhoto(photo, { rank, grid: film.grid, count: counts[k], inserts: !hides });
   perturbed.setAttribute("aria-label", `the photo with ${counts[k]} of ${rank.length} parts ${hides ? "hidden" : "shown"}`);
   drawAxes(`share of the photo ${hides ? "hidden" : "shown"}`, reply ? (reply.meaning === "prob" ? `probability of ${reply.target}` : reply.meaning) : "");
@@ -110,14 +110,14 @@ function drawFrame(k) {
   const { method, random } = curve;
   const band = line(curve.x, random.high) + line([...curve.x].reverse(), [...random.low].reverse()).replace("M", "L") + "Z";
   const near = Math.round(curve.x.length * 0.3), far = Math.round(curve.x.length * 0.65);
-  const methodY = inside(y(method.mean[near]) + (hides ? 16 : -10)), above = method.mean[far] > random.mean[far];
+  const methodY = inside(y(method.mean[near]) + (hides ? 20 : -12)), above = method.mean[far] > random.mean[far];
   const randomY = inside(above ? y(random.low[far]) + 16 : y(random.high[far]) - 6);
   chart.append(svgElement("path", { class: "band", d: band }), svgElement("path", { class: "random", d: line(curve.x, random.mean) }),
     svgElement("path", { class: "method-rest", d: line(curve.x, method.mean) }),
     svgElement("path", { class: "method", d: line(curve.x.slice(0, k + 1), method.mean) }),
     svgElement("circle", { class: "dot", cx: x(curve.x[k]), cy: y(method.mean[k]), r: 5 }),
     svgElement("text", { class: "random-label", x: x(curve.x[far]), y: randomY, "text-anchor": "middle" }, "random orders"),
-    svgElement("text", { class: "label", x: x(curve.x[near]) + (hides ? -4 : 0), y: methodY, "text-anchor": "middle" }, title.length > 24 ? "this map" : title));
+    svgElement("text", { class: "label", x: x(curve.x[near]) + (hides ? -4 : 0), y: methodY, "text-anchor": "middle" }, "this map"));
   const value = reply.meaning === "prob" ? percent(method.mean[k]) : `${reply.meaning} ${number(method.mean[k])}`;
   const chance = reply.meaning === "prob" ? percent(random.mean[k]) : number(random.mean[k]);
   description.textContent = `${done}: ${reply.target} ${value}; in random orders ${chance}.`;

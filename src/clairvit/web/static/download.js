@@ -46,19 +46,20 @@ export function pictureCanvas(view, size = 672) {
   measure.font = font(400, 22);
   const check = view.check ? wrapText(measure, `${badgeText(view.check)}. ${checkText(view.check)}`, inner) : [];
   canvas.width = inner + 2 * gap;
-  canvas.height = 2 * gap + 48 + height + 44 + 56 + (check.length + 2) * 32;
+  const heading = view.sentence ? 48 : 0;
+  canvas.height = 2 * gap + heading + height + 44 + 56 + (check.length + 2) * 32;
   const context = canvas.getContext("2d");
   context.fillStyle = "#fff";
   context.fillRect(0, 0, canvas.width, canvas.height);
   const write = (text, x, y, style = font(400, 22), colour = "#1c1b22", align = "left") => { Object.assign(context, { font: style, fillStyle: colour, textAlign: align }); context.fillText(text, x, y, inner); };
   write(view.sentence, gap, gap + 26, font(600, 26));
-  let y = gap + 48;
+  let y = gap + heading;
   tiles.forEach((tile, k) => {
     context.drawImage(tile, gap + k * (width + gap), y);
     write(k ? view.names[k - 1] : "the photo, as the model sees it", gap + k * (width + gap) + width / 2, y + height + 30, font(500, 22), "#1c1b22", "center");
   });
   y += height + 44;
-  const bar = element("canvas", { width: 256, height: 16 }), [low, high] = legendWords(view.scale, view.map.class_specific, view.reply.targets), middle = canvas.width / 2;
+  const bar = element("canvas", { width: 256, height: 16 }), [low, high] = legendWords(view.scale, view.map.class_specific, view.reply.targets, view.isControl), middle = canvas.width / 2;
   drawColourBar(bar, view.scale, view.style.opacity);
   context.drawImage(bar, middle - 128, y + 14);
   write(low, middle - 140, y + 30, font(400, 20), "#5c5a68", "right");
@@ -85,7 +86,7 @@ svg text{font-size:12px;fill:#5c5a68}svg .label{fill:#5b2a86;font-weight:600}@me
   const cautions = view.reply.cautions.map((text) => `<p><b>Take care:</b> ${escapeHtml(text)}</p>`).join("");
   return `<!doctype html><html lang="en"><head><meta charset="utf-8"><title>${escapeHtml(title)}</title><style>${styles}</style></head><body>
 <h1>${escapeHtml(view.sentence)}</h1>${cautions}${view.check ? `<p><span class="badge">${escapeHtml(badgeText(view.check))}</span> ${escapeHtml(checkText(view.check))}</p>` : ""}
-${picture(pictureCanvas({ ...view, check: null }), "the photo and the map")}
+${picture(pictureCanvas({ ...view, check: null, sentence: "" }), "the photo and the map")}
 ${section("What the model sees in it", classes && `<table>${classes}</table>`)}
 ${section("The test", chart && `${new XMLSerializer().serializeToString(chart)}<p>${escapeHtml(verdictText(view.curve))}</p>`)}
 ${section("Layer by layer", strip && `${picture(strip, "the map of each layer")}<p><small>The whole map first, then from early to late layers.</small></p>`)}

@@ -1,4 +1,4 @@
-// The page: settings become requests, responses are drawn. All data comes from the six endpoints in api.js.
+// The page: settings become requests, responses are drawn. All data comes from the seven endpoints in api.js.
 
 import * as api from "./api.js";
 import { sentenceNodes, showAnswer, showCheck, showCheckFailed } from "./answer.js";
@@ -9,9 +9,10 @@ import { drawStrip } from "./layers.js";
 import { baseName, estimate, filterMethods, showClasses, showMethodFacts, showMethods, showThumbs } from "./lists.js";
 import * as patch from "./patch.js";
 import * as photos from "./photos.js";
+import * as similar from "./similar.js";
 import { DEFAULTS, state, write } from "./state.js";
 import { endWork, failWork, setStatus, startWork } from "./status.js";
-import { duration, element, number, plainMessage, valueText } from "./texts.js";
+import { cosineText, duration, element, number, plainMessage, valueText } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
 let cards = [], listed = null, limits = null, version = "";
@@ -41,25 +42,24 @@ async function start() {
   showMethods($("methods"), listed, state.method, card(), setMethod);
   for (const [id, name] of [["opacity", "value"], ["cmap", "value"], ["signed", "checked"], ["smooth", "checked"]]) $(id)[name] = state[id];
   if (!$("cmap").value) $("cmap").value = state.cmap = "auto"; // a link may contain anything
-  if (isSlow(state.method) && state.method !== card().default_method) return askFirst();
+  if (isSlow(state.method) && state.method !== card().default_method) askFirst();
   await explain({ picture: true });
   if (unknown && reply) setStatus(`The link names a method that is not here (“${unknown}”); this is ${map.title}.`, true);
 }
 
-/** A link to a slow method does not start it by itself. */
+/** A link to a slow method does not start it by itself: the default method is shown, and a button runs the other. */
 function askFirst() {
   const wanted = state.method, seconds = estimate(methodCard(wanted), card());
-  const go = (method) => { $("ask-first").hidden = true; setMethod(method, { picture: true }); };
+  state.method = card().default_method;
   $("ask-text").textContent = `This link asks for ${titleOf(wanted)}, which takes ${duration(seconds)} here.`;
   $("ask-first").hidden = false;
-  $("ask-run").onclick = () => go(wanted);
-  $("ask-default").onclick = () => go(card().default_method);
-  setStatus("");
+  $("ask-run").onclick = () => { $("ask-first").hidden = true; setMethod(wanted); };
+  $("ask-default").onclick = () => { $("ask-first").hidden = true; };
 }
 
 /** Fill the controls with the layers, heads and classes of the model. */
 function updateModelControls() {
-  const { layers, heads, labels, size, default_method } = card();
+  const { layers, heads, labels, size, default_method, reads_prompts } = card();
   DEFAULTS.method = default_method;
   $("layer").max = layers;
   $("layer").value = state.layer = Math.min(layers, state.layer);
@@ -67,10 +67,15 @@ function updateModelControls() {
   $("head").replaceChildren(...[["mean", "all"], ...allHeads].map(([value, textContent]) => element("option", { value, textContent })));
   if (![...$("head").options].some((option) => option.value === state.head)) state.head = "mean";
   $("head").value = state.head;
+  $("prompt-form").hidden = !reads_prompts;
+  $("prompt").value = state.text = reads_prompts ? state.text : "";
   $("other-class").hidden = $("classes-title").hidden = !labels.length;
   $("any-class").replaceChildren(element("option", { value: "", textContent: "choose…" }), ...labels.map((textContent, value) => element("option", { value, textContent })));
   for (const id of ["photo", "map-0", "map-1", "perturbed"]) $(id).style.aspectRatio = `${size[1]} / ${size[0]}`;
 }
+
+/** What is explained: the prompt, or else classes. */
+const asked = (most = 2) => state.text ? { text: state.text } : { target: state.targets.slice(0, most) };
 
 /** Request the map of the settings; a newer request aborts the older one. */
 async function explain({ picture = false, image } = {}) {
@@ -79,8 +84,9 @@ async function explain({ picture = false, image } = {}) {
   const callbacks = startWork(image ? `Looking at ${image.name}` : wanted, controller);
   markStale(controller, image ? null : wanted);
   try {
-    const fields = { image, photo: state.photo, model: state.model, method: state.method, target: state.targets, picture: picture || !photo, layers: !slow, heads: !slow && state.head !== "mean" };
+    const fields = { image, photo: state.photo, model: state.model, method: state.method, ...asked(), picture: picture || !photo, layers: !slow, heads: !slow && state.head !== "mean" };
     const response = await api.explain(fields, callbacks);
+    response.text = fields.text ?? "";
     if (controller !== work) return;
     const newPhoto = response.picture ? await decodePicture(response.picture) : photo;
     if (controller !== work) return;
@@ -138,18 +144,20 @@ function adoptResponse(response, newPhoto, image) {
   $("map-panel").dataset.method = map.method;
   if (uploaded) { photos.fillAnswer(uploaded, reply, photo); photos.markShown(uploaded); }
   if ($("compare").open) updateThumbs();
+  similar.setPhoto({ photo, reply, card: card() });
 }
 
 /** Set the settings to those of a response; a class-agnostic map has no target, so the selected classes stay. */
 function adoptSettings(response) {
   const targets = response.classes.includes(null) ? state.targets : response.classes;
-  Object.assign(state, { photo: response.photo, model: response.model, targets, method: response.explanations[0].method });
+  Object.assign(state, { photo: response.photo, model: response.model, targets, text: response.text, method: response.explanations[0].method });
 }
 
 /** After a failure, set the controls to the map that is shown. */
 function restoreSettings() {
   const changedModel = state.model !== reply.model;
   adoptSettings(reply);
+  $("prompt").value = state.text;
   if (changedModel) { $("model").value = state.model; updateModelControls(); }
   render();
 }
@@ -159,6 +167,7 @@ async function decodePicture(base64) {
   return createImageBitmap(new Blob([bytes], { type: "image/png" }));
 }
 
+const isControl = () => methodCard(map.method)?.control ?? false;
 const isOfHead = () => state.layer > 0 && state.head !== "mean" && Boolean(map.layers && map.headMaps);
 
 /** The values shown for a target: the whole method, one layer, or one head of a layer. */
@@ -182,7 +191,7 @@ function render() {
   const maps = reply.targets.map((_, k) => values(k)), negative = maps.some((grid) => grid.values.some((v) => v < 0)), signed = negative && state.signed;
   const clipped = negative && !state.signed ? maps.map((grid) => ({ ...grid, values: grid.values.map((v) => Math.max(0, v)) })) : maps;
   const scale = colourScale(clipped.flatMap((grid) => [...grid.values]), signed, state.cmap);
-  const names = reply.targets.map((name, k) => map.class_specific ? `${name} ${valueText(reply.probabilities[k], reply.class_scores[k])}`.trimEnd() : "any answer");
+  const names = reply.targets.map((name, k) => map.class_specific ? `${name} ${reply.text ? cosineText(reply.target_scores[k]) : valueText(reply.probabilities[k], reply.class_scores[k])}`.trimEnd() : "any answer");
   shown = { clipped, scale, names };
   drawPhoto($("photo"), photo, 448);
   $("photo-caption").textContent = uploaded ? uploaded.name : state.photo === "demo" ? "example photo" : "your photo";
@@ -196,12 +205,12 @@ function render() {
   showLayerControls(negative);
   for (const id of NEEDS_MAP) $(id).disabled = id.startsWith("play") && !card().labels.length;
   patch.draw({ maps, photo, reply, card: card(), classSpecific: map.class_specific, isHeld: () => held });
-  showAnswer(reply, map.class_specific);
+  showAnswer(reply, map.class_specific, isControl());
   updateLists();
 }
 
 function showLegend(scale) {
-  const isFlat = !(scale.high > scale.low), [low, high] = legendWords(scale, map.class_specific, reply.targets);
+  const isFlat = !(scale.high > scale.low), [low, high] = legendWords(scale, map.class_specific, reply.targets, isControl());
   drawColourBar($("scale"), scale, state.opacity);
   $("scale").hidden = isFlat;
   for (const [id, text, value, beyond] of [["low", low, scale.low, scale.beyond[0] ? "≤ " : ""], ["high", high, scale.high, scale.beyond[1] ? "≥ " : ""]]) {
@@ -222,6 +231,7 @@ function showLayerControls(negative) {
   $("head").title = $("head").disabled ? "Choose a layer first" : "";
   drawStrip(map, photo, state.layer, state);
   const notes = [...map.notes];
+  if (layerText()) notes.unshift("The test at the top is of all layers together, not of this one.");
   if (isOfHead() && map.heads.method !== map.method) notes.unshift(`${map.title} has no heads of its own: this is head ${Number(state.head) + 1} of ${titleOf(map.heads.method)}.`);
   if (!map.class_specific && state.targets.length > 1) notes.unshift(`${map.title} gives the same map for every answer, so one is shown.`);
   $("notes").textContent = notes.join(" ");
@@ -236,7 +246,8 @@ function updateLists() {
   for (const button of $("thumbs").querySelectorAll("button")) button.setAttribute("aria-pressed", button.dataset.method === map.method);
 }
 
-function setTargets(targets) { state.targets = targets; explain(); }
+function setTargets(targets) { Object.assign(state, { targets, text: "" }); $("prompt").value = ""; explain(); }
+function setPrompt(text) { state.text = text; if (text && map && !map.class_specific) state.method = "attnlrp+plus"; explain(); }
 function setMethod(method, options) { state.method = method; explain(options); }
 
 /** How far to trust the map that is shown: its first target, in the background after each map. */
@@ -245,7 +256,7 @@ async function runCheck() {
   const controller = checkWork = new AbortController(), file = uploaded;
   showCheck(null);
   try {
-    const response = await api.check({ photo: reply.photo, model: reply.model, method: map.method, target: firstTarget() }, { signal: controller.signal });
+    const response = await api.check({ photo: reply.photo, model: reply.model, method: map.method, ...(reply.text ? { text: reply.text } : { target: firstTarget() }) }, { signal: controller.signal });
     if (controller !== checkWork) return;
     check = response;
     showCheck(check);
@@ -257,13 +268,13 @@ async function runCheck() {
 /** Thumbnails of all quick methods, when they are asked for; once per photo and class. */
 function clearThumbs() { thumbsFor = ""; $("thumbs").replaceChildren(); }
 async function updateThumbs() {
-  const key = reply && [reply.model, reply.photo, reply.classes[0] ?? state.targets[0]].join();
+  const key = reply && [reply.model, reply.photo, state.text || (reply.classes[0] ?? state.targets[0])].join();
   if (!reply || thumbsFor === key) return;
   clearThumbs();
   thumbsFor = key;
   $("thumbs").textContent = "Working…";
   try {
-    const response = await api.explain({ photo: reply.photo, model: reply.model, method: "all", target: state.targets.slice(0, 1) });
+    const response = await api.explain({ photo: reply.photo, model: reply.model, method: "all", ...asked(1) });
     if (thumbsFor === key) showThumbs($("thumbs"), response, photo, map.method, api.slice(map.maps, 0).values, (method) => { setMethod(method); $("map-panel").scrollIntoView({ block: "nearest" }); });
   } catch (error) {
     if (thumbsFor === key) clearThumbs();
@@ -275,7 +286,7 @@ async function updateThumbs() {
 async function measureCurve(controller, title) {
   if (curveReply) return curveReply;
   const callbacks = startWork(title, controller);
-  const response = await api.curve({ photo: reply.photo, model: reply.model, method: map.method, target: firstTarget() }, callbacks);
+  const response = await api.curve({ photo: reply.photo, model: reply.model, method: map.method, ...(reply.text ? { text: reply.text } : { target: firstTarget() }) }, callbacks);
   if (controller.signal.aborted) throw new DOMException("aborted", "AbortError");
   endWork(controller, "");
   return curveReply = response;
@@ -285,7 +296,7 @@ async function play(kind) {
   curveWork.abort();
   const controller = curveWork = new AbortController(), grid = card().grid, whole = api.slice(map.maps, 0);
   const rank = patch.rankPatches({ values: whole.values, rows: whole.shape[0], cols: whole.shape[1] }, grid);
-  curves.play({ kind, rank, grid, photo, title: map.title, reply: curveReply });
+  curves.play({ kind, rank, grid, photo, reply: curveReply });
   if (curveReply) return;
   try { curves.receive(await measureCurve(controller, "Measuring the test")); } catch (error) {
     if (error.name !== "AbortError") curves.clear(photo);
@@ -308,8 +319,8 @@ function showFile(file) { state.targets = []; explain({ image: file, picture: tr
 
 /** All that a picture or a report says of the map on the screen. */
 function view() {
-  const sentence = element("p", {}, ...sentenceNodes(reply, map.class_specific)).textContent.trim();
-  return { photo, reply, map, check, curve: curveReply, sentence, version, style: state, shownMaps: shown.clipped, scale: shown.scale, names: shown.names, layerText: layerText(), photoName: photoName(),
+  const sentence = element("p", {}, ...sentenceNodes(reply, map.class_specific, isControl())).textContent.trim();
+  return { photo, reply, map, check, isControl: isControl(), curve: curveReply, sentence, version, style: state, shownMaps: shown.clipped, scale: shown.scale, names: shown.names, layerText: layerText(), photoName: photoName(),
     value: (entry) => valueText(entry.probability, entry.score),
     settings: { photo: photoName(), model: reply.model, method: `${map.title} (${map.method})`, explains: reply.targets.join(", "), shown: layerText().slice(2) || "all layers together", cost: `${map.forwards} forward and ${map.backwards} backward passes, ${map.seconds.toFixed(2)} s`, notes: map.notes.join(" ") || "none", version: `ClairViT ${version}`, made: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" } };
 }
@@ -319,7 +330,7 @@ const nameOf = (suffix) => fileName(photoName(), map.method, suffix);
 async function saveNumbers(kind, suffix) {
   const controller = new AbortController(), callbacks = startWork("Preparing the file", controller), name = nameOf(suffix);
   try {
-    const bytes = await api.download({ photo: reply.photo, model: reply.model, method: map.method, target: reply.classes.includes(null) ? [] : reply.classes, reply: kind, layers: Boolean(map.layers) }, callbacks);
+    const bytes = await api.download({ photo: reply.photo, model: reply.model, method: map.method, target: reply.classes.includes(null) ? [] : reply.classes, text: reply.text || null, reply: kind, layers: Boolean(map.layers) }, callbacks);
     saveBlob(new Blob([bytes]), name);
     endWork(controller, `Saved ${name}.`);
   } catch (error) { failWork(controller, error); }
@@ -330,7 +341,7 @@ async function saveReport() {
   try {
     if (card().labels.length) {
       const measured = await measureCurve(controller, "Preparing the report");
-      if (!$("chart").querySelector(".method")) { curves.play({ kind: "deletion", rank: measured.rank, grid: measured.grid, photo, title: map.title, reply: measured }); curves.stop(); $("step").value = $("step").max; $("step").dispatchEvent(new Event("input")); }
+      if (!$("chart").querySelector(".method")) { curves.play({ kind: "deletion", rank: measured.rank, grid: measured.grid, photo, reply: measured }); curves.stop(); $("step").value = $("step").max; $("step").dispatchEvent(new Event("input")); }
     }
     saveBlob(new Blob([reportHtml(view(), curveReply && $("chart"), map.layers && $("layer-strip"))], { type: "text/html" }), name);
     endWork(controller, `Saved ${name}.`);
@@ -371,6 +382,7 @@ $("head").addEventListener("change", () => {
 });
 $("filter").addEventListener("input", () => filterMethods($("methods"), $("filter").value));
 $("any-class").addEventListener("change", () => { if ($("any-class").value !== "") setTargets([Number($("any-class").value)]); });
+$("prompt-form").addEventListener("submit", (event) => { event.preventDefault(); setPrompt($("prompt").value.trim()); });
 $("model").addEventListener("change", () => {
   const wasDefault = state.method === card().default_method;
   Object.assign(state, { model: $("model").value, targets: [], head: "mean" });

@@ -106,7 +106,7 @@ async function attentionRow(layer, index, reply, card) {
 }
 
 /** Draw a square around a patch. */
-function drawSquare(target, row, col, [rows, cols]) {
+export function drawSquare(target, row, col, [rows, cols]) {
   const context = contextOf(target), w = target.width / cols, h = target.height / rows;
   for (const [lineWidth, strokeStyle] of [[4, "#000"], [2, "#fff"]]) {
     Object.assign(context, { lineWidth, strokeStyle });

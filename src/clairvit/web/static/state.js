@@ -1,11 +1,11 @@
 // The settings of the page and its permalink: they are in the fragment of the URL.
 
-export const DEFAULTS = { model: null, photo: "demo", method: "default", targets: [], layer: 0, head: "mean", opacity: 0.8, cmap: "auto", signed: true, smooth: true };
+export const DEFAULTS = { model: null, photo: "demo", method: "default", targets: [], text: "", layer: 0, head: "mean", opacity: 0.8, cmap: "auto", signed: true, smooth: true };
 export const state = { ...DEFAULTS, ...read() };
 
 function read() {
   const parameters = new URLSearchParams(location.hash.slice(1)), settings = {};
-  for (const name of ["model", "photo", "method", "head", "cmap"]) if (parameters.has(name)) settings[name] = parameters.get(name);
+  for (const name of ["model", "photo", "method", "text", "head", "cmap"]) if (parameters.has(name)) settings[name] = parameters.get(name);
   if (settings.photo && !/^(demo|[0-9a-f]{32})$/.test(settings.photo)) delete settings.photo;
   if (settings.method && !/^[\w.,=+:()# -]{1,200}$/.test(settings.method)) settings.method = "default";
   if (parameters.has("target")) settings.targets = parameters.getAll("target").slice(0, 2).map(Number).filter(Number.isInteger);

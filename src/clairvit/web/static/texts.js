@@ -31,3 +31,6 @@ export function plainMessage(error) {
 
 /** A part of a file name: letters, digits and hyphens. */
 export const slug = (text) => text.replace(/\.[^.]*$/, "").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "photo";
+
+/** How alike a photo and a text are, from -1 to 1. */
+export const cosineText = (cosine) => `cosine ${cosine.toFixed(3)}`;

@@ -1,0 +1,136 @@
+"""Test the versions that pyproject.toml claims: the lowest on the oldest Python, the newest on every Python there is.
+
+Each combination gets a virtual environment of its own, into which the package itself (no editable copy) is installed.
+Prints a Markdown table, for docs/testing.md; exit status 1 if a combination failed.
+
+    python .ci/matrix.py                     # or: make matrix
+    python .ci/matrix.py --only lowest --tests tests/tracing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHONS = ("3.11", "3.12", "3.13")
+EXTRAS = ("hf", "clip", "web")
+TESTS = ("tests/models", "tests/targets", "tests/tracing", "tests/methods", "tests/perturbation", "tests/metrics")
+TEST_PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "networkx", "h5py", "httpx")
+SHOWN = ("torch", "torchvision", "timm", "transformers", "open_clip_torch", "numpy")
+MARKERS = "not (slow or browser or ray or cuda)"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One row of the matrix: a Python interpreter and which versions of the dependencies."""
+
+    python: str  # "3.11"
+    interpreter: str
+    versions: str  # "lowest" or "newest"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a combination: versions installed, and pytest's last line."""
+
+    combination: Combination
+    installed: dict[str, str]
+    summary: str
+    passed: bool
+
+
+def lowest_versions(pyproject: str, extras: Sequence[str]) -> list[str]:
+    """Return "name==minimum" for every "name>=minimum" of the dependencies and of these extras."""
+    project = tomllib.loads(pyproject)["project"]
+    optional = project["optional-dependencies"]
+    listed = [*project["dependencies"], *(entry for extra in extras for entry in optional[extra])]
+    minima = [re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)", entry) for entry in listed]
+    unpinned = [entry for entry, match in zip(listed, minima, strict=True) if match is None]
+    if unpinned:
+        raise ValueError(f"{unpinned} have no lowest version; expected NAME>=VERSION.")
+    return [f"{match[1]}=={match[2]}" for match in minima if match]
+
+
+def combinations(only: str | None) -> list[Combination]:
+    """Return the rows that can be run here: interpreters that are on the path, the oldest for the lowest versions."""
+    paths = {python: shutil.which(f"python{python}") for python in PYTHONS}
+    present = [(python, path) for python, path in paths.items() if path]
+    rows = [Combination(python, path, "lowest") for python, path in present[:1]]
+    rows += [Combination(python, path, "newest") for python, path in present]
+    return [row for row in rows if only in (None, row.versions)]
+
+
+def run(combination: Combination, folder: Path, tests: Sequence[str], jobs: int) -> Outcome:
+    """Install into a fresh environment and run the tests against the installed package."""
+    environment = folder / f"{combination.python}-{combination.versions}"
+    subprocess.run([combination.interpreter, "-m", "venv", str(environment)], check=True)
+    python = str(environment / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if combination.versions == "lowest":
+        constraints = folder / "lowest.txt"
+        pins = lowest_versions((ROOT / "pyproject.toml").read_text(encoding="utf-8"), EXTRAS)
+        constraints.write_text("\n".join(pins) + "\n", encoding="utf-8")
+        install += ["--constraint", str(constraints)]
+    done = subprocess.run([*install, f"{ROOT}[{','.join(EXTRAS)}]", *TEST_PACKAGES], check=False)
+    if done.returncode:
+        return Outcome(combination, {}, "could not be installed", passed=False)
+    settings = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", "PYTHONPATH": ""}
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(jobs), "-m", MARKERS, *tests]
+    done_tests = subprocess.run(command, cwd=ROOT, env=settings, check=False, capture_output=True, text=True)
+    sys.stderr.write(done_tests.stdout[-4000:] if done_tests.returncode else "")
+    lines = [line for line in done_tests.stdout.splitlines() if re.search(r"\b(passed|failed|error)", line)]
+    summary = lines[-1].strip("= ") if lines else f"pytest ended with status {done_tests.returncode}"
+    return Outcome(combination, installed_versions(python), summary, passed=done_tests.returncode == 0)
+
+
+def installed_versions(python: str) -> dict[str, str]:
+    """Return the versions of the packages that the table shows."""
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {SHOWN!r}}}))"
+    shown = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+    versions: dict[str, str] = json.loads(shown.stdout)
+    return versions
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the Markdown table; interpreters that are not here have a row that says so."""
+    rows = [("Python", "versions", *SHOWN, "tests")]
+    for outcome in outcomes:
+        installed = [outcome.installed.get(name, "–") for name in SHOWN]
+        rows.append((outcome.combination.python, outcome.combination.versions, *installed, outcome.summary))
+    run_pythons = {outcome.combination.python for outcome in outcomes}
+    absent = ["–"] * len(SHOWN)
+    rows += [(python, "newest", *absent, "not on this machine") for python in PYTHONS if python not in run_pythons]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def main() -> int:
+    """Run the matrix and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--only", choices=("lowest", "newest"))
+    parser.add_argument("--tests", nargs="+", default=TESTS)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="keep the environments here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = combinations(arguments.only)
+        outcomes = [run(row, folder, arguments.tests, arguments.jobs) for row in rows]
+    print(table(outcomes))
+    return int(not all(outcome.passed for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

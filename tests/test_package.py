@@ -1,0 +1,157 @@
+"""The package as users get it: metadata, the wheel in a clean environment, what is imported, the lists of versions."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import clairvit as cv
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LARGEST_WHEEL = 20 * 2**20  # bytes
+# Packages of the extras, and of integrations: loaded by the one function that needs them.
+OPTIONAL = (
+    *("transformers", "open_clip", "ray", "fastapi", "uvicorn", "starlette"),
+    *(
+        "captum",
+        "quantus",
+        "pytorch_grad_cam",
+        "lightning",
+        "pytorch_lightning",
+        "torchmetrics",
+        "tensorboard",
+        "wandb",
+    ),
+    *("datasets", "tensorflow", "playwright"),
+)
+
+
+def test_importing_every_public_name_imports_no_extra() -> None:
+    code = f"""
+import sys, clairvit as cv
+for name in cv.__all__:
+    getattr(cv, name)
+cv.list_methods(), cv.list_metrics()
+print(*sorted(set({OPTIONAL!r}) & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
+
+
+def test_every_extra_is_documented() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    for extra in PROJECT["optional-dependencies"]:
+        assert f"`{extra}`" in page, extra
+
+
+def test_metadata_says_who_and_under_which_terms() -> None:
+    assert PROJECT["authors"]
+    assert PROJECT["license"] == "Apache-2.0"
+    assert {"LICENSE", "NOTICE"} <= set(PROJECT["license-files"])
+    pythons = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)]
+    assert pythons == list(matrix().PYTHONS), "the Pythons of the classifiers are those of make matrix"
+    assert PROJECT["requires-python"] == f">={pythons[0]}"
+    notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
+    for card in (ROOT / "src" / "clairvit" / "models" / "builtin").glob("*/README.md"):
+        assert card.parent.name in notice, "the terms of every built-in model"
+
+
+def test_citation_file_has_the_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^version: (.*)$", text, re.MULTILINE)[1] == cv.__version__  # type: ignore[index]
+    for key in ("cff-version", "message", "title", "authors", "license"):
+        assert re.search(rf"^{key}:", text, re.MULTILINE), key
+
+
+def test_new_names_in_the_changelog_exist() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    table = text.partition("### Renamed and merged: modules")[2]
+    rows = re.findall(r"\| `[\w/]+\.py` \| `([\w/.]+)` \|", table)
+    assert len(rows) > 100
+    assert [place for place in rows if not (ROOT / "src" / "clairvit" / place).exists()] == []
+
+
+def matrix() -> ModuleType:
+    """Return the script of make matrix as a module."""
+    spec = importlib.util.spec_from_file_location("matrix", ROOT / ".ci" / "matrix.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["matrix"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_matrix_pins_the_lowest_versions() -> None:
+    text = """
+[project]
+dependencies = ["torch>=2.6", "uvicorn[standard]>=0.30"]
+[project.optional-dependencies]
+hf = ["transformers>=4.51"]
+web = ["fastapi>=0.115"]
+"""
+    assert matrix().lowest_versions(text, ["hf"]) == ["torch==2.6", "uvicorn==0.30", "transformers==4.51"]
+    with pytest.raises(ValueError, match=r"\['torch'\] have no lowest version"):
+        matrix().lowest_versions('[project]\ndependencies = ["torch"]\noptional-dependencies = {}', [])
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert len(matrix().lowest_versions(pyproject, matrix().EXTRAS)) > len(PROJECT["dependencies"])
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel, offline, by the build backend itself."""
+    pytest.importorskip("hatchling", reason="the development extras build the wheel: pip install -e '.[dev]'")
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.mark.slow
+def test_the_wheel_is_small_and_complete(wheel: Path) -> None:
+    assert wheel.stat().st_size <= LARGEST_WHEEL
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (place,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        metadata = Parser().parsestr(archive.read(place).decode("utf-8"))
+    sources = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src").rglob("*") if p.is_file()}
+    assert {name for name in sources if "__pycache__" not in name} <= names, "data files too"
+    assert "clairvit/py.typed" in names
+    assert not [name for name in names if name.startswith(("tests/", "docs/", "benchmarks/"))]
+    assert metadata["Version"] == cv.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    licences = metadata.get_all("License-File") or []
+    assert {"LICENSE", "NOTICE", "src/clairvit/models/builtin/pets/README.md"} <= set(licences)
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+    """Install it next to the dependencies of the running environment, and explain the demo without a network."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    packages = Path(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
+    dependencies = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (packages / "dependencies.pth").write_text("\n".join(dependencies), encoding="utf-8")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*install, "--force-reinstall", str(wheel)], check=True)
+
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    command = tmp_path / "venv" / "bin" / "clairvit"
+    run = {"cwd": tmp_path, "env": environment, "check": True, "capture_output": True, "text": True}
+    where = subprocess.run([python, "-c", "import clairvit; print(clairvit.__file__)"], **run).stdout  # type: ignore[call-overload]
+    assert Path(where.strip()).is_relative_to(packages), "the installed one, not the sources"
+    assert subprocess.run([command, "--version"], **run).stdout == f"clairvit {cv.__version__}\n"  # type: ignore[call-overload]
+    subprocess.run([command, "explain", "demo", "--out", "demo.png"], **run)  # type: ignore[call-overload]
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
