@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 import clairvit as cv
@@ -295,6 +296,25 @@ def test_a_model_that_takes_any_size_is_loaded_for_one(tmp_path: Path) -> None:
     explanation = cv.explain(model, photo, "attnlrp", cv.NextToken("cat", prompt=PROMPT))
     assert explanation.maps.shape == (1, 2, 3)
     assert any("resized to 16 × 24 pixels" in note for note in explanation.notes)
+
+
+def test_a_template_that_begins_the_text_begins_it_once() -> None:
+    processor = llava_processor()
+    begin = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", WORDS.index("<bos>"))])
+    processor.tokenizer.backend_tokenizer.post_processor = begin
+    assert processor.tokenizer("cat")["input_ids"] == [1, TOKEN]
+    processor.chat_template = "<bos> " + processor.chat_template
+    target = cv.NextToken("cat", prompt=PROMPT, processor=processor)
+    explanation = cv.explain(wrapped(tiny_language_model("llava")), images(), "ixg", target)
+    assert explanation.text_relevance[0].tokens == ("<bos>", "USER:", *PROMPT.split(), "ASSISTANT:")
+
+
+def test_errors_of_a_processor_are_translated() -> None:
+    processor = llava_processor()
+    processor.chat_template = "{{ raise_exception('no images here') }}"
+    target = cv.NextToken("cat", prompt=PROMPT, processor=processor)
+    with pytest.raises(cv.BadInput, match=r"processor cannot read the prompt .*no images here"):
+        cv.explain(wrapped(tiny_language_model("llava")), images(), "ixg", target)
 
 
 def test_a_prompt_with_a_placeholder_is_taken_word_for_word(tmp_path: Path) -> None:
