@@ -22,6 +22,7 @@ import clairvit as cv
 from clairvit.methods.registry import list_methods
 from helpers import dense_models, tiny_pairs, vision_language
 from helpers.custom_vits import CLASSES
+from helpers.lora import lora
 from helpers.tiny_models import STRANGE, cnn, double, strange
 
 # Column -> family of the registry, whose quick methods are all run; perturbation methods are slow, so a few are.
@@ -36,6 +37,11 @@ COLUMNS = {
 PERTURBATION = ("leave-one-out", "occlusion", "rise(samples=8)", "atman")
 
 
+NEURON = {"Neuron": cv.Neuron(0, 0)}
+SIMILAR = {"Similar": lambda images: cv.Similar(images.flip(-1))}
+CLASSIFIER = {"class": 0, "Contrast": cv.Contrast(0, 1), **SIMILAR, **NEURON}
+
+
 @dataclass(frozen=True)
 class Family:
     """One row: how its model and images are made, and the targets that it is asked for, the first by every method."""
@@ -44,8 +50,8 @@ class Family:
     examples: str  # where such models come from
     make: Callable[[], tuple[cv.Model, Any]]
     targets: Mapping[str, Any] = field(
-        default_factory=lambda: {"class": 0, "Contrast": cv.Contrast(0, 1), "Neuron": cv.Neuron(0, 0)}
-    )
+        default_factory=lambda: CLASSIFIER
+    )  # name -> target, or a function of the images
     quick: bool = False  # part of the ordinary tests
 
 
@@ -73,8 +79,9 @@ def what_runs(family: Family) -> Runs:
     listed = [method for methods in columns.values() for method in methods]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cv.ClairWarning)  # maps of zeros say so
-        many = cv.compare(model, images, listed, target=next(iter(family.targets.values())), skip=True)
-        targets = {name: _reason(model, images, target) for name, target in family.targets.items()}
+        asked = {name: target(images) if callable(target) else target for name, target in family.targets.items()}
+        many = cv.compare(model, images, listed, target=next(iter(asked.values())), skip=True)
+        targets = {name: _reason(model, images, target) for name, target in asked.items()}
     return Runs(
         {column: [method for method in methods if method in many] for column, methods in columns.items()},
         {column: {m: many.skipped[m] for m in methods if m in many.skipped} for column, methods in columns.items()},
@@ -178,32 +185,43 @@ def _dense(make: Callable[[], nn.Module]) -> Callable[[], tuple[cv.Model, Tensor
     return lambda: (dense_models.model_of(make), dense_models.images(1))
 
 
-def _pair(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
-    return lambda: (tiny_pairs.wrapped(name), tiny_pairs.pixels(1))
+def siglip2() -> tuple[cv.Model, Tensor]:
+    """Return a classifier of SigLIP 2 with images of any proportions."""
+    tower = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = {**tower, "patch_size": 8, "num_patches": 16}
+    text = {**tower, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    config = hf.Siglip2Config(vision_config=vision, text_config=text, num_labels=CLASSES)
+    module = strange(lambda: hf.Siglip2ForImageClassification(config)).double()
+    return cv.wrap(module, size=(24, 40), mean=0.5, std=0.5), noise((24, 40))
 
 
 def _language(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
-    """Return a builder of a vision-language model with a text of six tokens, and one image of noise."""
+    """Return a builder of a vision-language model that is asked for the word after a text."""
 
     def made() -> tuple[cv.Model, Tensor]:
-        module = vision_language.tiny_language_model(name)
+        module = vision_language.tiny_language_model(name, torch.float32)  # its norms are computed in float32 anyway
         model = cv.wrap(module, size=vision_language.SIDE, mean=0.5, std=0.5)
         text = vision_language.own_text(name, [1, 3], [4, 11, 12, 14])
-        return model.with_inputs(**text), vision_language.images()
+        return model.with_inputs(**text), vision_language.images(dtype=torch.float32)
 
     return made
 
 
-NEURON = {"Neuron": cv.Neuron(0, 0)}
+def _pair(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
+    return lambda: (tiny_pairs.wrapped(name), tiny_pairs.pixels(1))
+
+
 REGION = {"Region": cv.Region(0, box=(4, 8, 40, 36)), **NEURON}
 DEPTH = {"Region": cv.Region(box=(4, 8, 40, 36)), **NEURON}
 QUERY = {"Query": cv.Query(2, 1), **NEURON}
-TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog")), **NEURON}
+TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog"))}
+TEXT |= {**SIMILAR, **NEURON}
 WORD = {
     "NextToken": cv.NextToken(token=9),
     "Contrast of tokens": cv.Contrast(cv.NextToken(token=9), cv.NextToken(token=10)),
+    **NEURON,
 }
-EMBEDDING = {"channel": 0, **NEURON}
+EMBEDDING = {"channel": 0, **SIMILAR, **NEURON}
 FAMILIES: list[Family] = [
     Family("ViT", "timm `vit_*`", _zoo("timm-vit"), quick=True),
     Family("ViT", "transformers `ViT*`", _zoo("hf-vit-sdpa")),
@@ -225,6 +243,8 @@ FAMILIES: list[Family] = [
     Family("SigLIP, image tower", "timm `vit_*_siglip_*`", _zoo("timm-siglip-map")),
     Family("SAM, image encoder with global attention", "timm `samvit_*`", _zoo("timm-sam")),
     Family("ViT of four channels", "timm, `in_chans=4`", four_channels),
+    Family("PEFT, LoRA in every layer", "transformers `ViT*`", lambda: (cv.wrap(lora(), size=32), noise((32, 32)))),
+    Family("SigLIP 2 of variable size", "transformers `Siglip2*`", siglip2),
     Family("Parallel blocks", "timm `vit_*_18x2_*`", _zoo("timm-parallel")),
     Family("Swin", "timm `swin_*`", _strange("swin"), quick=True),
     Family("Swin V2", "timm `swinv2_*`", _strange("swin-v2")),

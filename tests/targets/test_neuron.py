@@ -17,7 +17,7 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, WrongType
 from clairvit.tracing.recording import record
 from clairvit.tracing.rules import LINEAR
 from clairvit.tracing.trace import run_backward
-from helpers import tiny_pairs
+from helpers import tiny_pairs, vision_language
 from helpers.module_fingerprint import unchanged
 from helpers.rounding import assert_same
 from helpers.tiny_models import HEADS, STRANGE, WIDTH, ZOO, cnn, double, growth_of, pixels, shaken, strange
@@ -264,6 +264,24 @@ def test_a_pair_of_towers_has_the_neurons_of_its_image_tower() -> None:
     with torch.no_grad():
         states = pair.vision_model(images, output_hidden_states=True).hidden_states
     assert_same(traced.logits, states[2][:, 0])
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2-vl", "smolvlm"])
+def test_neurons_of_a_vision_language_model_are_those_of_its_language_model(name: str) -> None:
+    with vision_language.without_float32():
+        module, image = vision_language.tiny_language_model(name), vision_language.images()
+        text = vision_language.own_text(name, [1, 3], [4, 11, 12, 14])
+        model = cv.wrap(module, size=vision_language.SIDE, mean=0.5, std=0.5)
+        traced = cv.trace(model, image, target=cv.Neuron(1, CHANNEL), inputs=text)
+        with torch.no_grad():
+            states = module(**vision_language.own_inputs(name, image), **text, output_hidden_states=True).hidden_states
+    assert len(traced.layers) == 2
+    assert_same(traced.logits, states[2][:, 2:18].mean(1))
+    assert traced.dpixels.any()
+    with pytest.raises(BadInput, match="has no class token"):
+        cv.trace(model, image, target=cv.Neuron(1, CHANNEL, pool="token"), inputs=text)
+    with pytest.raises(cv.ClairError, match="prompt"):
+        cv.trace(model, image, target=cv.Neuron(1, CHANNEL))
 
 
 @pytest.mark.parametrize("name", ["swin", "xcit"])

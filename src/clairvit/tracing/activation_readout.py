@@ -18,9 +18,11 @@ from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError, NotApplicable, UnknownName, did_you_mean
 from clairvit.models.model import Layout, Model
-from clairvit.models.readout import BoundInputs, Readout
+from clairvit.models.readout import BoundInputs, Readout, readout_text, unwrap_readout
+from clairvit.models.sources.hf_outputs import writes_text
 from clairvit.option_types import checked_index
 from clairvit.targets.embedding import image_embedding
+from clairvit.targets.token import NextToken
 from clairvit.tracing import ops
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.module_state import this_thread_only
@@ -167,7 +169,7 @@ class ActivationReadout(Readout):
         layer = structure.layers[self.site.layer]
         assert layer.block is not None
         layout = _layer_layout(structure, layer, self.model.name)
-        if self.site.pool == "token" and not layout.other_rows:
+        if self.site.pool == "token" and (readout_text(self.module) or not layout.other_rows):
             raise BadInput(f"{self.model.name} has no class token; expected pool='mean', pool='max' or patch=….")
         if self.site.patch is not None:
             self.site.patch_index(layout.plane)
@@ -194,6 +196,8 @@ def activation_model(model: Model) -> Model:
     base = model.base or model
     if base.text_encoder is not None:
         return image_embedding(base)  # the image tower alone
+    if writes_text(type(unwrap_readout(base.module))):
+        return NextToken().readout(base)  # the blocks of the language model, for the text that was given
     if base.returns or isinstance(base.module, BoundInputs):
         return base.read("sum of all outputs", _sum_of_outputs)
     return base
