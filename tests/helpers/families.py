@@ -195,6 +195,26 @@ def siglip2() -> tuple[cv.Model, Tensor]:
     return cv.wrap(module, size=(24, 40), mean=0.5, std=0.5), noise((24, 40))
 
 
+CLIP: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+CLIP |= {"image_size": 32, "patch_size": 8, "num_frames": 6, "num_labels": CLASSES}
+
+
+def _video(make: Callable[[], nn.Module]) -> tuple[cv.Model, Tensor]:
+    """Return a model of clips and a clip of noise [1, frames, 3, H, W]."""
+    clip = torch.randn(1, 6, 3, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return cv.wrap(strange(make).double(), size=32, mean=0.5, std=0.5), clip
+
+
+def videomae() -> tuple[cv.Model, Tensor]:
+    """Return a VideoMAE whose grid is 3 × 4 × 4: a token has two frames."""
+    return _video(lambda: hf.VideoMAEForVideoClassification(hf.VideoMAEConfig(**CLIP, tubelet_size=2)))
+
+
+def timesformer() -> tuple[cv.Model, Tensor]:
+    """Return a TimeSformer of divided space-time attention."""
+    return _video(lambda: hf.TimesformerForVideoClassification(hf.TimesformerConfig(**CLIP)))
+
+
 def _language(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
     """Return a builder of a vision-language model that is asked for the word after a text."""
 
@@ -259,6 +279,8 @@ FAMILIES: list[Family] = [
     Family("DETR", "transformers", _dense(dense_models.detr), QUERY),
     Family("RT-DETR", "transformers", _dense(dense_models.rt_detr), QUERY),
     Family("YOLOS", "transformers", _dense(dense_models.yolos), QUERY),
+    Family("VideoMAE", "transformers `VideoMAE*`", videomae),
+    Family("TimeSformer", "transformers `Timesformer*`", timesformer),
     *(Family(title, "transformers", _language(name), WORD) for name, title in LANGUAGE_MODELS.items()),
     Family("CNN", "torchvision, timm", _module(cnn), quick=True),
     Family("ConvNeXt", "timm `convnext_*`", _module(convnext, 64)),
