@@ -30,7 +30,9 @@ def api_reference() -> str:
     sections = []
     for heading, names in public_names().items():
         sections.append(f"## {heading.capitalize()}\n")
-        sections += [f"::: {name}\n" for name in names]
+        for name in names:
+            public = f"cv.{name.rpartition('.')[2]}"
+            sections.append(f"::: {name}\n    options:\n      heading: {public}\n      toc_label: {public}\n")
     return "\n".join(sections)
 
 
@@ -48,3 +50,13 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill in the API reference and drop links that lead out of the site."""
     source = Path(page.file.abs_src_path)
     return without_outer_links(markdown.replace(API_MARKER, api_reference()), source.parent)
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    """Refuse a site that would fetch scripts, styles, fonts or images from another host."""
+    foreign = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^\"' >]+")
+    styles = re.compile(r"(?:@import\s+|url\()[\"']?(?:https?:)?//[^\"')]+")
+    for path in sorted(Path(config["site_dir"]).rglob("*")):
+        pattern = {".html": foreign, ".css": styles}.get(path.suffix)
+        if pattern and (match := pattern.search(path.read_text(encoding="utf-8"))):
+            raise SystemExit(f"{path} fetches {match[0]!r} from another host; expected a site that works offline.")

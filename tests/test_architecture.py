@@ -23,6 +23,7 @@ LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
     ("methods/explanation.py", "metrics"),  # Explanation.check
     ("methods/explain.py", "plotting"),  # the same of Comparison
+    ("methods/similarity.py", "plotting"),  # the same of Similarity
     ("methods/token_features.py", "plotting"),  # the same of PatchFeatures
     ("perturbation/patching.py", "plotting"),  # PatchSweep.plot
     ("metrics/score.py", "plotting"),  # the same of Scores

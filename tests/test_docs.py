@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -92,3 +93,61 @@ def test_names_that_examples_import_exist(page: Path) -> None:
                 assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
             elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "cv":
                 assert hasattr(clairvit, node.attr), f"cv.{node.attr}"
+
+
+EXECUTED = [
+    "index.md",
+    "quick-start.md",
+    "integrations.md",
+    *sorted(p.name for p in (ROOT / "docs").glob("howto-*.md")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXECUTED)
+def test_pages_by_task_run(name: str, tmp_path: Path) -> None:
+    """All Python of a page in one process, from top to bottom, in an empty folder."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    code = "\n".join(["import warnings", "warnings.simplefilter('ignore')", *blocks])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment())
+
+
+def environment() -> dict[str, str]:
+    """Return the surroundings of a page's code: offline, without a display, this checkout's package."""
+    package = str(Path(clairvit.__file__).parent.parent)
+    return os.environ | {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", "PYTHONPATH": package}
+
+
+def test_known_issues_name_methods_and_metrics_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of the page parses, its two sides are different maps, and its picture is there."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    issues = importlib.import_module("generate_known_issues").read_issues()
+    page = (ROOT / "docs" / "known-issues-in-the-wild.md").read_text(encoding="utf-8")
+    assert [issue.title for issue in issues] == re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert sum(bool(issue.sides) for issue in issues) >= 6
+    for issue in issues:
+        specs = [(str(clairvit.parse_method(side.method)), side.target, side.score) for side in issue.sides]
+        assert len(set(specs)) == len(specs), issue.name
+        assert not specs or (ROOT / "docs" / "images" / "issues" / f"{issue.name}.jpg").exists(), issue.name
+        for command in (*(side.command for side in issue.sides), *issue.commands):
+            assert command in page
+            for metric in re.findall(r"--metric '?([^' ]+)'?", command):
+                clairvit.parse_metric(metric)
+
+
+def test_every_page_is_in_the_site_and_the_api_has_every_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    hooks = importlib.import_module("site_hooks")
+    listed = {name.rpartition(".")[2] for names in hooks.public_names().values() for name in names}
+    assert listed == set(clairvit.__all__) - {"__version__"}
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert {page for page in pages if page not in navigation} == set()
+
+
+def test_links_out_of_the_site_become_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    without = importlib.import_module("site_hooks").without_outer_links
+    text = "see [the card](../src/x/README.md), [a page](methods.md) and [another](../docs/data.md#x)"
+    assert without(text, ROOT / "docs") == "see the card, [a page](methods.md) and [another](../docs/data.md#x)"

@@ -30,14 +30,18 @@ _VIT: dict[str, Any] = {
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
     """Return a module with random weights from a fixed seed, in evaluation mode; no weight stays zero or tiny.
 
-    Convolutions keep their own: a token of a backbone then sees its place more than the rest of the image.
+    Kernels of convolutions are as large as keeps the size of what goes through them: a token of a deep backbone then
+    sees its place more than the rest of the image.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = build().eval()
-        kept = {id(part.weight) for part in module.modules() if isinstance(part, nn.Conv2d | nn.BatchNorm2d)}
+        convolutions = {id(part.weight) for part in module.modules() if isinstance(part, nn.Conv2d)}
+        kept = {id(part.weight) for part in module.modules() if isinstance(part, nn.BatchNorm2d)}
         for parameter in module.parameters():
-            if id(parameter) not in kept:
+            if id(parameter) in convolutions:
+                nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+            elif id(parameter) not in kept:
                 nn.init.normal_(parameter, std=0.3 if parameter.ndim > 1 else 0.5)
     return module
 

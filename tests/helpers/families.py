@@ -236,9 +236,12 @@ DEPTH = {"Region": cv.Region(box=(4, 8, 40, 36)), **NEURON}
 QUERY = {"Query": cv.Query(2, 1), **NEURON}
 TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog"))}
 TEXT |= {**SIMILAR, **NEURON}
-WORD = {"NextToken": cv.NextToken(token=9), **NEURON}
-LANGUAGE_MODELS = {"llava": "LLaVA", "paligemma": "PaliGemma", "qwen2-vl": "Qwen2-VL", "qwen2.5-vl": "Qwen2.5-VL"}
-LANGUAGE_MODELS |= {"smolvlm": "SmolVLM", "idefics3": "Idefics 3"}
+CLIP_CLASSES = {"class": 0, "Contrast": cv.Contrast(0, 1), **NEURON}
+WORD = {
+    "NextToken": cv.NextToken(token=9),
+    "Contrast of tokens": cv.Contrast(cv.NextToken(token=9), cv.NextToken(token=10)),
+    **NEURON,
+}
 EMBEDDING = {"channel": 0, **SIMILAR, **NEURON}
 FAMILIES: list[Family] = [
     Family("ViT", "timm `vit_*`", _zoo("timm-vit"), quick=True),
@@ -279,9 +282,15 @@ FAMILIES: list[Family] = [
     Family("DETR", "transformers", _dense(dense_models.detr), QUERY),
     Family("RT-DETR", "transformers", _dense(dense_models.rt_detr), QUERY),
     Family("YOLOS", "transformers", _dense(dense_models.yolos), QUERY),
-    Family("VideoMAE", "transformers `VideoMAE*`", videomae),
-    Family("TimeSformer", "transformers `Timesformer*`", timesformer),
-    *(Family(title, "transformers", _language(name), WORD) for name, title in LANGUAGE_MODELS.items()),
+    Family("VideoMAE", "transformers `VideoMAE*`", videomae, CLIP_CLASSES),
+    Family("TimeSformer", "transformers `Timesformer*`", timesformer, CLIP_CLASSES),
+    Family("LLaVA", "transformers `Llava*`", _language("llava"), WORD),
+    Family("PaliGemma", "transformers `PaliGemma*`", _language("paligemma"), WORD),
+    Family("Qwen2-VL", "transformers `Qwen2VL*`", _language("qwen2-vl"), WORD, quick=True),
+    Family("Qwen2.5-VL", "transformers `Qwen2_5_VL*`", _language("qwen2.5-vl"), WORD),
+    Family("SmolVLM", "transformers `SmolVLM*`", _language("smolvlm"), WORD),
+    Family("Idefics3", "transformers `Idefics3*`", _language("idefics3"), WORD),
+    Family("InternVL", "transformers `InternVL*`", _language("internvl"), WORD),
     Family("CNN", "torchvision, timm", _module(cnn), quick=True),
     Family("ConvNeXt", "timm `convnext_*`", _module(convnext, 64)),
     Family("MLP-Mixer", "timm `mixer_*`", _module(mixer)),

@@ -79,12 +79,47 @@ def _shuffled(config_class: Any) -> Any:
     )
 
 
+def _internvl() -> Any:
+    vision = {**_TOWER, "image_size": [SIDE, SIDE], "patch_size": [4, 4]}
+    text = transformers.Qwen2Config(**_TEXT)
+    return transformers.InternVLConfig(vision_config=vision, text_config=text, image_token_id=IMAGE)
+
+
+def tiled_model() -> Any:
+    """Return LLaVA-NeXT, which cuts an image into tiles."""
+    vision = transformers.CLIPVisionConfig(**_TOWER, image_size=SIDE, patch_size=8)
+    text = transformers.LlamaConfig(**_TEXT)
+    config = transformers.LlavaNextConfig(vision_config=vision, text_config=text, image_token_id=IMAGE)
+    return transformers.LlavaNextForConditionalGeneration(config).eval().double()
+
+
+def cross_attention_model() -> Any:
+    """Return BLIP, whose decoder attends to the image without a token of it in its sequence."""
+    part = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    vision = {**part, "image_size": SIDE, "patch_size": 8}
+    config = transformers.BlipConfig(text_config={**part, "vocab_size": VOCABULARY}, vision_config=vision)
+    return transformers.BlipForConditionalGeneration(config).eval().double()
+
+
+def resampled_model() -> Any:
+    """Return Idefics2, whose image tokens are four latents without a place in the image."""
+    sizes = {"resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 8}
+    config = transformers.Idefics2Config(
+        vision_config={**_TOWER, "image_size": SIDE, "patch_size": 8},
+        text_config=transformers.MistralConfig(**_TEXT),
+        perceiver_config={**sizes, "num_key_value_heads": 1, "hidden_size": 32},
+        image_token_id=IMAGE,
+    )
+    return transformers.Idefics2ForConditionalGeneration(config).eval().double()
+
+
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llava": lambda: transformers.LlavaForConditionalGeneration(_llava()),
     "paligemma": lambda: transformers.PaliGemmaForConditionalGeneration(_paligemma()),
     "qwen2-vl": lambda: transformers.Qwen2VLForConditionalGeneration(_qwen2()),
     "qwen2.5-vl": lambda: transformers.Qwen2_5_VLForConditionalGeneration(_qwen2_5()),
     "smolvlm": lambda: transformers.SmolVLMForConditionalGeneration(_shuffled(transformers.SmolVLMConfig)),
+    "internvl": lambda: transformers.InternVLForConditionalGeneration(_internvl()),
     "idefics3": lambda: transformers.Idefics3ForConditionalGeneration(_shuffled(transformers.Idefics3Config)),
 }
 

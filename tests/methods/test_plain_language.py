@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from clairvit.methods.plain_language import _table, plain_language, plain_title
+from clairvit.methods.plain_language import _table, plain_language, plain_words
+from clairvit.methods.recommended import default_methods, recommended_methods
 from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
 
@@ -25,7 +26,9 @@ def test_a_method_has_plain_words(name: str) -> None:
 def test_titles_are_unique_and_all_are_of_methods() -> None:
     titles = [plain_language(name).title for name in NAMES]
     assert len({*titles}) == len(titles)
-    assert {*_table()} == {*NAMES}
+    combinations = {key for key in _table() if "+" in key}
+    assert {*_table()} - combinations == {*NAMES}
+    assert all(resolve_method(text).text == text for text in combinations)
 
 
 def test_the_title_of_a_method_with_options_and_combinator() -> None:
@@ -37,7 +40,17 @@ def test_the_title_of_a_method_with_options_and_combinator() -> None:
         "rollout": "Attention rollout",
     }
     for text, title in titles.items():
-        assert plain_title(resolve_method(text)) == title
+        assert plain_words(resolve_method(text)).title == title
+
+
+def test_the_sentence_of_a_combination_is_not_that_of_the_method_alone() -> None:
+    """Raw attention is of the last layer; its sum over layers is not."""
+    assert "last layer" in plain_words(resolve_method("raw-attention")).sentence
+    for text in ("raw-attention+skipplus", "raw-attention+plus", "raw-attention+layer:3"):
+        assert "last layer" not in plain_words(resolve_method(text)).sentence
+    for texts in (recommended_methods(), default_methods()):
+        for item in texts:
+            assert item.method in _table(), "a recommended combination has words of its own"
 
 
 def test_a_method_without_plain_words_has_its_own_name() -> None:

@@ -184,10 +184,55 @@ def test_every_method_works_or_says_that_it_is_for_images() -> None:
 
 
 def test_divided_attention_is_described_and_refused() -> None:
-    with pytest.raises(NotApplicable, match="not between all image tokens, which attention methods need"):
-        cv.explain(timesformer(), clips(1), "rollout")
-    for method in ("smoothgrad(n=2)", "integrated-gradients(steps=2)", "leave-one-out", "kernelshap(samples=60)"):
-        assert cv.explain(timesformer(), clips(1), method, target=1).maps.shape == (1, 6, 4, 4)
+    words = "within one frame, or among the frames of one place .* which attention methods need"
+    for method in ("rollout", "genatt", "atman"):
+        with pytest.raises(NotApplicable, match=words):
+            cv.explain(timesformer(), clips(1), method)
+
+
+def with_tokens(net: Any, change: Any) -> Tensor:
+    """Return the scores of a TimeSformer whose embedded tokens [1, N, d] are changed."""
+    hook = net.timesformer.embeddings.register_forward_hook(lambda module, args, tokens: change(tokens))
+    try:
+        return net(clips(1)).logits[0, 1]
+    finally:
+        hook.remove()
+
+
+def test_tokens_of_divided_attention_lie_place_by_place() -> None:
+    """TimeSformer's tokens are in the order rows, columns, frames; its maps are not."""
+    net = timesformer()
+    layout = cv.trace(net, clips(1), target=1).layout
+    assert (layout.grid, layout.prefix, layout.time_last) == ((6, 4, 4), 1, True)
+    assert (layout.pooling, layout.read) == ("token", ((0, 1.0),))
+    leaves: list[Tensor] = []
+    score = with_tokens(net, lambda tokens: leaves.append(tokens.detach().requires_grad_(True)) or leaves[0])
+    (gradient,) = torch.autograd.grad(score, leaves)
+    expected = (leaves[0] * gradient).sum(-1)[:, 1:].reshape(1, 4, 4, 6).permute(0, 3, 1, 2).detach()
+    maps = cv.explain(net, clips(1), "ixg", target=1).maps
+    torch.testing.assert_close(maps, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "method", ["attnlrp", "decompx", "gradcam(relu=false)", "reslrp", "lrp", "kernelshap(samples=200)"]
+)
+def test_gradients_relevance_and_perturbation_of_divided_attention(method: str) -> None:
+    maps = cv.explain(timesformer(), clips(1), method, target=1).maps
+    assert maps.shape == (1, 6, 4, 4)
+    assert maps.std() > 0
+
+
+def test_removed_tokens_of_divided_attention() -> None:
+    """A patch cannot be dropped from frames of fixed size: its token is set to zero, and a note says so."""
+    net = timesformer()
+    full = net(clips(1)).logits[0, 1].detach()
+    explanation = cv.explain(net, clips(1), "leave-one-out", target=1, score="logit")
+    assert any("set to zero" in note for note in explanation.notes)
+    for frame, row, col in ((0, 0, 3), (2, 1, 0), (5, 3, 2)):
+        keep = torch.ones(1, 97, 1).double()
+        keep[0, 1 + (row * 4 + col) * 6 + frame] = 0
+        drop = full - with_tokens(net, lambda tokens, keep=keep: tokens * keep).detach()
+        torch.testing.assert_close(explanation.maps[0, frame, row, col], drop, rtol=1e-8, atol=1e-10)
 
 
 METRICS = ["deletion(steps=4)", "road(steps=2)", "faithfulness-correlation", "infidelity", "saco", "sparseness"]

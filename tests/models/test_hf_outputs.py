@@ -22,6 +22,7 @@ from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder
 from clairvit.models.sources.hf_outputs import no_scores
 from clairvit.tracing.structure import model_structure
 from helpers.rounding import assert_same
+from helpers.transformers_names import vit_layers
 
 SIZE = 64
 VIT = {
@@ -233,7 +234,7 @@ def test_mae_takes_every_patch_in_order() -> None:
     embedded = module.embeddings.patch_embeddings(images) + module.embeddings.position_embeddings[:, 1:]
     cls = module.embeddings.cls_token + module.embeddings.position_embeddings[:, :1]
     tokens = torch.cat([cls.expand(2, -1, -1), embedded], 1)
-    for layer in module.layers:
+    for layer in vit_layers(module):
         out = layer(tokens)
         tokens = out[0] if isinstance(out, tuple) else out
     assert_same(model.logits(images).detach(), module.layernorm(tokens)[:, 0].detach())

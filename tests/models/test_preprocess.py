@@ -257,8 +257,7 @@ def test_a_files_mean_is_kept_at_another_size(tmp_path: Path) -> None:
 
 
 def test_a_model_on_the_meta_device_raises() -> None:
-    with torch.device("meta"):
-        module = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32)
+    module = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32).to("meta")
     with pytest.raises(BadInput, match=r"is on the meta device \('.*' has a shape and no numbers") as caught:
         cv.wrap(module)
     image = torch.linspace(-1, 1, 3 * 32 * 32).view(1, 3, 32, 32)

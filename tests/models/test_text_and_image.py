@@ -203,6 +203,8 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(tower.text_encoder.encode(prompts), model.module.text.float(), growth=growth(1, 32))
     tower.text_encoder.encode(["a cat", "a bird"])
     assert loaded == ["tiny", "tiny"]  # the text tower is loaded once, when first needed
+    with pytest.raises(BadInput, match="has 102 tokens, and the text tower reads 77"):
+        tower.text_encoder.encode(["cat " * 100])
     assert cv.explain(
         cv.load("open_clip:tiny", pretrained=False, size=48), "demo", "ixg", target=cv.Text("a cat")
     ).maps.shape == (1, 6, 6)

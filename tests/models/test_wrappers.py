@@ -16,6 +16,7 @@ from clairvit.errors import BadInput, ModelUnavailable
 from clairvit.models.model import Model
 from helpers.lora import LoraLinear, classifier, lora
 from helpers.module_fingerprint import fingerprint
+from helpers.transformers_names import vit_layers
 
 
 def pixels(count: int = 2) -> Tensor:
@@ -115,7 +116,7 @@ class AlignDevices:
 def hooked(offload: bool = False) -> nn.Module:
     """Return a classifier whose layers have accelerate's hooks, as after dispatch_model."""
     module: Any = classifier()
-    for layer in (module.vit.embeddings, *module.vit.layers, module.classifier):
+    for layer in (module.vit.embeddings, *vit_layers(module.vit), module.classifier):
         layer._hf_hook = AlignDevices(offload)
         layer._old_forward = layer.forward
         layer.forward = functools.partial(layer._hf_hook.run, layer._old_forward)

@@ -270,7 +270,8 @@ def test_a_patch_of_a_clip_has_a_frame() -> None:
     model, clip = families.videomae()
     traced = cv.trace(model, clip, target=cv.Neuron(0, CHANNEL, patch=(1, 2, 3)))
     with torch.no_grad():
-        tokens = model.module.videomae.encoder.layer[0](model.module.videomae.embeddings(clip, None))  # type: ignore[operator, union-attr]
+        net: Any = model.module.model.videomae  # type: ignore[union-attr]
+        tokens = net.encoder.layer[0](net.embeddings(clip, None))
     assert_same(traced.logits, (tokens if isinstance(tokens, Tensor) else tokens[0])[:, (1 * 4 + 2) * 4 + 3])
 
 

@@ -25,13 +25,16 @@ from helpers.vision_language import (
     PROMPT,
     SIDE,
     WORDS,
+    cross_attention_model,
     images,
     llava_processor,
     logit_by_hand,
     own_inputs,
     own_text,
     piece_tokenizer,
+    resampled_model,
     saved_llava,
+    tiled_model,
     tiny_language_model,
     without_float32,
     word_tokenizer,
@@ -191,7 +194,9 @@ def test_image_tokens_lie_row_by_row(family: str) -> None:
     """With a vision tower that mixes no tokens, a token depends on the pixels of its own cell alone."""
     module = tiny_language_model(family)
     for name, parameter in module.named_parameters():
-        if "vis" in name and any(part in name for part in ("self_attn.out_proj", "attn.proj")):
+        if "vis" in name and any(
+            part in name for part in ("self_attn.out_proj", "attn.proj", "attention.projection_layer")
+        ):
             torch.nn.init.zeros_(parameter)
     model = cv.NextToken(token=TOKEN).readout(wrapped(module).with_inputs(**text_of(family)))
     pixels = images().requires_grad_()
@@ -414,6 +419,30 @@ def test_models_without_tokenizer_or_text_are_refused() -> None:
         cv.explain("pets", "demo", "ixg", cv.NextToken("cat", prompt=PROMPT))
     with pytest.raises(cv.NotApplicable, match=r"Name a word: target=cv\.NextToken"):
         cv.explain(wrapped(tiny_language_model("llava")), images(), "ixg")
+
+
+def test_models_without_image_tokens_in_a_grid_are_refused() -> None:
+    inputs, pixels, target = {"input_ids": torch.tensor([[1, IMAGE, 4]])}, images(), cv.NextToken(token=TOKEN)
+    with pytest.raises(cv.NotApplicable, match="cuts an image into tiles"):
+        cv.explain(wrapped(tiled_model()), pixels, "ixg", target, inputs=inputs)
+    with pytest.raises(cv.NotApplicable, match="does not put image tokens into the sequence"):
+        cv.explain(wrapped(cross_attention_model()), pixels, "ixg", target, inputs=inputs)
+    resampled = wrapped(resampled_model())
+    with pytest.raises(cv.NotApplicable, match="No patch tokens were found"):
+        cv.explain(resampled, pixels, "ixg", target, inputs=inputs)
+    assert cv.explain(resampled, pixels, "saliency", target, inputs=inputs).maps.shape == (1, SIDE, SIDE)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2.5-vl"])
+def test_verbs_take_a_next_token(name: str) -> None:
+    model, pixels = wrapped(tiny_language_model(name)).with_inputs(**text_of(name)), images(2)
+    target = cv.NextToken(token=TOKEN)
+    scores = cv.evaluate(model, pixels, ["ixg", "rollout"], ["deletion(steps=2)", "sparseness"], target=target)
+    assert all(bool(torch.isfinite(score.values).all()) for score in scores.values())
+    assert len(cv.explain(model, pixels, "attnlrp", target).check()) == 2
+    assert cv.choose(model, pixels, ["ixg", "genatt"], ["deletion(steps=2)"], target=target).best in ("ixg", "genatt")
+    effects = cv.patch_sweep(model, pixels[:1], kind="attention", target=target).effects
+    assert effects.shape == (1, 3, 1)  # blocks of the language model
 
 
 def test_a_tokenizer_alone_reads_the_prompt() -> None:

@@ -120,18 +120,19 @@ def test_the_best_query_of_a_class_is_chosen_once(name: str) -> None:
     model, pixels = model_of(DETECTORS[name]), images()
     with torch.no_grad():
         logits = model.module(pixels).logits
-        other = model.module(-pixels).logits
-    class_, best = next(
-        (class_, best)
+        others = {factor: model.module(factor * pixels).logits for factor in (-1, 0, 5, -5, 20)}
+    factor, class_, best = next(
+        (factor, class_, best)
         for class_ in range(len(NAMES))
+        for factor, other in others.items()
         if (best := best_queries(name, logits, class_)) != best_queries(name, other, class_)
     )
     trace = cv.trace(model, pixels, target=cv.Query(class_=class_))
     assert trace.target is not None
     assert trace.target.names == tuple(f"{NAMES[class_]} (query {query})" for query in best)
     with torch.no_grad():
-        scores = trace.target(trace.recording.model.logits(-pixels))
-    assert_same(scores, other[torch.arange(2), best, class_])
+        scores = trace.target(trace.recording.model.logits(factor * pixels))
+    assert_same(scores, others[factor][torch.arange(2), best, class_])
 
 
 def test_linear_rules_share_out_the_whole_score() -> None:

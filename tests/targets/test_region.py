@@ -271,6 +271,37 @@ def test_sam_takes_the_point_as_its_prompt_and_the_mask_that_it_trusts_most() ->
         cv.explain(model, pixels, "saliency", target=cv.Region(mask=np.ones((4, 4))))
 
 
+def test_sam_with_prompts_of_the_user() -> None:
+    model, pixels = model_of(sam), images()
+    prompts = torch.tensor([[[[20.0, 33.0], [5.0, 6.0]]]], dtype=torch.float64)
+    with torch.no_grad():
+        output: Any = model.module(pixels, input_points=prompts.expand(2, -1, -1, -1))
+    explanation = cv.explain(
+        model, pixels, "saliency", target=cv.Region(2, mask=box_mask()), inputs={"input_points": prompts}
+    )
+    assert_same(explanation.logits[:, 2], interpolated_mean(output.pred_masks[:, 0], box_mask())[:, 2])
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_masks_of_queries_of_the_user(activation: str) -> None:
+    class Masks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.maps = nn.Conv2d(3, 6, 8, stride=8, dtype=torch.float64)
+
+        def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+            masks = self.maps(pixels)  # six queries
+            return {"logits": masks.flatten(2)[..., :4], "pred_masks": masks}
+
+    pixels, names = images(), ["a", "b", "c", "d"][: 3 if activation == "softmax" else 4]
+    model = cv.wrap(Masks(), size=SIZE, mean=0.5, std=0.5, labels=names, activation=activation)
+    with torch.no_grad():
+        output = model.module(pixels)
+        p = output["logits"].softmax(-1)[..., :3] if activation == "softmax" else output["logits"].sigmoid()
+        dense = torch.einsum("bqc,bqhw->bchw", p, output["pred_masks"].sigmoid())
+        assert_same(cv.Region(box=BOX).readout(model).logits(pixels), interpolated_mean(dense, box_mask()))
+
+
 def test_outputs_of_modules_of_the_user() -> None:
     weight = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

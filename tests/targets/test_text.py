@@ -292,5 +292,25 @@ def test_models_that_cannot_read_prompts() -> None:
         cv.wrap(nn.Linear(2, 2), tokenizer=tiny_pairs.open_clip_tokenizer)
     with pytest.raises(cv.BadInput, match=r"The tokenizer failed on \['newt'\] \(ValueError"):
         cv.explain(wrapped("open_clip", pair), pixels(1), "ixg", target=cv.Text("newt"))
+    with pytest.raises(cv.BadInput, match="has 10 tokens, and the text tower reads 8"):
+        cv.explain(wrapped("CLIPModel"), pixels(1), "ixg", target=cv.Text("a cat " + "a dog " * 3 + "?"))
     with pytest.raises(cv.BadInput, match="The score 'prob'"):
         cv.explain(wrapped("open_clip", pair), pixels(1), "ixg", target=cv.Text("a cat"), score="prob")
+
+
+def test_tokenizers_that_hold_another() -> None:
+    """open_clip's wrapper of a tokenizer is called itself; a processor of transformers is not."""
+
+    class Holder:
+        def __init__(self, tokenizer: Any) -> None:
+            self.tokenizer = tokenizer
+
+        def __call__(self, prompts: list[str]) -> Tensor:
+            return tiny_pairs.open_clip_tokenizer(prompts)
+
+    for name, holder in (("open_clip", Holder(None)), ("CLIPModel", Holder(tiny_pairs.tokenizer()))):
+        pair = tiny_pairs.build(name)
+        encoder = cv.wrap(pair, tokenizer=holder, size=24).text_encoder
+        assert encoder is not None
+        expected = nn.functional.normalize(tiny_pairs.text_features(name, pair, [PROMPT]).detach(), dim=-1)
+        assert_same(encoder.encode([PROMPT]), expected)

@@ -18,6 +18,7 @@ from clairvit.tracing.recording import record
 from helpers.custom_vits import WIDTH, Block, HomeMade, MatmulAttention
 from helpers.rounding import assert_same
 from helpers.tiny_models import TINY, ZOO, build, pixels, strange, wrapped
+from helpers.transformers_names import value_and_output, vit_layers
 
 FITTING = [kind for kind in TINY if "residual" not in ZOO[kind].lacks and kind != "home-loop"]
 
@@ -129,10 +130,11 @@ def test_transformers() -> None:
     kind = "hf-vit-sdpa"
     module = build(kind).double()
     model, image = cv.wrap(module, size=ZOO[kind].size), pixels(kind, dtype=torch.float64)
-    layer, last = module.vit.layers[1], cv.trace(model, image, target=0).layers[1]
+    layer, last = vit_layers(module.vit)[1], cv.trace(model, image, target=0).layers[1]
+    value, output = value_and_output(layer.attention)
     h = norm(layer.layernorm_before, last.x, last.x)
-    v = (h @ layer.attention.v_proj.weight.T).unflatten(-1, (last.A.shape[1], -1)).transpose(1, 2)
-    T = torch.einsum("bhij,bhjv->bijhv", last.A, v).flatten(3) @ layer.attention.o_proj.weight.T
+    v = (h @ value.weight.T).unflatten(-1, (last.A.shape[1], -1)).transpose(1, 2)
+    T = torch.einsum("bhij,bhjv->bijhv", last.A, v).flatten(3) @ output.weight.T
     assert_same(cv.explain(model, image, "attin").maps.flatten(1), T.norm(dim=-1)[:, 0, 1:])
 
 

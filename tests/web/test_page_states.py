@@ -185,16 +185,18 @@ def test_a_link_to_a_slow_method_asks_first(visit: Callable[..., Any], state: Ap
 
 def test_a_model_without_classes_is_no_dead_page(browser: Any) -> None:
     """A CLIP model without labels: every default failed."""
-    with serving(create_state([wrapped("open_clip-tower")])) as address:
+    embedding = create_state([wrapped("open_clip-tower")])
+    default = embedding.cards[0].default_method
+    with serving(embedding) as address:
         page = browser.new_page()
         page.goto(address)
-        settled(page, "rollout")
+        settled(page, default)
         sync_api.expect(page.locator("#answer-says")).to_contain_text("names nothing")
         sync_api.expect(page.locator("#badge")).not_to_have_text("Testing this map…", timeout=WAIT)
         assert page.locator("#play-deletion").is_disabled()
         method(page, "ixg")  # it explains a score, and there is none
         sync_api.expect(page.locator("#status.error #status-text")).not_to_contain_text("=", timeout=WAIT)
-        assert page.locator("#map-panel").get_attribute("data-method") == "rollout"
+        assert page.locator("#map-panel").get_attribute("data-method") == default
         page.close()
 
 
@@ -282,6 +284,17 @@ def test_a_photo_of_one_colour_comes_with_a_caution(visit: Callable[..., Any]) -
     Image.new("RGB", (300, 200), "grey").save(buffer, "PNG")
     page.set_input_files("#file", {"name": "grey.png", "mimeType": "image/png", "buffer": buffer.getvalue()})
     sync_api.expect(page.locator("#caution")).to_contain_text("one colour", timeout=WAIT)
+
+
+def test_arrow_keys_pass_through_methods_without_running_each(visit: Callable[..., Any]) -> None:
+    page = visit()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/api/explain") else None)
+    page.locator('#methods input[value="attnlrp+plus"]').focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    settled(page, cv.recommended_methods()[2].method)
+    assert len(asked) == 1
 
 
 def test_the_main_path_by_keyboard_alone(visit: Callable[..., Any]) -> None:

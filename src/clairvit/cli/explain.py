@@ -51,6 +51,8 @@ clairvit explain street.jpg --model open_clip:ViT-B-32:openai --text 'a red car'
 
 clairvit explain cat.jpg --similar-to other-cat.jpg
 
+clairvit explain street.jpg --model hf:nvidia/segformer-b0-finetuned-ade-512-512 --region sky@0,0,512,200
+
 clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --features
 """
 

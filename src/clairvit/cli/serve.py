@@ -56,7 +56,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    time_limit: Annotated[float, typer.Option(min=1, help="Seconds that one request may take.")] = 120.0,
+    time_limit: Annotated[float, typer.Option(min=1, help="Seconds that one request may take.")] = 300.0,
 ) -> None:
     """Open a web page to look inside a model: drop a photo in, click a class, move a slider.
 

@@ -194,9 +194,10 @@ class _LayerPass:
                 "nor one that runs outside torch (xformers, flash-attn kernels: switch that off); use saliency."
             )
         self.used = aggregation.used(count)
-        for index in self.used if spec.method.output == "matrix" else ():
-            if trace.layers[index].call is not None:
-                trace.layers[index].between_tokens()  # the first layer that does not fit is the one named
+        if spec.method.output == "matrix":
+            unfit = [layer for layer in trace.layers if layer.call is not None and layer.call.kind != "tokens"]
+            if any(layer.index in self.used for layer in unfit):
+                unfit[0].between_tokens()  # raises: the first such layer says most about the model
         self.keep_layers = layers
         self.row: Tensor | None = aggregation.start_row(trace.readout_weights) if aggregation.matrices_only else None
         self.last_index = self.used[-1]  # the layer that was added to `row` last

@@ -43,15 +43,23 @@ def plain_language(name: str, summary: str = "") -> PlainLanguage:
     return PlainLanguage(entry["title"], entry["sentence"], tuple(entry.get("also", ())))
 
 
-def plain_title(spec: MethodSpec) -> str:
-    """Return the name of a method with options and combinators: 'AttnLRP, all layers', 'RISE (samples=100)'."""
-    method = spec.method.name
-    title = plain_language(method).title
-    options, _, combinator = spec.text.removeprefix(method).partition("+")
+def plain_words(spec: MethodSpec) -> PlainLanguage:
+    """Return the plain words for a method with options and combinators.
+
+    'AttnLRP, all layers', 'RISE (samples=100)'. A combinator changes what a method does, so that the sentence is the
+    combinator's unless the combination has words of its own.
+    """
+    if spec.text in _table():
+        return plain_language(spec.text)
+    base = plain_language(spec.method.name, spec.method.summary)
+    options, _, combinator = spec.text.removeprefix(spec.method.name).partition("+")
+    title, sentence = base.title, base.sentence
     if combinator:
         words = _SUFFIXES.get(combinator, combinator)
         title += f", {words.replace('layer:', 'layer ').replace('from:', 'from layer ')}"
-    return f"{title} {options}" if options else title
+        kind = {"layer": "layer:K", "from": "from:M"}.get(combinator.partition(":")[0], combinator)
+        sentence = f"{base.title}: {COMBINATORS.get(kind, combinator)}."
+    return PlainLanguage(f"{title} {options}" if options else title, sentence, base.also)
 
 
 assert {*_SUFFIXES} <= {*COMBINATORS}

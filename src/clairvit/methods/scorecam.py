@@ -212,7 +212,7 @@ def cluster(distance: NDArray[np.float64], threshold: float, most: int | None) -
     tree = linkage(pairs, "complete")
     labels = fcluster(tree, np.nextafter(threshold, -1), "distance")  # as scikit-learn: below the threshold, not at it
     if most is not None and labels.max() > most:
-        labels = fcluster(tree, most, "maxclust")
+        labels = fcluster(tree, tree[len(distance) - most - 1, 2], "distance")  # after n − most merges
     _, first, label = np.unique(labels, return_index=True, return_inverse=True)
     return first.argsort().argsort()[label].astype(np.int64)
 

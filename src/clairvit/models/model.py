@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -38,6 +38,7 @@ class Layout:
             "query" (of a decoder).
         read: (row, weight) of the query rows that the head reads; left out, they follow from `pooling`.
         suffix: The number of tokens after the patches.
+        time_last: The patches of a clip lie place by place, each with all its frames (TimeSformer), not frame by frame.
 
     Example:
         >>> import clairvit as cv
@@ -52,6 +53,7 @@ class Layout:
     pooling: Pooling
     read: tuple[tuple[int, float], ...] = ()  # (row, weight)
     suffix: int = 0  # tokens after the patches
+    time_last: bool = False  # patches of a clip in the order rows, columns, frames
 
     def __post_init__(self) -> None:
         sides = tuple(self.grid) if isinstance(self.grid, tuple | list) else ()
@@ -104,9 +106,13 @@ class Layout:
         return slice(self.prefix, self.prefix + self.patches)
 
     @property
-    def patch_rows(self) -> range:
-        """Return the indices of the patches among the tokens."""
-        return range(self.prefix, self.prefix + self.patches)
+    def patch_rows(self) -> Sequence[int]:
+        """Return the indices of the patches among the tokens, in the order of the grid."""
+        if not self.time_last:
+            return range(self.prefix, self.prefix + self.patches)
+        frames = self.grid[0]
+        places = self.patches // frames
+        return tuple(self.prefix + place * frames + frame for frame in range(frames) for place in range(places))
 
     @property
     def other_rows(self) -> tuple[int, ...]:
@@ -116,7 +122,7 @@ class Layout:
     def pad_patches(self, values: Tensor, value: float = 0) -> Tensor:
         """Return values [..., patches] as [..., tokens], with `value` at the tokens that are no patches."""
         padded = values.new_full((*values.shape[:-1], self.tokens), value)
-        padded[..., self.patch_slice] = values
+        padded[..., list(self.patch_rows) if self.time_last else self.patch_slice] = values
         return padded
 
 

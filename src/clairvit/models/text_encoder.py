@@ -161,13 +161,14 @@ def encoder_of(module: nn.Module, tokenizer: Any = None, name: str = "") -> Text
                 "or encode_text, such as CLIPModel. Leave it out."
             )
         return None
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of transformers holds one
+    of_transformers = hasattr(module, TRANSFORMERS[0])
+    if of_transformers:
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor holds one
     if tokenizer is not None and not callable(tokenizer):
         raise BadInput(
             f"tokenizer={tokenizer!r} was given; expected a tokenizer, such as open_clip.get_tokenizer('ViT-B-32') or "
             "transformers.AutoTokenizer.from_pretrained(…)."
         )
-    of_transformers = hasattr(module, TRANSFORMERS[0])
 
     def open_tower() -> TextTower:
         chosen = tokenizer if tokenizer is not None or not of_transformers else _saved_tokenizer(module)
@@ -179,7 +180,7 @@ def encoder_of(module: nn.Module, tokenizer: Any = None, name: str = "") -> Text
                 f"{name} has a text tower, and nothing says which tokenizer reads its prompts. Pass it: "
                 f"cv.wrap(module, tokenizer={advice})."
             )
-        tokenize = transformers_tokens(module, chosen) if of_transformers else _checked_tokens(chosen)
+        tokenize = transformers_tokens(module, chosen) if of_transformers else open_clip_tokens(chosen)
         return TextTower(module, tokenize)
 
     return TextEncoder(open_tower)
@@ -192,12 +193,24 @@ def transformers_tokens(module: Any, tokenizer: Tokenizer) -> Callable[[list[str
     length = module.config.text_config.max_position_embeddings
 
     def tokenize(prompts: list[str]) -> Mapping[str, Tensor]:
+        whole = _call(tokenizer, prompts)["input_ids"]
+        _check_lengths(prompts, [len(row) for row in whole], length)
         tokens = _call(tokenizer, prompts, padding=padding, truncation=True, max_length=length, return_tensors="pt")
         _check_known_words(tokenizer, prompts, tokens["input_ids"])
         taken = inspect.signature(module.get_text_features).parameters
         return {key: value for key, value in tokens.items() if key in taken}
 
     return tokenize
+
+
+def _check_lengths(prompts: list[str], lengths: Sequence[int], most: int) -> None:
+    """Raise BadInput for a prompt that is longer than the text tower reads, whose end would be left out."""
+    for prompt, length in zip(prompts, lengths, strict=True):
+        if length > most:
+            raise BadInput(
+                f"The prompt '{prompt[:40]}…' has {length} tokens, and the text tower reads {most}; expected a shorter "
+                "one, because its end would be left out."
+            )
 
 
 def _check_known_words(tokenizer: Any, prompts: list[str], tokens: Tensor) -> None:
@@ -211,7 +224,7 @@ def _check_known_words(tokenizer: Any, prompts: list[str], tokens: Tensor) -> No
             )
 
 
-def _checked_tokens(tokenizer: Tokenizer) -> Callable[[list[str]], Tensor]:
+def open_clip_tokens(tokenizer: Tokenizer) -> Callable[[list[str]], Tensor]:
     """Return the function from prompts to the tokens [n, length] of a text tower of open_clip."""
 
     def tokenize(prompts: list[str]) -> Tensor:
@@ -221,6 +234,9 @@ def _checked_tokens(tokenizer: Tokenizer) -> Callable[[list[str]], Tensor]:
                 f"The tokenizer returned a {type(tokens).__name__}; expected a tensor of tokens [prompts, length], as "
                 "open_clip.get_tokenizer(NAME) gives."
             )
+        encode = getattr(tokenizer, "encode", None)  # of open_clip's own: the words without start and end
+        if callable(encode):
+            _check_lengths(prompts, [len(encode(prompt)) + 2 for prompt in prompts], tokens.shape[-1])
         return tokens
 
     return tokenize

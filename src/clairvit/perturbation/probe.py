@@ -281,10 +281,11 @@ class Probe:
             NotApplicable: Some of these blocks are not entered with tokens.
         """
         pairs = torch.arange(len(images) * self.patches, device=self.pixels.device)
+        patch_rows = torch.tensor(self.layout.patch_rows, device=self.pixels.device)
 
         def run(ks: range) -> Tensor:
             batch = pairs[ks.start : ks.stop]
-            rows, positions = batch // self.patches, batch % self.patches + self.layout.prefix
+            rows, positions = batch // self.patches, patch_rows[batch % self.patches]
             values = {block: tokens[rows, positions] for block, tokens in activations.items()}
             with ActivationPatching(self.trace.recording, values, positions) as patching:
                 logits = self._logits(images[rows])

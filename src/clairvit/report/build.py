@@ -106,7 +106,11 @@ def _examples_section(
     blocks: list[Block] = []
     if examples:
         text = "Maps were computed again for this page with the study's model and seed, each drawn on its own scale"
-        blocks.append(Text(f"{text}; the number is the method's {results.key_metric} on the image."))
+        colours = "Where there is no colour, a patch hardly matters; red speaks for the class and blue against it"
+        unsigned = "on maps without a sign yellow is much"
+        blocks.append(
+            Text(f"{text}; the number is the method's {results.key_metric} on the image. {colours}; {unsigned}.")
+        )
     if selected and not any(prediction.label is not None for prediction in results.scores.predictions):
         blocks.append(Text("The true classes are not known, so right and wrong predictions cannot be told apart."))
     blocks += [*(Text(sentence) for sentence in problems), *examples]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clairvit.methods.explanation import Cost
-from clairvit.methods.plain_language import plain_language, plain_title
+from clairvit.methods.plain_language import plain_words
 from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
@@ -73,8 +73,8 @@ def split_metrics(metrics: Sequence[str]) -> list[Sequence[str]]:
 
 def _in_plain_words(method: str) -> str:
     """Return what a method does, for readers who know no formulas."""
-    spec = resolve_method(method)
-    return f"{plain_title(spec)}: {plain_language(spec.method.name, spec.method.summary).sentence}"
+    words = plain_words(resolve_method(method))
+    return f"{words.title}: {words.sentence}"
 
 
 def _summary(results: StudyResults, mean: Mapping[str, float]) -> str:

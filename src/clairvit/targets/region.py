@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, NotApplicable
+from clairvit.models.activation import Activation
 from clairvit.models.model import Model
 from clairvit.models.readout import BoundInputs, SizedReadout, describe_output, unwrap_readout
 from clairvit.targets.base import ScoreContext, Target, TargetBatch
 from clairvit.targets.class_ import resolve_classes
+from clairvit.targets.query import query_activation
 
 Size = tuple[int, int]  # rows, columns
 MASKS = 3  # that SAM predicts for a point or box: whole, part, subpart
@@ -35,10 +37,10 @@ class Region(Target):
 
     * segmentation (SegFormer, DPT, UperNet, any module that returns [B, C, h, w] or {"out": …}): the class logit;
     * MaskFormer, Mask2Former, DETR's masks: Σ_q p_q(c) · sigmoid(m_q), the probability of the class in each query
-      times that of its mask;
+      times that of its mask (with a sigmoid per class where the model has one);
     * depth (DPT, Depth Anything, any module that returns [B, h, w]): the depth; there is no class;
     * SAM: the logit of a mask that it predicts for the point or box, which is its prompt; `class_` is the mask (0, 1
-      or 2), and None the one of the highest predicted IoU.
+      or 2), and None the one of the highest predicted IoU. With prompts of your own (`inputs=`) any region is read.
 
     Means of scores are no probabilities: the activation is raw.
 
@@ -95,7 +97,7 @@ class Region(Target):
         """Return the model of the region's mean scores [B, C]; every class of a region shares it."""
         kind = _dense_kind(model)
         place = replace(self, class_=None)
-        function = functools.partial(kind.read, place)
+        function = functools.partial(kind.read, place, query_activation(model))
         labels = kind.labels(model)
         return model.read(
             ("region", place), function, readout=kind.module(place), labels=labels, classifier=True, layout=model.layout
@@ -104,7 +106,7 @@ class Region(Target):
     def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the mean score of the class in the region."""
         kind = _CLASSES if context.model is None else _dense_kind(context.model)
-        if kind is _PROMPTED:
+        if kind.read is _read_prompted:
             classes = _best_masks(context) if self.class_ is None else resolve_classes(self.class_, context)
         else:
             classes = resolve_classes(self.class_, context)
@@ -222,8 +224,11 @@ def region_mean(values: Tensor, region: Region, size: Size) -> Tensor:
     return (values * torch.from_numpy(weights).to(values)).sum((-2, -1))
 
 
-def _read_maps(region: Region, output: Any, size: Size) -> Tensor:
-    """Return the region's mean scores [B, C] of the output of a segmenter or a depth model."""
+def _read_maps(region: Region, activation: Activation, output: Any, size: Size) -> Tensor:
+    """Return the region's mean scores [B, C] of the output of a segmenter or a depth model.
+
+    `activation` is that of the class scores of queries, where the model has some.
+    """
     if _value(output, "pred_boxes") is not None and _value(output, "pred_masks") is None:
         raise NotApplicable(
             f"Region reads scores for every pixel, and the model returned {describe_output(output)}: boxes of "
@@ -233,7 +238,9 @@ def _read_maps(region: Region, output: Any, size: Size) -> Tensor:
     if classes is None or masks is None:
         classes, masks = _value(output, "logits"), _value(output, "pred_masks")
     if classes is not None and masks is not None and classes.ndim == 3 and masks.ndim == 4:
-        return _query_masks(classes, masks, region, size)
+        p = classes.sigmoid() if activation == "sigmoid" else _softmax_classes(classes)
+        covered = region_mean(masks.sigmoid(), region, size)  # [B, Q]
+        return (p * covered[..., None]).sum(1)
     maps = next((v for name in ("predicted_depth", "logits", "out") if (v := _value(output, name)) is not None), None)
     if maps is None and isinstance(output, tuple | list):
         maps = next((item for item in output if isinstance(item, Tensor)), None)
@@ -247,18 +254,15 @@ def _read_maps(region: Region, output: Any, size: Size) -> Tensor:
     return region_mean(maps if maps.ndim == 4 else maps[:, None], region, size)
 
 
-def _query_masks(classes: Tensor, masks: Tensor, region: Region, size: Size) -> Tensor:
-    """Return the mean over the region of Σ_q p_q(c) · sigmoid(m_q) [B, C]: classes [B, Q, C + 1], masks [B, Q, h, w].
+def _softmax_classes(logits: Tensor) -> Tensor:
+    """Return the probabilities of all classes but the last, "no object": [B, Q, C + 1] -> [B, Q, C].
 
-    The last class is "no object". The softmax is written as exp(log p): followed by a product it would look like
-    attention.
+    The softmax is written as exp(log p): followed by a product it would look like attention.
     """
-    p = classes.log_softmax(-1).exp()[..., :-1]
-    covered = region_mean(masks.sigmoid(), region, size)  # [B, Q]
-    return (p * covered[..., None]).sum(1)
+    return logits.log_softmax(-1).exp()[..., :-1]
 
 
-def _read_prompted(region: Region, output: Any, size: Size) -> Tensor:
+def _read_prompted(region: Region, _: Activation, output: Any, size: Size) -> Tensor:
     """Return of SAM's masks [B, 1, M, h, w] the mean logits in the region, then the predicted IoUs: [B, 2 M]."""
     masks, iou = _value(output, "pred_masks"), _value(output, "iou_scores")
     if masks is None or iou is None or masks.ndim != 5 or masks.shape[1] != 1 or masks.shape[2] != MASKS:
@@ -293,7 +297,7 @@ class _Kind(NamedTuple):
     """How a kind of model is read."""
 
     score: str
-    read: Callable[[Region, Any, Size], Tensor]
+    read: Callable[[Region, Activation, Any, Size], Tensor]
     labels: Callable[[Model], tuple[str, ...]]
     module: Callable[[Region], Callable[[nn.Module, Callable[..., Tensor]], nn.Module]]
 
@@ -331,8 +335,8 @@ def _dense_kind(model: Model) -> _Kind:
     base = model.base or model
     module = unwrap_readout(base.module)
     name = type(module).__name__
-    if not isinstance(base.module, BoundInputs) and "input_points" in inspect.signature(module.forward).parameters:
-        return _PROMPTED
+    if "input_points" in inspect.signature(module.forward).parameters:
+        return _PROMPTED._replace(module=_plain) if isinstance(base.module, BoundInputs) else _PROMPTED
     if name.endswith("ForDepthEstimation"):
         return _DEPTH
     if name.endswith("ForSemanticSegmentation"):

@@ -15,8 +15,10 @@ from clairvit.numerics import widened
 _BMM_WIDENS = "out_dtype" in (torch.bmm.__doc__ or "")  # torch 2.8 and later, on CUDA
 # reduced: from all tokens to fewer, spatially reduced keys; encoder: between other tokens than those of the layout that
 # was given (the vision tower of a language model); query, cross, reverse: between the queries of a decoder, from these
-# to the image tokens, and back; unrelated: attention that does not see the image
-Kind = Literal["tokens", "pool", "window", "reduced", "channel", "encoder", "query", "cross", "reverse", "unrelated"]
+# to the image tokens, and back; divided: along one axis of a clip; unrelated: attention that does not see the image
+Kind = Literal[
+    "tokens", "pool", "window", "reduced", "channel", "encoder", "query", "cross", "reverse", "divided", "unrelated"
+]
 DECODER_KINDS: tuple[Kind, ...] = ("query", "cross", "reverse")
 
 

@@ -66,7 +66,8 @@ def on_grid(tokens: Tensor, layout: Layout | None, grid: tuple[int, ...] | None,
     """
     count, batch = tokens.shape[1], len(images)
     if layout is not None and count == layout.tokens and len(tokens) in (1, batch):
-        return tokens[:, layout.patch_slice].reshape(len(tokens), *layout.grid, *tokens.shape[2:])
+        patches = tokens[:, list(layout.patch_rows)] if layout.time_last else tokens[:, layout.patch_slice]
+        return patches.reshape(len(tokens), *layout.grid, *tokens.shape[2:])
     squares = square_patches(count, (int(images.shape[-2]), int(images.shape[-1]))) if images.ndim == 4 else None
     for sides in (grid, squares):
         if sides is not None and math.prod(sides) == count > 1 and len(tokens) == batch:
@@ -85,6 +86,9 @@ def locate_patches(tokens: Tensor, layout: Layout, pixels: Tensor) -> Layout | N
     weights = _corner_weights(tokens, layout, pixels)
     if _lie_row_by_row(weights, layout):
         return layout
+    if len(layout.grid) == 3:
+        time_last = replace(layout, time_last=True)
+        return time_last if _lie_row_by_row(_corner_weights(tokens, time_last, pixels), time_last) else None
     others = layout.tokens - layout.patches
     prefix = next((row for row in range(others) if _pixel_weight(tokens[row], pixels) is not None), others)
     if prefix == layout.prefix:
@@ -98,8 +102,8 @@ def _corner_weights(tokens: Tensor, layout: Layout, pixels: Tensor) -> dict[tupl
     *frames, rows, cols = layout.grid
     corners = ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1))
     cells = [(frame, *corner) for frame in {0, frames[0] - 1} for corner in corners] if frames else list(corners)
-    patches = torch.arange(layout.patches).reshape(layout.grid)
-    return {cell: _pixel_weight(tokens[layout.prefix + int(patches[cell])], pixels) for cell in cells}
+    rows_of_cells = torch.tensor(layout.patch_rows).reshape(layout.grid)
+    return {cell: _pixel_weight(tokens[int(rows_of_cells[cell])], pixels) for cell in cells}
 
 
 def _lie_row_by_row(weights: dict[tuple[int, ...], Tensor | None], layout: Layout) -> bool:

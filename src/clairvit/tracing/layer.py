@@ -109,6 +109,8 @@ class Layer:
                 "reduced": "from all tokens to fewer, spatially reduced keys",
                 "channel": "between channels",
             }.get(call.kind, "from a pool")
+            if self.grid is not None and len(self.grid) == 3 and call.kind == "window":
+                between = "within one frame, or among the frames of one place"
             raise NotApplicable(
                 f"This model attends {between} ({call.queries}×{call.keys} in layer {self.index}), not between all "
                 "image tokens, which attention methods need.",

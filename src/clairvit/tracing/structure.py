@@ -237,7 +237,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     sees_image = [_sees_image(*item) for item in zip(calls, watch.visits, watch.grad_enabled, strict=True)]
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
-    blocks = [_block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
+    block_of = _block_of if pixels.ndim == 4 else _block_of_clip
+    blocks = [block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
     if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
@@ -255,6 +256,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     stated = _stated_layout(model, located or layout, sites)
     if stated is None and layout is not None:
         layout = with_pooling(located or layout, calls, sites, [scores], watch.read_by_head)
+        if pixels.ndim == 5 and layout.prefix and visits and sites[-1].kind == "window":
+            layout = _with_rows_of_output(layout, visits[-1].output, [scores])
     tokens = [visit.tokens for visit in visits]
     return ModelStructure(
         layout=stated or layout,
@@ -344,6 +347,19 @@ def _block_of(visits: list[_Visit]) -> _Visit | None:
     return next((v for v in visits if v.calls == 1 and v.tokens is not None), None)
 
 
+def _block_of_clip(visits: list[_Visit]) -> _Visit | None:
+    """Return the block of an attention call in a model of clips.
+
+    Divided attention runs over the frames of one place, then over the places of one frame: both take folded tokens
+    [places, frames, d], and the module that takes all tokens [1, N, d] holds both calls.
+    """
+    block = _block_of(visits)
+    if block is None or block.tokens is None or 1 in block.tokens.shape[:2]:
+        return block
+    whole = [v for v in visits if v.calls == 2 and v.tokens is not None and 1 in v.tokens.shape[:2]]
+    return whole[0] if whole else block
+
+
 def _classify(
     calls: list[AttentionCall],
     sees_image: list[bool],
@@ -372,6 +388,9 @@ def _classify(
         if not any(len(sides) == 3 for sides in grids):  # an image
             grid = grid or square_patches(count, image)  # the later stages of a hierarchical model
         sites.append(AttentionSite(kind, None if visit is None else visit.module, grid, call.queries, call.keys))
+    for index, visit in enumerate(blocks[:-1]):
+        if visit is not None and visit is blocks[index + 1]:  # its block ends with the next call
+            sites[index] = replace(sites[index], kind="divided")
     for index, kind in decoder_kinds(calls).items():
         sites[index] = replace(sites[index], kind=kind)
     return tuple(sites), layout
@@ -491,6 +510,22 @@ def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
     if gradient is None or not gradient.any():
         return None
     return call.heads(gradient).float().abs().sum((0, 1, 3))
+
+
+def _with_rows_of_output(layout: Layout, output: Tensor | None, scores: list[Tensor]) -> Layout:
+    """Return the layout with the rows of the last block's output [1, N, d] that the scores depend on.
+
+    Divided attention has no row for each token, so that the attention itself cannot be asked.
+    """
+    if output is None or tuple(output.shape[:2]) != (1, layout.tokens) or not output.requires_grad:
+        return layout
+    total = torch.stack([score.sum() for score in scores if score.requires_grad]).sum()
+    with translate_autograd_errors():
+        (gradient,) = torch.autograd.grad(total, output, retain_graph=True, allow_unused=True)
+    if gradient is None or not gradient.any():
+        return layout
+    rows = gradient[0].float().abs().sum(-1)
+    return _layout_reading(layout, rows.nonzero().flatten().tolist(), rows)
 
 
 def _layout_reading(layout: Layout, rows: list[int], weight: Tensor) -> Layout:

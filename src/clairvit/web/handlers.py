@@ -18,7 +18,7 @@ from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import compare, explain
 from clairvit.methods.explanation import Comparison, Explanation
-from clairvit.methods.plain_language import plain_title
+from clairvit.methods.plain_language import plain_words
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.methods.token_features import features
@@ -207,7 +207,7 @@ def _unsure(explanation: Explanation) -> list[str]:
 def _method_maps(explanation: Explanation) -> MethodMaps:
     return MethodMaps(
         method=explanation.method,
-        title=plain_title(resolve_method(explanation.method)),
+        title=plain_words(resolve_method(explanation.method)).title,
         family=explanation.family,
         signed=explanation.signed,
         class_specific=explanation.class_specific,

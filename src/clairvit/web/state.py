@@ -18,7 +18,7 @@ from clairvit.methods.calibrated import calibrated_spec, calibration_by_hash
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.plain_language import plain_language, plain_title
+from clairvit.methods.plain_language import plain_language, plain_words
 from clairvit.methods.recipe import read_recipe
 from clairvit.methods.recommended import defaults_for, recommended_methods
 from clairvit.methods.registry import Method, by_family, list_methods
@@ -51,7 +51,9 @@ MAX_OPTION = 10_000  # samples, steps, …: memory grows with them
 MAX_OPTIONS = {"cells": 32}  # per side, so memory grows with their square
 QUICK_PASSES = 12  # forwards and backwards of a quick request, without the shared trace
 QUICK_METHODS = 4
-CAPACITIES = {"uploads": 8, "quick": 16, "long": 6, "slow": 4}  # jobs per queue; long: many methods, and curves
+# Jobs per queue; long: many methods, checks and curves. Eight quick jobs of 0.13 s wait for about a second; a client
+# that finds no place is told when to try again.
+CAPACITIES = {"uploads": 8, "quick": 8, "long": 6, "slow": 4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +99,7 @@ class AppState:
             queue.close()
 
 
-def create_state(models: Sequence[Model], time_limit: float = 120.0, recipes: Sequence[str] = ()) -> AppState:
+def create_state(models: Sequence[Model], time_limit: float = 300.0, recipes: Sequence[str] = ()) -> AppState:
     """Trace each model once to describe it, and give every queue its own modules around the same weights.
 
     `recipes` are files of calibrated methods; requests name them by the text that the list of methods gives.
@@ -231,12 +233,9 @@ def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
     ]
     return MethodsResponse(
         recommended=[
-            RecommendationCard(
-                title=plain_title(resolve_method(item.method)),
-                sentence=plain_language(resolve_method(item.method).method.name).sentence,
-                **asdict(item),
-            )
+            RecommendationCard(title=words.title, sentence=words.sentence, **asdict(item))
             for item in recommended_methods()
+            for words in [plain_words(resolve_method(item.method))]
         ],
         families=list(dict.fromkeys(method.family for method in ordered)),
         methods=cards,

@@ -149,6 +149,8 @@ def takes_clips(model_class: type[nn.Module], config: Any) -> bool:
 def clip_frames(module: nn.Module) -> int | None:
     """Return the frames of a clip that a module takes, 0 for any number; None for a module of images."""
     config = getattr(module, "config", None)
+    if "image_grid_thw" in inspect.signature(module.forward).parameters:
+        return None  # Qwen2-VL, which takes clips too: its images are two equal frames
     if takes_clips(type(module), config):
         count = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
         return count if isinstance(count, int) else 0

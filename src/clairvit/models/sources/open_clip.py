@@ -17,7 +17,7 @@ from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.sources.adapters import ZeroShot, drop_submodules
 from clairvit.models.sources.hub import abbreviated, extra, fetching, hub_blocked
-from clairvit.models.text_encoder import TextEncoder, TextTower
+from clairvit.models.text_encoder import TextEncoder, TextTower, open_clip_tokens
 
 
 def build(request: LoadOptions) -> Model:
@@ -26,7 +26,7 @@ def build(request: LoadOptions) -> Model:
     with opened(request, prompts=request.labels is not None) as (model, tokenizer):
         module: nn.Module = model.visual
         if tokenizer is not None and request.labels is not None:
-            text = encoder.remember(request.labels, TextTower(model, tokenizer).embed(request.labels))
+            text = encoder.remember(request.labels, TextTower(model, open_clip_tokens(tokenizer)).embed(request.labels))
             module = ZeroShot(module, text, model.logit_scale.exp(), getattr(model, "logit_bias", None))
         settings = preprocess(model.visual.preprocess_cfg, request.spec)
     return Model(
@@ -42,7 +42,7 @@ def build(request: LoadOptions) -> Model:
 def open_text_tower(request: LoadOptions) -> TextTower:
     """Return the text tower of the same model, loaded again; its image tower is not kept."""
     with opened(request, prompts=True) as (model, tokenizer):
-        return TextTower(drop_submodules(model, ["visual"]), tokenizer)
+        return TextTower(drop_submodules(model, ["visual"]), open_clip_tokens(tokenizer))
 
 
 @contextmanager

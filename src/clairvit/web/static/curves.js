@@ -5,7 +5,7 @@ import { number, percent } from "./texts.js";
 const perturbed = document.getElementById("perturbed"), chart = document.getElementById("chart");
 const slider = document.getElementById("step"), description = document.getElementById("curve-text"), verdict = document.getElementById("curve-verdict");
 const stepText = document.getElementById("step-text"), section = document.getElementById("curves");
-const LEFT = 52, RIGHT = 388, TOP = 14, BOTTOM = 214, FRAME_MS = 260, STEPS = 14;
+const LEFT = 64, RIGHT = 388, TOP = 14, BOTTOM = 214, FRAME_MS = 260, STEPS = 14;
 const VERDICTS = { "better": "is better than chance", "not distinguishable": "cannot be told from chance", "worse": "is worse than chance" };
 let film = null, timer = 0, range = [0, 1]; // lowest and highest value on the vertical axis
 

@@ -30,9 +30,18 @@ export const baseName = (text) => text.split(/[+(]/)[0];
 /** The seconds that a method takes on this machine. */
 export const estimate = (entry, card) => card.seconds * (entry.forwards + 2 * entry.backwards);
 
+const KEY_DELAY_MS = 500; // arrow keys pass through methods on the way to another
+let keyTimer = 0, byKey = false;
+addEventListener("keydown", (event) => { byKey = event.key.startsWith("Arrow"); }, true);
+addEventListener("pointerdown", () => { byKey = false; }, true);
+
 function methodLabel(value, title, tags, sentence, search, selected, onSelect) {
   const radio = element("input", { type: "radio", name: "method", value, checked: selected });
-  radio.addEventListener("change", () => onSelect(value));
+  radio.addEventListener("change", () => {
+    clearTimeout(keyTimer);
+    if (byKey) keyTimer = setTimeout(() => onSelect(value), KEY_DELAY_MS);
+    else onSelect(value);
+  });
   const label = element("label", {}, radio, element("b", { textContent: title }), element("small", { textContent: sentence }), element("span", { className: "tags" }, ...tags));
   label.dataset.search = search;
   return label;
@@ -48,6 +57,7 @@ export function showMethods(box, reply, selected, card, onSelect) {
   const recommended = element("fieldset", {}, element("legend", { textContent: "Start with one of these" }));
   for (const entry of reply.recommended) {
     const method = byName.get(baseName(entry.method)), tags = [tag(PURPOSES[entry.purpose] ?? entry.purpose, entry.reason), tag(duration(estimate(method, card)))];
+    if (!method.class_specific) tags.push(tag("same for every answer"));
     const search = [entry.method, entry.title, entry.purpose, method.sentence, ...method.also].join(" | ");
     recommended.append(methodLabel(entry.method, entry.title, tags, entry.sentence, search, entry.method === selected, onSelect));
   }
