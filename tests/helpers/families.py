@@ -113,7 +113,10 @@ def reasons(family: Family, runs: Runs) -> tuple[str, ...]:
     """Return one line per reason of refusal: the methods, or the targets, and the sentence that users see."""
     by_reason: dict[str, list[str]] = {}
     for column, refused in runs.refused.items():
-        sentences = {method: reason.replace(f"'{method}'", "The method") for method, reason in refused.items()}
+        sentences = {
+            method: reason.replace(f"'{method}'", "The method").replace(f"'{method.partition('(')[0]}'", "The method")
+            for method, reason in refused.items()
+        }
         whole = len(set(sentences.values())) == 1 and not runs.maps[column]
         for method, reason in list(sentences.items())[: 1 if whole else None]:
             by_reason.setdefault(reason, []).append(f"all of *{column}*" if whole else f"`{method}`")
