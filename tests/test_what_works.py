@@ -56,5 +56,5 @@ def test_the_table_in_the_readme_says_no_more_than_the_page() -> None:
         columns = [*COLUMNS, "perturbation"] if methods == "every family" else words(methods.replace("(some)", ""))
         for name in words(models):
             named = [row for row in rows if re.match(rf"\*\*{name.removesuffix('s')}\b", row["model"])]
-            assert named or name in ("timm", "transformers", "torchvision", "open_clip", "your own"), name
+            assert named or name in ("timm", "transformers", "torchvision", "open_clip", "your own", "clips"), name
             assert {row[column] for row in named for column in columns}.isdisjoint({"no"}), name

@@ -41,7 +41,7 @@ def test_scores_by_a_prompt(clip: list[str], capsys: Captured) -> None:
     assert main(["evaluate", "cat-0.png", "cat-1.png", *clip, *options, "--text", "a dog"]) == 0
     assert json.loads(capsys.readouterr().out)["target"] == "a dog"
     assert main(["evaluate", "cat-0.png", *clip, *options, "--text", "a dog", "--text", "a cat"]) == 2
-    assert "2 targets were given by --target, --text and --similar-to; expected one" in capsys.readouterr().err
+    assert "2 targets were given by --target, --text and the like; expected one" in capsys.readouterr().err
 
 
 def test_both_photos_are_drawn(clip: list[str], tmp_path: Path, capsys: Captured) -> None:

@@ -147,6 +147,33 @@ def sam() -> nn.Module:
     return seeded(lambda: hf.SamModel(config))
 
 
+def sam2() -> nn.Module:
+    """Return SAM 2 on a small Hiera."""
+    hiera = hf.Sam2HieraDetConfig(
+        hidden_size=16,
+        num_attention_heads=1,
+        image_size=[SIZE, SIZE],
+        embed_dim_per_stage=[16, 32, 64, 128],
+        num_attention_heads_per_stage=[1, 2, 4, 8],
+        blocks_per_stage=[1, 1, 1, 1],
+        global_attention_blocks=[],
+        window_size_per_stage=[4, 2, 2, 2],
+        window_positional_embedding_background_size=[4, 4],
+    )
+    vision = hf.Sam2VisionConfig(
+        backbone_config=hiera,
+        backbone_channel_list=[128, 64, 32, 16],
+        fpn_hidden_size=16,
+        backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]],
+    )
+    prompt = hf.Sam2PromptEncoderConfig(hidden_size=16, image_size=SIZE)
+    decoder = hf.Sam2MaskDecoderConfig(
+        hidden_size=16, mlp_dim=16, num_attention_heads=2, iou_head_hidden_dim=16, num_hidden_layers=2
+    )
+    config = hf.Sam2Config(vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder)
+    return seeded(lambda: hf.Sam2Model(config))
+
+
 def detr() -> nn.Module:
     """Return DETR on a small ResNet: softmax with "no object"."""
     backbone = hf.ResNetConfig(
@@ -206,7 +233,7 @@ def rt_detr() -> nn.Module:
 
 
 SEGMENTERS = {"segformer": segformer, "dpt": dpt_segmenter, "maskformer": maskformer, "mask2former": mask2former}
-DENSE = SEGMENTERS | {"dpt depth": dpt_depth, "sam": sam}
+DENSE = SEGMENTERS | {"dpt depth": dpt_depth, "sam": sam, "sam2": sam2}
 DETECTORS = {"detr": detr, "yolos": yolos, "rt_detr": rt_detr}
 
 

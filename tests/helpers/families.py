@@ -113,7 +113,10 @@ def reasons(family: Family, runs: Runs) -> tuple[str, ...]:
     """Return one line per reason of refusal: the methods, or the targets, and the sentence that users see."""
     by_reason: dict[str, list[str]] = {}
     for column, refused in runs.refused.items():
-        sentences = {method: reason.replace(f"'{method}'", "The method") for method, reason in refused.items()}
+        sentences = {
+            method: reason.replace(f"'{method}'", "The method").replace(f"'{method.partition('(')[0]}'", "The method")
+            for method, reason in refused.items()
+        }
         whole = len(set(sentences.values())) == 1 and not runs.maps[column]
         for method, reason in list(sentences.items())[: 1 if whole else None]:
             by_reason.setdefault(reason, []).append(f"all of *{column}*" if whole else f"`{method}`")
@@ -195,6 +198,26 @@ def siglip2() -> tuple[cv.Model, Tensor]:
     return cv.wrap(module, size=(24, 40), mean=0.5, std=0.5), noise((24, 40))
 
 
+CLIP: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+CLIP |= {"image_size": 32, "patch_size": 8, "num_frames": 6, "num_labels": CLASSES}
+
+
+def _video(make: Callable[[], nn.Module]) -> tuple[cv.Model, Tensor]:
+    """Return a model of clips and a clip of noise [1, frames, 3, H, W]."""
+    clip = torch.randn(1, 6, 3, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return cv.wrap(strange(make).double(), size=32, mean=0.5, std=0.5), clip
+
+
+def videomae() -> tuple[cv.Model, Tensor]:
+    """Return a VideoMAE whose grid is 3 × 4 × 4: a token has two frames."""
+    return _video(lambda: hf.VideoMAEForVideoClassification(hf.VideoMAEConfig(**CLIP, tubelet_size=2)))
+
+
+def timesformer() -> tuple[cv.Model, Tensor]:
+    """Return a TimeSformer of divided space-time attention."""
+    return _video(lambda: hf.TimesformerForVideoClassification(hf.TimesformerConfig(**CLIP)))
+
+
 def _language(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
     """Return a builder of a vision-language model that is asked for the word after a text."""
 
@@ -216,6 +239,7 @@ DEPTH = {"Region": cv.Region(box=(4, 8, 40, 36)), **NEURON}
 QUERY = {"Query": cv.Query(2, 1), **NEURON}
 TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog"))}
 TEXT |= {**SIMILAR, **NEURON}
+CLIP_CLASSES = {"class": 0, "Contrast": cv.Contrast(0, 1), **NEURON}
 WORD = {
     "NextToken": cv.NextToken(token=9),
     "Contrast of tokens": cv.Contrast(cv.NextToken(token=9), cv.NextToken(token=10)),
@@ -261,6 +285,8 @@ FAMILIES: list[Family] = [
     Family("DETR", "transformers", _dense(dense_models.detr), QUERY),
     Family("RT-DETR", "transformers", _dense(dense_models.rt_detr), QUERY),
     Family("YOLOS", "transformers", _dense(dense_models.yolos), QUERY),
+    Family("VideoMAE", "transformers `VideoMAE*`", videomae, CLIP_CLASSES),
+    Family("TimeSformer", "transformers `Timesformer*`", timesformer, CLIP_CLASSES),
     Family("LLaVA", "transformers `Llava*`", _language("llava"), WORD),
     Family("PaliGemma", "transformers `PaliGemma*`", _language("paligemma"), WORD),
     Family("Qwen2-VL", "transformers `Qwen2VL*`", _language("qwen2-vl"), WORD, quick=True),

@@ -17,7 +17,7 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName, WrongType
 from clairvit.tracing.recording import record
 from clairvit.tracing.rules import LINEAR
 from clairvit.tracing.trace import run_backward
-from helpers import tiny_pairs, vision_language
+from helpers import families, tiny_pairs, vision_language
 from helpers.module_fingerprint import unchanged
 from helpers.rounding import assert_same
 from helpers.tiny_models import HEADS, STRANGE, WIDTH, ZOO, cnn, double, growth_of, pixels, shaken, strange
@@ -266,6 +266,15 @@ def test_a_pair_of_towers_has_the_neurons_of_its_image_tower() -> None:
     assert_same(traced.logits, states[2][:, 0])
 
 
+def test_a_patch_of_a_clip_has_a_frame() -> None:
+    model, clip = families.videomae()
+    traced = cv.trace(model, clip, target=cv.Neuron(0, CHANNEL, patch=(1, 2, 3)))
+    with torch.no_grad():
+        net: Any = model.module.model.videomae  # type: ignore[union-attr]
+        tokens = net.encoder.layer[0](net.embeddings(clip, None))
+    assert_same(traced.logits, (tokens if isinstance(tokens, Tensor) else tokens[0])[:, (1 * 4 + 2) * 4 + 3])
+
+
 @pytest.mark.parametrize("name", ["llava", "qwen2-vl", "smolvlm"])
 def test_neurons_of_a_vision_language_model_are_those_of_its_language_model(name: str) -> None:
     with vision_language.without_float32():
@@ -319,7 +328,12 @@ def test_a_hierarchical_model_has_neurons_of_each_stage(name: str) -> None:
         (lambda: cv.Neuron(0, 0, head=1), BadInput, r"^where='block' and head=1 were given; expected a head with"),
         (lambda: cv.Neuron(0, 0, where="head"), BadInput, r"^where='head' and head=None were given; expected a head"),
         (lambda: cv.Neuron(0, 0, patch=1, pool="max"), BadInput, r"^patch=1 and pool='max' were given; expected one"),
-        (lambda: cv.Neuron(0, 0, patch=(1, 2, 3)), BadInput, r"^patch=\(1, 2, 3\) was given; expected an index or"),  # type: ignore[arg-type]
+        (
+            lambda: cv.Neuron(0, 0, patch=(1, 2, 3)),
+            BadInput,
+            r"^There is no patch \(1, 2, 3\): .* \(row, column\) up to",
+        ),
+        (lambda: cv.Neuron(0, 0, patch=(4, 0)), BadInput, r"^There is no patch \(4, 0\): .* or .* up to \(3, 3\)\.$"),
         (lambda: cv.Neuron(0, 0, where="mpl"), UnknownName, r"^There is no where='mpl'\. .*mlp"),  # type: ignore[arg-type]
         (lambda: cv.Neuron(0, 0, pool="sum"), UnknownName, r"^There is no pool='sum'\. Choose one of: mean, max"),  # type: ignore[arg-type]
         (lambda: cv.Direction(0, [0.0, 0.0]), BadInput, r"^The vector has no number but zero"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 import clairvit as cv
@@ -247,43 +248,44 @@ def test_patches_are_cut_as_qwens_processor_does() -> None:
 # Text
 
 
-def test_a_saved_model_is_loaded_with_its_processor(tmp_path: Path) -> None:
-    model = cv.load(f"hf:{saved_llava(tmp_path)}")
-    photo = Image.new("RGB", (40, 30), (200, 30, 60))
-    target = cv.NextToken("cat", prompt=PROMPT)
-    explanation = cv.explain(model, photo, "attnlrp+plus", target)
-    processor = llava_processor()
-    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROMPT}]}]
-    text = processor.apply_chat_template(message, add_generation_prompt=True)
-    encoded = processor(images=[photo], text=[text], return_tensors="pt")
-    expected = model.module(**encoded).logits[0, -1].detach()
-    # float32: the same operations on a batch of one
-    bound = 1e-5 * float(expected.abs().max())
-    assert float((explanation.logits[0] - expected).abs().max()) <= bound
+def assert_as_processed(model: cv.Model, family: str, photo: Image.Image, text: str) -> cv.Explanation:
+    """Explain a word, and compare text, pixels and logits with those of the model's own processor."""
+    explanation = cv.explain(model, photo, "attnlrp+plus", cv.NextToken("cat", prompt=PROMPT))
+    whole = {"do_image_splitting": False} if family == "idefics3" else {}
+    encoded = PROCESSORS[family]()(images=[photo], text=[text], return_tensors="pt", **whole)
+    ours = own_inputs(family, explanation.pixels)
+    # Both processors compute (x / 255 - mean) / std in float32: three roundings each.
+    bound = 6 * torch.finfo(torch.float32).eps * float(ours["pixel_values"].abs().max())
+    assert float((encoded.pop("pixel_values") - ours["pixel_values"]).abs().max()) <= bound
+    others = {name: value for name, value in encoded.items() if name not in ("labels", "pixel_attention_mask", *ours)}
+    expected = model.module(**ours, **others).logits[0, -1].detach()
+    torch.testing.assert_close(explanation.logits[0], expected, rtol=1e-10, atol=1e-10)
+    probability = float(expected.softmax(-1)[TOKEN])
+    assert explanation.probabilities[0] == pytest.approx(probability, rel=1e-10)
     assert explanation.targets == ("cat",)
+    assert explanation.maps.shape == (1, *GRID)
+    return explanation
+
+
+def test_a_saved_model_is_loaded_with_its_processor(tmp_path: Path) -> None:
+    model = cv.load(f"hf:{saved_llava(tmp_path)}", dtype="float64")
+    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROMPT}]}]
+    text = llava_processor().apply_chat_template(message, add_generation_prompt=True)
+    explanation = assert_as_processed(model, "llava", Image.new("RGB", (40, 30), (200, 30, 60)), text)
     assert explanation.labels[:10] == WORDS[:10]
     assert explanation.text_relevance[0].tokens == ("USER:", *PROMPT.split(), "ASSISTANT:")
-    assert explanation.probabilities[0] == pytest.approx(float(expected.softmax(-1)[TOKEN]), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "paligemma", "idefics3"])
 def test_prompts_are_those_of_the_models_own_processor(name: str, tmp_path: Path) -> None:
     """An image of one colour, which every resize leaves as it is."""
     tiny_language_model(name, torch.float32).save_pretrained(tmp_path)
-    processor = PROCESSORS[name]()
-    processor.save_pretrained(tmp_path)
-    model = cv.load(f"hf:{tmp_path}")
+    PROCESSORS[name]().save_pretrained(tmp_path)
+    model = cv.load(f"hf:{tmp_path}", dtype="float64")
+    start, end = ("<start>", "<end>") if name.startswith("qwen") else ("", "")
     photo = Image.new("RGB", (SIDE, SIDE), (200, 30, 60))
-    explanation = cv.explain(model, photo, "ixg", cv.NextToken("cat", prompt=PROMPT))
-    whole = {"do_image_splitting": False} if name == "idefics3" else {}
-    marks = ("<start>", "<end>") if name.startswith("qwen") else ("", "")
-    text = f"{marks[0]}<image>{marks[1]}{PROMPT}"
-    encoded = processor(images=[photo], text=[text], return_tensors="pt", **whole)
-    encoded.pop("labels", None)
-    expected = model.module(**encoded).logits[0, -1].detach()
+    explanation = assert_as_processed(model, name, photo, f"{start}<image>{end}{PROMPT}")
     assert model.preprocess.size == (SIDE, SIDE)
-    assert explanation.maps.shape == (1, *GRID)
-    assert float((explanation.logits[0] - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
     assert explanation.text_relevance[0].tokens[-6:] == tuple(PROMPT.split())
 
 
@@ -297,6 +299,25 @@ def test_a_model_that_takes_any_size_is_loaded_for_one(tmp_path: Path) -> None:
     assert any("resized to 16 × 24 pixels" in note for note in explanation.notes)
 
 
+def test_a_template_that_begins_the_text_begins_it_once() -> None:
+    processor = llava_processor()
+    begin = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", WORDS.index("<bos>"))])
+    processor.tokenizer.backend_tokenizer.post_processor = begin
+    assert processor.tokenizer("cat")["input_ids"] == [1, TOKEN]
+    processor.chat_template = "<bos> " + processor.chat_template
+    target = cv.NextToken("cat", prompt=PROMPT, processor=processor)
+    explanation = cv.explain(wrapped(tiny_language_model("llava")), images(), "ixg", target)
+    assert explanation.text_relevance[0].tokens == ("<bos>", "USER:", *PROMPT.split(), "ASSISTANT:")
+
+
+def test_errors_of_a_processor_are_translated() -> None:
+    processor = llava_processor()
+    processor.chat_template = "{{ raise_exception('no images here') }}"
+    target = cv.NextToken("cat", prompt=PROMPT, processor=processor)
+    with pytest.raises(cv.BadInput, match=r"processor cannot read the prompt .*no images here"):
+        cv.explain(wrapped(tiny_language_model("llava")), images(), "ixg", target)
+
+
 def test_a_prompt_with_a_placeholder_is_taken_word_for_word(tmp_path: Path) -> None:
     model = cv.load(f"hf:{saved_llava(tmp_path)}")
     readout = cv.NextToken("cat", prompt="what <image> is").readout(model)
@@ -305,14 +326,13 @@ def test_a_prompt_with_a_placeholder_is_taken_word_for_word(tmp_path: Path) -> N
 
 
 def test_words_of_one_prompt_share_a_readout(tmp_path: Path) -> None:
-    model = cv.load(f"hf:{saved_llava(tmp_path)}")
+    model = cv.load(f"hf:{saved_llava(tmp_path)}", dtype="float64")
     first, second = (cv.NextToken(word, prompt=PROMPT) for word in ("cat", "dog"))
     assert first.readout(model) is second.readout(model)
-    explanation = cv.explain(model, images(dtype=torch.float32), "ixg", cv.Contrast(first, second))
-    both = cv.explain(model, images(dtype=torch.float32), "ixg", targets=[first, second])
+    explanation = cv.explain(model, images(), "ixg", cv.Contrast(first, second))
+    both = cv.explain(model, images(), "ixg", targets=[first, second])
     assert explanation.targets == ("cat − dog",)
-    difference = both.maps[0] - both.maps[1]
-    assert float((explanation.maps[0] - difference).abs().max()) <= 1e-5 * float(both.maps.abs().max())
+    torch.testing.assert_close(explanation.maps[0], both.maps[0] - both.maps[1], rtol=1e-9, atol=1e-12)
 
 
 def test_the_answer_so_far_is_part_of_the_text(family: str) -> None:

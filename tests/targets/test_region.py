@@ -53,7 +53,7 @@ def box_mask(box: tuple[int, int, int, int] = BOX, size: Size = (SIZE, SIZE)) ->
 def by_hand(name: str, module: nn.Module, pixels: Tensor) -> Tensor:
     """Return the mean scores in BOX [B, C] of a model of DENSE, from what its module returns."""
     inside = box_mask()
-    if name == "sam":
+    if name in ("sam", "sam2"):
         prompt = torch.tensor([[BOX]], dtype=torch.float64).expand(len(pixels), -1, -1)
         output: Any = module(pixels, input_boxes=prompt)
         return torch.cat([interpolated_mean(output.pred_masks[:, 0], inside), output.iou_scores[:, 0]], 1)
@@ -134,7 +134,7 @@ def test_maskformer_agrees_with_its_own_post_processing() -> None:
 @pytest.mark.parametrize("name", DENSE)
 def test_gradients_are_those_of_autograd(name: str) -> None:
     model, pixels = model_of(DENSE[name]), images()
-    class_ = {"dpt depth": 0, "sam": 1}.get(name, 2)
+    class_ = {"dpt depth": 0}.get(name, 2)
     leaf = pixels.clone().requires_grad_()
     by_hand(name, model.module, leaf)[:, class_].sum().backward()
     assert leaf.grad is not None

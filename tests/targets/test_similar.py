@@ -87,6 +87,15 @@ def test_both_directions(tmp_path: Path) -> None:
     assert pair._repr_png_().startswith(b"\x89PNG")
 
 
+def test_the_value_that_is_explained() -> None:
+    model, images = tiny_models.double("timm-vit")
+    for method, score, value in (("ixg", "logit", "class_scores"), ("rise(samples=4)", "prob", "probabilities")):
+        explanation = cv.explain(model, images, method)
+        assert explanation.score == score
+        assert_same(explanation.target_scores, getattr(explanation, value))
+    assert cv.explain(model, images, "rollout").target_scores == (None, None)
+
+
 def test_a_module_in_training_mode_is_left_so() -> None:
     module = tiny_models.build("timm-vit").train()
     before = fingerprint(module)

@@ -24,7 +24,7 @@ from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
 from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
-from clairvit.cli.hints import with_options
+from clairvit.cli.hints import names_parameters, with_options
 from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
 from clairvit.cli.options import expand_groups
 from clairvit.cli.report import report
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as exit_:  # typer ends every command this way
         return _finish(_status(exit_.code))
     except ClairError as error:
-        message = with_options(error, _command(typed))
+        message = with_options(error, _command(typed) if names_parameters(error) else None)
         if "--json" in typed:
             print(json.dumps({"error": message}, ensure_ascii=False))
         print_message(message)

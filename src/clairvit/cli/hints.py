@@ -49,6 +49,11 @@ def with_options(error: Exception, command: click.Command | None = None) -> str:
     return f"{error} On the command line: {', '.join(hints)}." if hints else str(error)
 
 
+def names_parameters(error: ClairError) -> bool:
+    """Return whether an error advises parameters or targets, which may be options of a command."""
+    return bool(error.parameters) or any(words in str(error) for words in TARGETS)
+
+
 def option_of(parameter: str) -> str:
     """Return the option of a parameter: batch_size is --batch-size."""
     return OPTIONS.get(parameter, "--" + parameter.replace("_", "-"))

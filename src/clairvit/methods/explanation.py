@@ -241,9 +241,11 @@ class Explanation:
         """Return the value that is explained for each map, of the kind `score`; None where it is not known any more."""
         if self.origin is None or self.score == NO_SCORE:
             return (None,) * len(self)
+        # by the method's own kind of score where the user named none
+        targets = [target.with_preferred_score(self.score) for target in self.origin.targets]
         return tuple(
             None if target.class_agnostic else float(target(self.logits[row : row + 1]))
-            for row, target in enumerate(self.origin.targets)
+            for row, target in enumerate(targets)
         )
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from clairvit.errors import BadInput, ModelUnavailable, NotApplicable
+from clairvit.errors import BadInput, ClairError, ModelUnavailable, NotApplicable
 from clairvit.models.sources.hf_outputs import is_transformers, writes_text
 
 _SEQUENCE_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")  # [1, N], of the text
@@ -190,22 +190,38 @@ class Prompt:
 
 def encode_prompt(module: nn.Module, processor: Any, prompt: str, size: tuple[int, int]) -> Prompt:
     """Return a prompt as the model's processor writes it, with a placeholder for every image token."""
-    text = _templated(module, processor, prompt)
     names = inspect.signature(module.forward).parameters
-    if hasattr(processor, "image_processor"):
-        whole = {"do_image_splitting": False} if hasattr(processor.image_processor, "do_image_splitting") else {}
-        blank = Image.new("RGB", (size[1], size[0]))
-        encoded = processor(images=[blank], text=[text], return_tensors="pt", **whole)
-    elif "token_type_ids" in names:
+    if not hasattr(processor, "image_processor") and "token_type_ids" in names:
         raise ModelUnavailable(
             f"{type(module).__name__} has a tokenizer and no processor, which says which tokens attend in both "
             "directions; pass cv.NextToken(…, processor=AutoProcessor.from_pretrained(…))."
         )
-    else:
-        encoded = processor([text], return_tensors="pt")
+    try:
+        text = _templated(module, processor, prompt)
+        encoded = _run_processor(processor, text, size)
+    except ClairError:
+        raise
+    except Exception as error:  # processors and chat templates are code of their own, and raise anything
+        raise BadInput(
+            f"The model's processor cannot read the prompt {prompt!r} ({type(error).__name__}: {error}); expected a "
+            "text with one image placeholder, or with none."
+        ) from error
     return read_prompt(
         module, {name: encoded[name] for name in _SEQUENCE_INPUTS if name in encoded and name in names}, size
     )
+
+
+def _run_processor(processor: Any, text: str, size: tuple[int, int]) -> Any:
+    """Return what a processor makes of a text and a blank image in one piece, or a tokenizer of the text."""
+    start = tokenizer_of(processor).bos_token
+    # A chat template that begins a text itself is not begun twice.
+    options: dict[str, Any] = {"add_special_tokens": False} if start and text.startswith(start) else {}
+    if not hasattr(processor, "image_processor"):
+        return processor([text], return_tensors="pt", **options)
+    if hasattr(processor.image_processor, "do_image_splitting"):
+        options["do_image_splitting"] = False
+    blank = Image.new("RGB", (size[1], size[0]))
+    return processor(images=[blank], text=[text], return_tensors="pt", **options)
 
 
 def _templated(module: nn.Module, processor: Any, prompt: str) -> str:
@@ -218,11 +234,14 @@ def _templated(module: nn.Module, processor: Any, prompt: str) -> str:
             f"The tokenizer has no token {image_token_id(config)}, the image placeholder of {type(module).__name__}; "
             "expected the tokenizer that belongs to the model."
         )
-    if image in prompt:
+    written = (image, getattr(processor, "image_token", None), getattr(processor, "boi_token", None))
+    if any(isinstance(placeholder, str) and placeholder in prompt for placeholder in written):
         return prompt
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        text: str = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        text: str = processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
         return text
     marks = (getattr(config, f"vision_{end}_token_id", None) for end in ("start", "end"))
     start, end = ("" if mark is None else tokens.convert_ids_to_tokens(mark) or "" for mark in marks)

@@ -39,8 +39,9 @@ class Region(Target):
     * MaskFormer, Mask2Former, DETR's masks: Σ_q p_q(c) · sigmoid(m_q), the probability of the class in each query
       times that of its mask (with a sigmoid per class where the model has one);
     * depth (DPT, Depth Anything, any module that returns [B, h, w]): the depth; there is no class;
-    * SAM: the logit of a mask that it predicts for the point or box, which is its prompt; `class_` is the mask (0, 1
-      or 2), and None the one of the highest predicted IoU. With prompts of your own (`inputs=`) any region is read.
+    * SAM, SAM 2: the logit of a mask that it predicts for the point or box, which is its prompt; `class_` is the mask
+      (0, 1 or 2), and None the one of the highest predicted IoU. With prompts of your own (`inputs=`) any region is
+      read.
 
     Means of scores are no probabilities: the activation is raw.
 

@@ -80,7 +80,7 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
         module = unwrap_readout(base.module)
         check_language_model(module, model.name)
         self._token_id(module)
-        key = ("next token", self.prompt, self.answer, id(self.processor))
+        key = ("next token", self.prompt, self.answer, _Identity(self.processor))
         if key in base._readouts:
             return base._readouts[key]
         prompt = continued(module, self._prompt(base, module), self.answer_ids(model))
@@ -170,6 +170,19 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
         """Return a name for every token of the model: its text, or its number without a tokenizer."""
         processor = load_processor(module) if self.processor is None else self.processor
         return token_names(tokenizer_of(processor), range(_vocabulary_size(module)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Identity:
+    """A processor as part of a key: equal to itself alone, and kept as long as the key is."""
+
+    processor: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.processor is self.processor
+
+    def __hash__(self) -> int:
+        return id(self.processor)
 
 
 def _vocabulary_size(module: Any) -> int:

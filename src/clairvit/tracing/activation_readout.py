@@ -8,6 +8,7 @@ attention and MLP are found as for `cv.patch`, without names.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
@@ -39,13 +40,14 @@ class ActivationSite:
     """An activation [B, N, d] of a block, and how its tokens become one row [B, d].
 
     where: the block's output; what its attention or its MLP adds to the residual stream; the output A v of one head.
-    patch: an index, row by row from 0, or (row, column); None: pooled over the patches, or the class token.
+    patch: an index, row by row from 0, or (row, column), with the frame first for clips; None: pooled over the patches,
+    or the class token.
     """
 
     layer: int
     where: Where = "block"
     head: int | None = None
-    patch: int | tuple[int, int] | None = None
+    patch: int | tuple[int, ...] | None = None
     pool: Pool = "mean"
 
     def __post_init__(self) -> None:
@@ -64,10 +66,9 @@ class ActivationSite:
         if self.pool != "mean":  # the default
             raise BadInput(f"patch={self.patch} and pool='{self.pool}' were given; expected one of the two.")
         if isinstance(self.patch, tuple | list):
-            if len(self.patch) != 2:
-                raise BadInput(f"patch={self.patch} was given; expected an index or (row, column).")
-            row, column = self.patch
-            patch: int | tuple[int, int] = (checked_index(row, "The patch row"), checked_index(column, "The column"))
+            patch: int | tuple[int, ...] = tuple(
+                checked_index(place, "A coordinate of the patch") for place in self.patch
+            )
         else:
             patch = checked_index(self.patch, "The patch")
         object.__setattr__(self, "patch", patch)
@@ -82,18 +83,21 @@ class ActivationSite:
             words.append("class token" if self.pool == "token" else "largest patch")
         return ", ".join(words)
 
-    def patch_index(self, grid: tuple[int, int]) -> int:
+    def patch_index(self, grid: tuple[int, ...]) -> int:
         """Return the index of the patch on a grid; raise BadInput if it lies outside."""
-        rows, columns = grid
-        if isinstance(self.patch, tuple):
-            row, column = self.patch
-            if row < rows and column < columns:
-                return row * columns + column
-        elif self.patch is not None and self.patch < rows * columns:
+        count = math.prod(grid)
+        if isinstance(self.patch, int) and self.patch < count:
             return self.patch
+        if isinstance(self.patch, tuple) and len(self.patch) == len(grid):
+            index = 0
+            for place, side in zip(self.patch, grid, strict=True):
+                index = index * side + place if place < side else count
+            if index < count:
+                return index
+        sides, axes = " × ".join(map(str, grid)), ("frame", "row", "column")[-len(grid) :]
         raise BadInput(
-            f"There is no patch {self.patch}: layer {self.layer} has {rows} × {columns}; give an index from 0 to "
-            f"{rows * columns - 1}, or (row, column) up to ({rows - 1}, {columns - 1})."
+            f"There is no patch {self.patch}: layer {self.layer} has {sides}; give an index from 0 to {count - 1}, or "
+            f"({', '.join(axes)}) up to {tuple(side - 1 for side in grid)}."
         )
 
 
@@ -130,7 +134,7 @@ class ActivationReadout(Readout):
     def read_layout(self, layout: Layout) -> Layout | None:
         """Return the layout with the rows that are read: those of the patches, one of them, or the class token."""
         if self.site.patch is not None:
-            return replace(layout, pooling="avg", read=((layout.patch_rows[self.site.patch_index(layout.plane)], 1.0),))
+            return replace(layout, pooling="avg", read=((layout.patch_rows[self.site.patch_index(layout.grid)], 1.0),))
         pooling: Literal["token", "max", "avg"] = "avg" if self.site.pool == "mean" else self.site.pool
         return replace(layout, pooling=pooling, read=())
 
@@ -154,7 +158,7 @@ class ActivationReadout(Readout):
         layout = place.layout
         if self.site.patch is not None:
             # A product, not an index: where tokens were dropped, the constant is sliced to those that are left.
-            row = layout.patch_rows[self.site.patch_index(layout.plane)]
+            row = layout.patch_rows[self.site.patch_index(layout.grid)]
             weight = (torch.arange(layout.tokens, device=values.device) == row).to(values.dtype)
             return (values * weight[:, None]).sum(1)
         if self.site.pool == "token":
@@ -172,7 +176,7 @@ class ActivationReadout(Readout):
         if self.site.pool == "token" and (readout_text(self.module) or not layout.other_rows):
             raise BadInput(f"{self.model.name} has no class token; expected pool='mean', pool='max' or patch=….")
         if self.site.patch is not None:
-            self.site.patch_index(layout.plane)
+            self.site.patch_index(layout.grid)
         visit = sum(other.block is layer.block for other in structure.layers[: self.site.layer + 1])
         branch = self._branch(structure, pixels) if self.site.where in ("attention", "mlp") else None
         return _Place(structure, layer.block, visit, layout, branch)
@@ -254,7 +258,7 @@ def _layer_layout(structure: ModelStructure, layer: AttentionSite, name: str) ->
             f"The patch tokens of {name} do not lie row by row in its sequence, so that patches cannot be told from "
             "other tokens; expected layout=cv.Layout(…) in cv.wrap."
         )
-    return layout if layer.grid == layout.grid else Layout(layer.grid, 0, "avg")
+    return layout if layer.grid == layout.plane else Layout(layer.grid, 0, "avg")
 
 
 class _BlockEndError(BaseException):

@@ -36,7 +36,7 @@ class Neuron(Target):
         where: "block": the block's output; "attention" or "mlp": what that part adds to the residual stream, LayerScale
             included; "head": the output A v of one head, before the output projection.
         head: The head, from 0, with where="head".
-        patch: One patch: an index, row by row from 0, or (row, column). None: by `pool`.
+        patch: One patch: an index, row by row from 0, or (row, column), for clips (frame, row, column). None: `pool`.
         pool: "mean" or "max" over the patches; "token": the class token.
 
     Raises:
@@ -58,7 +58,7 @@ class Neuron(Target):
     _: KW_ONLY
     where: Where = "block"
     head: int | None = None
-    patch: int | tuple[int, int] | None = None
+    patch: int | tuple[int, ...] | None = None
     pool: Pool = "mean"
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class Direction(Target):
     name: str = ""
     where: Where = "block"
     head: int | None = None
-    patch: int | tuple[int, int] | None = None
+    patch: int | tuple[int, ...] | None = None
     pool: Pool = "mean"
 
     def __post_init__(self) -> None:
