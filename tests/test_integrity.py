@@ -69,7 +69,7 @@ def _quiet() -> Iterator[None]:
 
 def test_the_list_of_verbs_is_complete() -> None:
     """A new public verb that takes a model must be in helpers/verbs.py."""
-    need_no_model = {"load", "wrap", "contrast", "smooth", "shift", "ensemble", "concat", "method", "metric"}
+    need_no_model = {"load", "wrap", "cite", "smooth", "shift", "ensemble", "concat", "method", "metric"}
     need_no_model |= {
         "list_methods",
         "list_metrics",

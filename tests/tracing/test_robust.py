@@ -56,7 +56,7 @@ def test_scores_must_have_a_row_for_each_image() -> None:
         ({"grid": 14}, r"expected \(rows, columns\)"),
         ({"grid": (0, 4)}, r"expected \(rows, columns\)"),
         ({"prefix": -1}, "number of tokens before the patches"),
-        ({"pooling": "mean"}, "expected one of token, distilled, avg, map, mixed"),
+        ({"pooling": "mean"}, "expected one of token, distilled, avg, max, map, mixed"),
         ({"read": ((500, 1.0),)}, "names a row outside the 17 tokens"),
     ],
 )
