@@ -25,7 +25,7 @@ SCORE = "activation"
 
 @dataclass(frozen=True)
 class Neuron(Target):
-    """A channel of a block: why is it active?
+    """Ask why a channel of a block is active.
 
     The score is a[c] = pool_t x_t[c], where x [N, d] are the tokens of `where`. Only the blocks up to this one take
     part: attention maps are rolled out up to it, and no later layer has a map.
@@ -49,7 +49,7 @@ class Neuron(Target):
         >>> import clairvit as cv
         >>> cv.explain("pets", "demo", "ixg", target=cv.Neuron(3, 17)).targets
         ('layer 3, channel 17',)
-        >>> cv.explain("pets", "demo", "rollout", target=cv.Neuron(8, 5, where="head", head=2, patch=(4, 6))).targets
+        >>> cv.explain("pets", "demo", "ixg", target=cv.Neuron(8, 5, where="head", head=2, patch=(4, 6))).targets
         ('layer 8, head 2, patch (4, 6), channel 5',)
     """
 
