@@ -3,7 +3,7 @@
 #   make test    install the development extras and run every test, offline
 # Further: make test-quick (a sample, under two minutes), make test-portable (numbers on other kernels), make fuzz
 # (10,000 odd inputs; 2,000 of them are part of make test), make lint, make coverage (of make test-quick, with a floor),
-# make matrix (lowest and newest versions, every Python that is here), make docs (the site, into out/site),
+# make matrix (lowest and newest versions, every Python that is here), make docs (the site, into out/site), make bench,
 # make what-works (docs/what-works.md).
 # A Python of your choice: make demo PYTHON=python3.12. Another place for the environment: make test VENV=/tmp/v.
 
@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src -type f -not -name '*.pyc')
 DEMO := raw-attention,rollout,grad-rollout,attcam,genatt,gradsam,gmar-l1,legrad,focusvit,attcat,saliency,ixg,gradcam,attnlrp+plus,decompx+skipplus
 
-.PHONY: help demo test test-quick test-portable fuzz what-works lint coverage matrix docs clean
+.PHONY: help demo test test-quick test-portable fuzz what-works lint coverage matrix docs bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -98,6 +98,11 @@ $(VENV)-docs/.installed: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-docs
 	@$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check $$($(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
 	@touch $@
+
+# This library next to others, in one run: out/bench.md. BENCH='--device cuda --dtype bfloat16 --batch 32' on a GPU.
+bench: $(VENV)/.installed-dev
+	@$(PIP) -e '.[bench]'
+	@OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/peers.py --out out/bench.md $(BENCH)
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache
