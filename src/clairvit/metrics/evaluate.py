@@ -327,10 +327,9 @@ def _evaluate(request: _Request) -> Scores:
 def _batches(request: _Request, size: int) -> Iterator[tuple[Model, SampleBatch]]:
     """Yield batches of images whose targets read the same output of the model, in the order of the data set."""
     for batch in iter_batches(request.dataset, request.model, size, request.on_error):
-        positions = range(len(batch.rows))
-        groups = itertools.groupby(positions, lambda position: id(request.readouts[batch.rows[position]]))
-        for _, group in groups:
-            chosen = list(group)
+        readouts = [request.readouts[row] for row in batch.rows]
+        for _, group in itertools.groupby(enumerate(readouts), lambda item: id(item[1])):
+            chosen = [position for position, _ in group]
             part = batch if len(chosen) == len(batch.rows) else batch.take(chosen)
             yield request.readouts[part.rows[0]], part
 

@@ -27,7 +27,13 @@ from clairvit.plotting.canvas import (
 )
 from clairvit.plotting.labels import CLASS_AGNOSTIC, class_label, top_classes
 from clairvit.plotting.overlay import LUMA, Array, Scale, blend, overlay, to_numpy
-from clairvit.plotting.patch_outline import chosen_patches, draw_outline, photo_without, removal_labels
+from clairvit.plotting.patch_outline import (
+    chosen_patches,
+    draw_outline,
+    draw_outlines,
+    photo_without,
+    removal_labels,
+)
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
@@ -230,7 +236,7 @@ def _map_tile(
     values = to_numpy(explanation.maps[item])
     picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
     axes = canvas.image(picture, left, top + HEADING, grid.tile, grid.tile_height)
-    draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], grid.tile)
+    draw_outlines(axes, explanation, item, picture.shape[:2], grid.tile)
     if not explanation.class_specific:
         canvas.badges([CLASS_AGNOSTIC], left + grid.tile - 0.05, top + HEADING + 0.05)
 
