@@ -156,3 +156,6 @@ def test_a_point_is_shown_by_a_ring() -> None:
     assert rings == [(40.0, 12.0)] * 2
     assert not axes.collections
     assert axes.get_xlim() == (-0.5, SIZE[1] - 0.5)
+    whole = replace(fake(1, grid=GRID, size=SIZE), regions=torch.ones(1, *SIZE, dtype=torch.bool)).plot()
+    assert not whole.collections
+    assert not whole.lines

@@ -149,6 +149,7 @@ def test_the_box_of_the_query_is_the_region_of_the_map(name: str) -> None:
         assert explanation.regions is not None
         for row, query in enumerate(queries):
             x, y, width, height = (SIZE * output.pred_boxes[row, query]).tolist()
+            width, height = max(width, 1), max(height, 1)  # a pixel at least
             inside = [
                 [abs(column + 0.5 - x) <= width / 2 and abs(line + 0.5 - y) <= height / 2 for column in range(SIZE)]
                 for line in range(SIZE)

@@ -51,6 +51,7 @@ from clairvit.plotting.tiles import (
 )
 
 TILE = 2.1  # inches, width of a picture
+LOWEST, WIDEST = 1.05, 4.8  # inches: lower pictures are made wider, up to here
 MOST_COLUMNS = 6  # targets side by side; more, as of a generated answer, go on in the next row
 CHECK_LINE = 0.13  # inches, a line of text under a map
 DARK = 0.5  # brightness below which text is white
@@ -92,13 +93,14 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     check_rows(len(lines))
     scales = map_scales(explanation, to_numpy(explanation.maps), style)
     columns = max(len(line) for line in lines)
-    side = BAR if explanation.chosen is None else BAR + TILE + GAP
-    width = TILE + side - GAP
+    tile = tile_width(explanation)
+    side = BAR if explanation.chosen is None else BAR + tile + GAP
+    width = tile + side - GAP
     checks = [check_lines(explanation, item, width) for item in range(len(explanation))]
     texts = [text_lines(text, width) for text in explanation.text_relevance] or [[]] * len(explanation)
     below = CHECK_LINE * max(len(lines) for lines in checks) + TEXT_LINE * max(len(lines) for lines in texts)
-    grid = TileGrid(len(lines), columns, TILE, TILE * aspect_ratio(explanation), side, below)
-    shift = TILE + GAP  # the photo's column, which needs no colour bar
+    grid = TileGrid(len(lines), columns, tile, tile * aspect_ratio(explanation), side, below)
+    shift = tile + GAP  # the photo's column, which needs no colour bar
     body = grid.canvas()
     canvas = Canvas(body.width + shift, body.height)
     for row, line in enumerate(lines):
@@ -118,6 +120,11 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
                 _removal_tile(canvas, explanation, item, left + shift + grid.tile + BAR, top, grid)
     canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
     return canvas.figure
+
+
+def tile_width(explanation: Explanation) -> float:
+    """Return the width of a picture in inches: wider where it would be too low, as for the frames of a clip."""
+    return max(TILE, min(WIDEST, LOWEST / aspect_ratio(explanation)))
 
 
 def check_lines(explanation: Explanation, item: int, width: float) -> list[str]:

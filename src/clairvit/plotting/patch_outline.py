@@ -50,7 +50,7 @@ def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
 def draw_outlines(axes: Any, explanation: Explanation, item: int, size: tuple[int, ...], tile: float) -> None:
     """Draw what belongs to one map: its chosen patches, and the region or the query's box that its target is about."""
     draw_outline(axes, chosen_patches(explanation, item), size, tile)
-    if explanation.regions is not None:
+    if explanation.regions is not None and not bool(explanation.regions[item].all()):  # the whole image needs no line
         draw_outline(axes, np.asarray(explanation.regions[item].cpu().numpy(), dtype=np.bool_), size, tile)
 
 

@@ -220,11 +220,14 @@ def _pred_boxes(output: Any) -> Tensor | None:
 
 
 def _inside_boxes(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """Return which pixels of images of (rows, columns) have their centre in boxes [B, 4]: bool [B, rows, columns]."""
+    """Return which pixels of images of (rows, columns) have their centre in boxes [B, 4]: bool [B, rows, columns].
+
+    A box narrower than a pixel counts as one pixel wide, so that it is seen.
+    """
     x, y, width, height = boxes.double().cpu().unbind(-1)
     rows, columns = ((torch.arange(count, dtype=torch.float64) + 0.5) / count for count in size)
-    across = (columns - x[:, None]).abs() <= width[:, None] / 2  # [B, columns]
-    down = (rows - y[:, None]).abs() <= height[:, None] / 2
+    across = (columns - x[:, None]).abs() <= width[:, None].clamp(min=1 / size[1]) / 2  # [B, columns]
+    down = (rows - y[:, None]).abs() <= height[:, None].clamp(min=1 / size[0]) / 2
     return down[:, :, None] & across[:, None, :]
 
 
