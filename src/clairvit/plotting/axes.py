@@ -22,7 +22,7 @@ from clairvit.plotting.curves import mean_line
 from clairvit.plotting.figures import explanation_figure
 from clairvit.plotting.labels import ARROWS
 from clairvit.plotting.overlay import Scale, overlay, to_numpy
-from clairvit.plotting.patch_outline import chosen_patches, draw_outline
+from clairvit.plotting.patch_outline import draw_outlines
 from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes
 from clairvit.plotting.series import COLOURS
 from clairvit.plotting.strip import frame_strip
@@ -183,7 +183,7 @@ def _draw_map(axes: Axes, explanation: Explanation, item: int, scale: Scale, sty
         explanation_photo(explanation, item), to_numpy(explanation.maps[item]), scale, style.opacity, style.smooth
     )
     axes.imshow(picture)
-    draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], TILE)
+    draw_outlines(axes, explanation, item, picture.shape[:2], TILE)
     axes.set_xticks([])
     axes.set_yticks([])
 
