@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
+from clairvit.models.submodules import submodules
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
@@ -115,7 +116,7 @@ def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
     """Return the structure, found by one forward of the first image and cached while the model is built the same."""
     if isinstance(model.module, Readout):
         model.module.prepare(pixels[:1])
-    modules = tuple(id(module) for module in model.module.modules())
+    modules = tuple(map(id, submodules(model.module)))
     pool = getattr(model.module, "global_pool", None)
     key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, modules, pool)
     cache = _structures.setdefault(model.module, {})
