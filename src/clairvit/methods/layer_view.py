@@ -140,6 +140,11 @@ class LayerView:
         return self.once("G", lambda: self.layer.between_tokens().G(self.layer.dO, self._rows))
 
     @property
+    def A_mean(self) -> Tensor:
+        """mean_h A, [B, rows, N]."""
+        return self.once("mean A", lambda: mean_of_heads(self.A))
+
+    @property
     def AG_positive(self) -> Tensor:
         """relu(A * G), [B, H, rows, N], shared between methods."""
         return self.once("AG+", lambda: (self.A * self.G).clamp_(min=0))
@@ -158,6 +163,11 @@ class LayerView:
     def dx(self) -> Tensor:
         """dy/dx, [B, N, d]."""
         return widened(self.layer.dx)
+
+    @property
+    def x_dx(self) -> Tensor:
+        """sum_d x_d dy/dx_d, [B, N]: gradient × input of the block's input."""
+        return (self._all_rows or self).once("x dx", lambda: (self.x * self.dx).sum(-1))
 
     def __getitem__(self, recorder: type[Recorder]) -> Tensor:
         """Return what a recorder kept of this layer; the method must declare it in `requires`."""
@@ -196,6 +206,18 @@ class LayerView:
         dO, v = widened(self.layer.dO), widened(call.v.detach())
         square = ((dO.transpose(-2, -1) @ dO) * (v.transpose(-2, -1) @ v)).sum((-2, -1))
         return square.clamp(min=0).sqrt()
+
+    def head_weights(self, p: int) -> Tensor:
+        """Return w_h = ||G_h||_p / sum_h' ||G_h'||_p, [B, H]; all 0 where there is no gradient."""
+        if self._all_rows is not None:
+            return self._all_rows.head_weights(p)
+
+        def weights() -> Tensor:
+            norms = self.G_norm(p)
+            total = norms.sum(1, keepdim=True)
+            return norms / torch.where(total == 0, torch.ones_like(total), total)
+
+        return self.once(("head weights", p), weights)
 
     def next_tokens(self) -> tuple[Tensor, Tensor] | None:
         """Return the block's output and its gradient, where another block follows; None after the last."""
