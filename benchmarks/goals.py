@@ -1,8 +1,9 @@
 """Every row of the speed table with its goal next to it, and why a row costs what it does.
 
-    python benchmarks/goals.py                                                # GPU: ViT-B/16, batch 32, bfloat16
-    OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 python benchmarks/goals.py --device cpu      # built-in and ViT-B/16, batch 1
-    python benchmarks/goals.py --device cpu --counts                          # operations only, no times
+    python benchmarks/goals.py                                               # GPU: ViT-B/16, batch 32, bfloat16
+    OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 python benchmarks/goals.py --device cpu    # built-in, ViT-B/16, batch 1
+    python benchmarks/goals.py --device cpu --counts                         # operations only, no times
+    python benchmarks/goals.py --device cpu --parts                          # what every call pays beside the passes
 
 A time is in FB, one plain forward + backward in the same round, or in F, one plain forward of one image; rows are timed
 one after the other in every round, and the median of the ratios is shown, next to the ratio of the shortest times.
@@ -21,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from trace import frozen, method_groups, plain_pass
 from typing import Any
 
 import torch
@@ -28,23 +30,26 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import clairvit as cv
+from clairvit.data.hashing import state_hash
 from clairvit.errors import ClairWarning
+from clairvit.models.images import prepare
 from clairvit.tracing.capture import Capture
+from clairvit.tracing.capture_plan import fingerprint
+from clairvit.tracing.module_state import frozen_eval
+from clairvit.tracing.recording import record
+from clairvit.tracing.structure import model_structure
 from metrics import scoring
-from trace import frozen, method_groups, plain_pass
 
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync")
 # Operations that only describe memory, or that are made of others.
-NO_KERNEL = frozenset(
-    f"aten::{name}"
-    for name in (
-        "view reshape transpose permute t detach detach_ expand expand_as slice select unsqueeze squeeze as_strided "
-        "unbind alias narrow flatten unflatten chunk split view_as _unsafe_view _reshape_alias reshape_as numpy_T mT "
-        "empty empty_like empty_strided new_empty resize_ set_ lift_fresh is_nonzero item result_type "
-        "linear matmul layer_norm softmax to contiguous clone _to_copy scaled_dot_product_attention "
-        "ones zeros full ones_like zeros_like full_like new_zeros new_ones new_full conv2d convolution"
-    ).split()
-)
+NO_KERNEL = """
+    view reshape transpose permute t detach detach_ expand expand_as slice select unsqueeze squeeze
+    as_strided unbind alias narrow flatten unflatten chunk split view_as _unsafe_view _reshape_alias
+    reshape_as numpy_T mT empty empty_like empty_strided new_empty resize_ set_ lift_fresh is_nonzero
+    item result_type linear matmul layer_norm softmax to contiguous clone _to_copy
+    scaled_dot_product_attention ones zeros full ones_like zeros_like full_like new_zeros new_ones
+    new_full conv2d convolution
+"""
 DELETION_IMAGES, SAMPLES = 8, 2000
 
 
@@ -119,11 +124,11 @@ def captured_calls() -> Iterator[list[int]]:
         count[0] += 1
         return original(self, func, types, args, kwargs)
 
-    setattr(Capture, "__torch_function__", counted)
+    Capture.__torch_function__ = counted  # type: ignore[method-assign]
     try:
         yield count
     finally:
-        setattr(Capture, "__torch_function__", original)
+        Capture.__torch_function__ = original  # type: ignore[method-assign]
 
 
 def counts(row: Row, cuda: bool) -> tuple[int, int, str]:
@@ -137,7 +142,8 @@ def counts(row: Row, cuda: bool) -> tuple[int, int, str]:
         launches = sum(event.count for event in events if event.key in LAUNCHES)
         shares = {event.key: event.self_device_time_total for event in events}
     else:
-        computed = [event for event in events if event.key.startswith("aten::") and event.key not in NO_KERNEL]
+        described = NO_KERNEL.split()
+        computed = [event for event in events if event.key.startswith("aten::") and event.key[6:] not in described]
         launches = sum(event.count for event in computed)
         shares = {event.key: event.self_cpu_time_total for event in events}
     total = sum(shares.values()) or 1
@@ -167,6 +173,29 @@ def report(title: str, rows: list[Row], pixels: Tensor, rounds: int, clock: Call
         print(f"  {row.name:26s} {times} {goal:>6s} {captured:9d} {launches:9d}  {top}", flush=True)
 
 
+def report_parts(name: str, model: cv.Model, pixels: Tensor, rounds: int, clock: Callable[[], float]) -> None:
+    """Print the time of what every call pays beside its passes: the shortest of the rounds."""
+
+    def freeze() -> None:
+        with frozen_eval(model.module):
+            pass
+
+    parts: dict[str, Callable[[], object]] = {
+        "FB": lambda: plain_pass(model, pixels),
+        "forward with its graph": lambda: model.logits(pixels.clone().requires_grad_(True)),
+        "record": lambda: record(model, pixels),
+        "state_hash": lambda: state_hash(model.module),
+        "prepare": lambda: prepare(pixels, model),
+        "frozen_eval": freeze,
+        "model_structure": lambda: model_structure(model, pixels),
+        "fingerprint": lambda: fingerprint(model.module),
+    }
+    seconds = measure([Row(part, action) for part, action in parts.items()], rounds, pixels, clock)
+    print(f"\n{name}: milliseconds, the shortest of {rounds}")
+    for part, values in seconds.items():
+        print(f"  {part:26s} {min(values) * 1000:9.3f}")
+
+
 # Goals of issue 18, in FB.
 H200 = {
     "genatt": 1.15, "rollout": 0.6, "16": 1.3, "28": 1.6, "29": 2.0, "33": 3.6, "attnlrp+plus": 1.5, "globenc": 2.0,
@@ -183,6 +212,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", default="", help="on a CPU: some of pets,timm:vit_base_patch16_224")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--parts", action="store_true", help="time what every call pays beside the passes")
     parser.add_argument("--counts", action="store_true", help="count operations, measure no time")
     parser.add_argument("--processor", action="store_true", help="processor seconds of this process (CPU)")
     arguments = parser.parse_args()
@@ -201,6 +231,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in arguments.models.split(",") if arguments.models else CPU:
         model, pixels = frozen(name), torch.randn(1, 3, 224, 224)
+        if arguments.parts:
+            report_parts(name, model, pixels, arguments.rounds, clock)
+            continue
         report(f"{name}, batch 1, float32, one thread", trace_rows(model, pixels, CPU[name]), pixels, rounds, clock)
 
 

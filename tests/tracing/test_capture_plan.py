@@ -23,7 +23,7 @@ from clairvit.tracing.trace import one_target, run_backward
 from helpers.custom_vits import Block, FusedAttention, HomeMade
 from helpers.tiny_models import pixels, wrapped
 
-# Fused, explicit, relative positions, torch's own multi-head attention, einsum, an attention pool, [N, B, d], mixed heads
+# Fused, explicit, mixed heads, an attention pool, torch's own multi-head attention, einsum, [N, B, d], in place
 PLANNED = {
     "timm-vit": 3,  # interceptions per attention call that a planned pass may need
     "timm-vit-explicit": 16,
@@ -127,7 +127,8 @@ def confirmed() -> tuple[cv.Model, Switched, Tensor]:
     model, image = cv.wrap(module, size=(32, 32), name="switched"), pixels("timm-vit")
     record(model, image)
     plan = model_structure(model, image).plan
-    assert plan is not None and plan.confirmed == fingerprint(module)
+    assert plan is not None
+    assert plan.confirmed == fingerprint(module)
     return model, module, image
 
 
@@ -171,13 +172,13 @@ def test_another_attention_call_is_noticed(change: Callable[[Switched], None], m
     monkeypatch.setattr(Switched, "forward", Switched.forward)  # restored afterwards
     model, module, image = confirmed()
     change(module)
-    with pytest.raises(CaptureError, match="attention calls, .* on an earlier run"):
+    with pytest.raises(CaptureError, match=r"attention calls, .* on an earlier run"):
         record(model, image)
 
 
 def test_an_attention_call_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module itself is not changed, so that the plan is followed, does not fit, and the pass is repeated."""
-    model, module, image = confirmed()
+    model, _, image = confirmed()
     plain = nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", lambda q, k, v, **_: v)
     with pytest.raises(CaptureError, match="made 0 attention calls"):
@@ -192,7 +193,8 @@ def test_another_form_of_attention_is_read_as_it_is(monkeypatch: pytest.MonkeyPa
     for block in model.module.blocks:
         block.attn.fused_attn = False
     explicit = record(model, image)
-    assert fused.calls[0].weights is None and explicit.calls[0].weights is not None
+    assert fused.calls[0].weights is None
+    assert explicit.calls[0].weights is not None
     assert_identical(explicit, run_unplanned(model, image, monkeypatch))
 
 

@@ -239,7 +239,7 @@ class _ForwardPass:
         )
 
     def run(self, model: Model, *, planned: bool) -> Tensor:
-        """Return the logits; with `planned` the capture is on only where attention is computed, if a plan says where."""
+        """Return the logits; with `planned` the capture is on only where attention is computed, if that is known."""
         plan = self.structure.plan if planned and not self.capture.sees_operations else None
         state = None if plan is None else fingerprint(model.module)  # before hooks of ours are part of it
         hooks = self.stages.hooks()
