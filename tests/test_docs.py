@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import clairvit
+from helpers.executed_code import python_blocks, run_page
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ("readers-test.md",)  # names files that were renamed
@@ -25,6 +26,13 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
     printed = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, encoding="utf-8").stdout
     kept = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     assert printed == kept, f"run: python docs/generate_{name}.py > docs/{name}.md"
+
+
+def test_the_page_about_papers_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = importlib.import_module("generate_papers").page()
+    kept = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    assert page == kept, "run: python docs/generate_papers.py > docs/papers.md"
 
 
 def test_figures_in_the_texts_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +89,7 @@ import clairvit as cv
 ex = cv.explain(cv.load("pets"), "demo", "negative-attention+skipplus")
 assert ex.maps.shape == (1, 14, 14) and ex.maps.min() >= 0 and ex.maps.any()
 """
-    subprocess.run([sys.executable, "-c", example + check], check=True)
+    subprocess.run([sys.executable, "-c", example + check], check=True, env=environment())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -106,11 +114,14 @@ EXECUTED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTED)
 def test_pages_by_task_run(name: str, tmp_path: Path) -> None:
-    """All Python of a page in one process, from top to bottom, in an empty folder."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks
-    code = "\n".join(["import warnings", "warnings.simplefilter('ignore')", *blocks])
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment())
+    """All Python of a page from top to bottom, in an empty folder."""
+    assert python_blocks(ROOT / "docs" / name)
+    run_page(ROOT / "docs" / name, tmp_path)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("howto-*.md")), ids=lambda page: page.stem)
+def test_pages_by_task_are_short(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def environment() -> dict[str, str]:
