@@ -110,8 +110,10 @@ ITEMS = (
         "Where is what the prompt says?",
         'prompts = [cv.Text("a disc with a ring"), cv.Text("a disc with a dot")]\n'
         'cv.explain(clip, photo, targets=prompts).save("prompt.png")',
-        "Your CLIP or SigLIP: `cv.load(\"open_clip:ViT-B-32:openai\")`. No trained CLIP comes with the package, so this picture is "
-        "made with a stand-in: the built-in model of generated scenes, its classes' weights in place of text embeddings.",
+        'Your CLIP or SigLIP: `cv.load("open_clip:ViT-B-32:openai")`. No trained CLIP comes with the package,'
+        " so this picture is "
+        "made with a stand-in: the built-in model of generated scenes, its classes' weights in place of text "
+        "embeddings.",
         "A scene with two discs; each prompt lights up the disc that it describes",
         wide=True,
         names=stand_in,
@@ -130,7 +132,8 @@ ITEMS = (
         "which-method",
         "Which method for my model?",
         'cv.choose(model, "photos/").plot()',
-        "Ranked on your photos, with 95 % intervals and corrected tests; bold is the best and all that do not differ from it. "
+        "Ranked on your photos, with 95 % intervals and corrected tests; bold is the best and all that do not"
+        " differ from it. "
         "Here: the built-in model, 200 photos of Oxford-IIIT Pet. Other models rank methods otherwise.",
         "Twenty methods ranked by insertion − deletion, with intervals; attnlrp+plus is first, random last",
         made_by="from clairvit.methods.recipe import read_recipe\n"
@@ -151,8 +154,10 @@ ITEMS = (
         "check",
         "Is the map right?",
         "clairvit explain demo --check",
-        "Every map can be tested: its brightest patches are taken out of the sequence, not painted over, and compared with random ones.",
-        "The map with its verdict: without its brightest 10 % the confidence falls from 68 % to 38 %, without random patches to 67 %",
+        "Every map can be tested: its brightest patches are taken out of the sequence, not painted over, and "
+        "compared with random ones.",
+        "The map with its verdict: without its brightest 10 % the confidence falls from 68 % to 38 %, without"
+        " random patches to 67 %",
         language="sh",
         page="check.md",
     ),
@@ -162,7 +167,8 @@ ITEMS = (
         "clairvit serve",
         'A page for the photo at hand: classes, methods, layers, heads, tests. `pip install "clairvit[web]"`; '
         "photos stay on your machine.",
-        "The page: the photo, its map, the classes that the model sees in it, methods to choose from, a strip of layers",
+        "The page: the photo, its map, the classes that the model sees in it, methods to choose from, a strip"
+        " of layers",
         language="sh",
         page="web.md",
     ),
@@ -181,7 +187,8 @@ ITEMS = (
         "heads",
         "Which head looks where?",
         "clairvit explain demo --method raw-attention --heads",
-        "Attention of the class token: a row per layer, a column per head, then the heads fused by mean, maximum and minimum.",
+        "Attention of the class token: a row per layer, a column per head, then the heads fused by mean, "
+        "maximum and minimum.",
         "A grid of small maps, one per layer and head",
         width=840,
         language="sh",
@@ -192,7 +199,8 @@ ITEMS = (
         "curves",
         "How good are they?",
         "clairvit evaluate demo --method attnlrp+plus,genatt,rollout,gradcam --metric deletion --out scores/",
-        "The confidence while patches are taken away, the most important first: the lower the curve, the more faithful the map. "
+        "The confidence while patches are taken away, the most important first: the lower the curve, the more"
+        " faithful the map. "
         "One photo proves little: give it a folder, and there are intervals.",
         "Deletion curves of four methods, below that of random patches",
         language="sh",
@@ -203,7 +211,8 @@ ITEMS = (
         "features",
         "What has the model understood, without any class?",
         "clairvit features demo --patch 5,4",
-        "The first three components of the patch tokens as colours, their norms, and their similarity to one patch (the eye).",
+        "The first three components of the patch tokens as colours, their norms, and their similarity to one "
+        "patch (the eye).",
         "The photo, the patch tokens in colours, their norms, and the patches similar to the eye",
         wide=True,
         language="sh",
@@ -246,7 +255,7 @@ def run(item: Item) -> None:
 
 
 def chosen(item: Item, files: list[Path]) -> Path:
-    """Return the picture that is shown, of those that were written: of the layers, the heads, the curves, or the last."""
+    """Return the picture that is shown, of those that were written: the one that is named as the item, or the last."""
     named = [path for path in files if item.name in path.stem]
     if not files:
         raise FileNotFoundError(f"The code of '{item.name}' wrote no picture.")

@@ -80,7 +80,9 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 2
     code = "\n".join([READER, *blocks, f"DOCS = {str(ROOT / 'docs')!r}", GALLERY])
-    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment(), capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment(), capture_output=True
+    )
     assert {path.stem for path in tmp_path.glob("*.png")} == {"why", "methods", "two", "prompt", "alike", "other"}
     quotes = re.findall(r"# (\('Bengal.*?\)): one", blocks[0]) + re.findall(r"falls from \d+ % to \d+ %", blocks[0])
     assert len(quotes) == 2

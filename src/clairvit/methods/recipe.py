@@ -132,7 +132,6 @@ class Recipe:
         content = dumps_json({"kind": KIND, "format": FORMAT, **asdict(self)}, indent=2)
         return write_text(content + "\n", file)
 
-
     def plot(self, ax: Any = None) -> Any:
         """Draw the ranking: a mean with its 95 % interval per method, the best on top.
 

@@ -137,15 +137,15 @@ def plot_scores(scores: Scores, axes: Any = None) -> AxesArray:
 
 
 def plot_ranking(recipe: Recipe, ax: Any = None) -> Axes:
-    """Draw the ranking of a recipe: means with 95 % intervals, the best and those that do not differ from it in colour."""
+    """Draw the ranking of a recipe: means with 95 % intervals; the best and what does not differ from it in colour."""
     if not recipe.ranking:
         raise BadInput("The recipe has no ranking; expected one that was made by cv.choose.")
-    means = {row["method"]: row["mean"] for row in recipe.ranking}
+    means = {row["method"]: _as_float(row["mean"]) for row in recipe.ranking}
     if ax is None:
         ax = _new_axes(1, 1, width=RANKING_WIDTH, height=RANKING_PITCH * len(means) + RANKING_EDGES)[0, 0]
     colours = [PALE if row["differs_from_best"] else COLOURS[0] for row in recipe.ranking]
-    low_high = [tuple(row["interval"]) for row in recipe.ranking]
-    draw_rows(ax, list(zip(means.values(), low_high, colours, strict=True)), means.get(BASELINE))
+    intervals = [(_as_float(row["interval"][0]), _as_float(row["interval"][1])) for row in recipe.ranking]
+    draw_rows(ax, list(zip(means.values(), intervals, colours, strict=True)), means.get(BASELINE))
     ax.set_yticks(range(len(means)), list(means), parse_math=False)
     for label, row in zip(ax.get_yticklabels(), recipe.ranking, strict=True):
         best = not row["differs_from_best"]
@@ -158,6 +158,11 @@ def plot_ranking(recipe: Recipe, ax: Any = None) -> Axes:
     dashed = "; dashed: random patches" if BASELINE in means else ""
     ax.set_xlabel(f"mean and 95 % interval{dashed}", fontsize="small", color=PALE)
     return ax  # type: ignore[no-any-return]
+
+
+def _as_float(value: float | None) -> float:
+    """Return NaN for null, which a recipe's file has in its place."""
+    return math.nan if value is None else value
 
 
 def ranking_html(recipe: Recipe) -> str:
