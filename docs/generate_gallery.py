@@ -178,7 +178,7 @@ ITEMS = (
         'methods = ["rollout", "gradcam", "legrad", "genatt", "ixg", "attnlrp+plus", "decompx+skipplus"]\n'
         'cv.compare("pets", "demo", methods).save("methods.png")',
         "They differ, and a beautiful map need not be a true one: that is why there are checks and scores.",
-        "The same photo by seven methods, which agree on the chin and on little else",
+        "The same photo by seven methods, which differ",
         wide=True,
         readme=False,
         page="which-method.md",
