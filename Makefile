@@ -101,7 +101,7 @@ matrix:
 
 # An environment of its own: the site needs neither torch nor the package installed, its API reference reads the sources.
 docs: $(VENV)-docs/.installed
-	@$(VENV)-docs/bin/mkdocs build --strict --quiet
+	@$(VENV)-docs/bin/mkdocs build --strict
 	@echo "out/site/index.html; with search: $(PYTHON) -m http.server --directory out/site"
 
 $(VENV)-docs/.installed: pyproject.toml

@@ -116,7 +116,9 @@ def test_the_gallery_is_that_of_its_script(monkeypatch: pytest.MonkeyPatch) -> N
 def commands(page: Path) -> list[str]:
     """Return the lines `clairvit …` of a page's code blocks, without comments; placeholders (…) are left out."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    blocks = re.findall(r"```(?:sh|bash)?\n(.*?)```", text, re.DOTALL) + re.findall(r'<pre lang="sh">(.*?)</pre>', text)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    blocks = [block for language, block in fenced if language in ("", "sh", "bash")]
+    blocks += re.findall(r'<pre lang="sh">(.*?)</pre>', text)
     lines = [part.strip() for block in blocks for line in block.splitlines() for part in line.split(" && ")]
     return [line for line in lines if line.startswith("clairvit ") and "…" not in line.partition(" #")[0]]
 
