@@ -90,7 +90,7 @@ def test_a_folder_of_an_adapter_alone_is_refused(tmp_path: Path) -> None:
 
 def test_the_real_package() -> None:
     peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["query", "value"], r=2, init_lora_weights=False)
+    config = peft.LoraConfig(target_modules="all-linear", r=2, init_lora_weights=False)
     module = peft.get_peft_model(classifier(), config).double().eval()
     maps = cv.explain(module, pixels(), "ixg", target=1).maps
     assert cv.wrap(module).labels == ("ant", "bee", "cat")
