@@ -55,7 +55,9 @@ async def ask(client: httpx.AsyncClient, number: int, rng: random.Random, statis
     elif kind == "upload":
         reply = await client.post("/api/explain", files={"image": ("a.jpg", photo(rng), "image/jpeg")})
     elif kind == "curve":
-        reply = await client.post("/api/curve", json={"method": rng.choice(QUICK), "steps": 5})
+        reply = await client.post(
+            "/api/curve", json={"method": rng.choice(QUICK), "steps": 5, "seed": rng.randrange(2**31)}
+        )
     elif kind == "hang up":
         try:
             reply = await client.post("/api/explain", data={"method": "lime"}, timeout=2.0)
@@ -63,7 +65,9 @@ async def ask(client: httpx.AsyncClient, number: int, rng: random.Random, statis
             statistics.statuses["hang up: gone"] += 1
             return 0.0
     else:
-        form = {"method": rng.choice(QUICK), "target": str(rng.randrange(37)), "layers": "true"}
+        # A seed of its own, so that no map comes from the server's cache.
+        seed = str(rng.randrange(2**31))
+        form = {"method": rng.choice(QUICK), "target": str(rng.randrange(37)), "layers": "true", "seed": seed}
         reply = await client.post("/api/explain", data=form)
     statistics.statuses[f"{kind}: {reply.status_code}"] += 1
     if reply.status_code == 200 and kind in ("explain", "trace", "upload"):
