@@ -72,6 +72,7 @@ class Limits(_Response):
     pixels: int
     seconds: float
     passes: int
+    heic: bool = Field(description="HEIC photos are read: pillow-heif is installed")
 
 
 class ModelCard(_Response):
