@@ -142,8 +142,9 @@ export function drawColourBar(canvas, scale, opacity) {
 }
 
 /** The ends of the scale in words. */
-export function legendWords(scale, classSpecific, names, isControl = false) {
+export function legendWords(scale, classSpecific, names, { isControl = false, isAlike = false } = {}) {
   if (isControl) return ["low", "high"];
+  if (isAlike) return scale.signed ? ["makes them less alike", "more alike"] : ["little", "much that makes them alike"];
   const about = classSpecific && names.length === 1 ? names[0] : "the answer";
   if (scale.signed) return [`against ${about}`, `for ${about}`];
   return classSpecific ? ["little", `much evidence for ${about}`] : ["looks here little", "much"];
