@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 
+from clairvit.web.state import create_state
 from helpers.browser_tab import WAIT, browser, checked, film_ended, needs_a_browser, settled, sync_api, visit
+from helpers.tiny_models import wrapped
+from helpers.web_server import serving
 
 __all__ = ["browser", "visit"]  # fixtures
 pytestmark = needs_a_browser
@@ -20,6 +24,15 @@ APPEARANCES = {
     "dark": ("dark", {"width": 1280, "height": 900}),
     "phone": ("light", {"width": 390, "height": 844}),
 }
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A server of a tiny model: the elements are those of a large one."""
+    state = create_state([wrapped("timm-vit")])
+    with serving(state) as found:
+        yield found
+    state.close()
 
 
 def violations(page: Any, appearances: Iterable[str] = APPEARANCES) -> list[str]:
@@ -46,22 +59,25 @@ def open_everything(page: Any) -> None:
     page.evaluate("() => { for (const one of document.querySelectorAll('details')) one.open = true; }")
     page.locator("#thumbs button").first.wait_for()
     film_ended(page)
-    page.locator("#similar-map").press("ArrowRight")
-    sync_api.expect(page.locator("#similar-text")).to_contain_text("other parts", timeout=WAIT)
+    page.locator("#alike-map").press("ArrowRight")
+    sync_api.expect(page.locator("#alike-text")).to_contain_text("other parts", timeout=WAIT)
     page.locator("#map-0").press("ArrowRight")
     sync_api.expect(page.locator("#tooltip")).to_be_visible()
     checked(page)
 
 
 def hand_over_photos(page: Any) -> None:
-    """Show the table of several photos with a refused one, a caution and a message."""
+    """Show the table of several photos with a refused one, a caution, and two photos side by side."""
     page.evaluate("() => { for (const one of document.querySelectorAll('details')) one.open = false; }")
     buffer = io.BytesIO()
     Image.new("RGB", (300, 200), "grey").save(buffer, "PNG")
-    names = {"wall.png": buffer.getvalue(), "bad.png": b"no photo"}
-    page.set_input_files("#file", [{"name": k, "mimeType": "image/png", "buffer": v} for k, v in names.items()])
+    wall = {"name": "wall.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
+    page.set_input_files("#file", [wall, {**wall, "name": "bad.png", "buffer": b"no photo"}])
     sync_api.expect(page.locator("#photos tbody tr").nth(1)).to_contain_text("not a photo", timeout=WAIT)
     sync_api.expect(page.locator("#caution")).to_be_visible(timeout=WAIT)
+    page.set_input_files("#other-file", wall)
+    page.locator("#pair-options").wait_for(state="visible")
+    settled(page)
     checked(page)
 
 
