@@ -20,7 +20,8 @@ from clairvit.methods.explanation import Explanation
 from clairvit.metrics.score import Prediction
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.plotting.labels import class_label, decimals_for, format_number
+from clairvit.numerics import percent
+from clairvit.plotting.labels import decimals_for, format_number
 from clairvit.plotting.overlay import Array, blend, denormalised_photo, overlay, scale_of, to_numpy
 from clairvit.plotting.style import LEGEND_WORDS, PlotStyle
 from clairvit.report.blocks import Badge, ColourBars, Example, Tile
@@ -202,12 +203,13 @@ def _bar_colours(signed: bool) -> tuple[str, ...]:
 
 
 def _prediction_text(results: StudyResults, prediction: Prediction) -> str:
-    """Return 'Beagle 92% ✓' or 'Beagle 92%, is Pug'."""
-    text = class_label(results.class_name(prediction.predicted), prediction.probability)
+    """Return 'Beagle 92 % ✓' or 'Beagle 92 %, is Pug', with spaces that do not break before '%' and '✓'."""
+    probability = percent(prediction.probability).replace("%", "\u00a0%")
+    text = f"{results.class_name(prediction.predicted)} {probability}".rstrip()
     if prediction.label is None:
         return text
     correct = prediction.label == prediction.predicted
-    return f"{text} ✓" if correct else f"{text}, is {results.class_name(prediction.label)}"
+    return f"{text}\u00a0✓" if correct else f"{text}, is {results.class_name(prediction.label)}"
 
 
 def _value(results: StudyResults, method: str, image: str) -> float:
