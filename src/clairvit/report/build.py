@@ -44,7 +44,7 @@ def build_report(store: Store, options: ReportOptions | None = None) -> Document
     date = f" · results of {contents.written:%-d %B %Y}" if contents.written else ""
     about = f"Study in {contents.path.resolve().name}/{date} · ClairViT {__version__}"
     pairs = [(results.model, results.data) for results in contents.results]
-    parts = [summary_section(contents), study_section(contents)]
+    parts = [*([summary_section(contents)] if contents.results else []), study_section(contents)]
     workers = _WorkerCache(options.open_worker or Worker)
     with report_progress("report", len(contents.results)) as advance:
         for results in contents.results:
