@@ -420,3 +420,13 @@ def test_pictures_that_mean_little_come_with_a_caution(client: TestClient) -> No
     assert client.post("/api/explain").json()["cautions"] == []
     unsure = [cautions(Image.effect_noise((224, 224), sigma).convert("RGB")) for sigma in (20, 60, 120)]
     assert any("37 classes" in text for text in unsure)
+
+
+def test_a_method_without_layers_is_not_computed_again_for_them(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"method": "gradcam", "layers": "true", "target": "3"}
+    first = client.post("/api/explain", data=fields).json()
+    assert first["explanations"][0]["layers"] is None
+    monkeypatch.setattr("clairvit.web.handlers.explain_photo", lambda *_: pytest.fail("computed again"))
+    assert client.post("/api/explain", data=fields).json() == first

@@ -131,7 +131,8 @@ def cache_results(
     """Keep the explanation of a request of one method."""
     if len(comparison) == 1:
         ((text, explanation),) = comparison.items()
-        cache.add(result_key(photo, model, resolve_method(text), request), explanation)
+        key = result_key(photo, model, resolve_method(text), request)
+        cache.add(key, explanation, request.layers, request.heads)
 
 
 def explain_once(
