@@ -273,8 +273,10 @@ def test_several_photos_are_listed_with_answer_and_test(visit: Callable[..., Any
         sync_api.expect(rows.nth(number)).to_contain_text(re.compile(r"%\s*(Supported|Weak|No better)"), timeout=WAIT)
     sync_api.expect(rows.nth(2)).to_contain_text("not a photo", timeout=WAIT)
     sync_api.expect(page.locator("#photo-caption")).to_have_text("cat-0.jpg")
-    rows.nth(1).locator("button").click()
+    rows.nth(1).locator("button").first.click()
     sync_api.expect(page.locator("#photo-caption")).to_have_text("cat-1.jpg", timeout=WAIT)
+    rows.nth(0).locator(".second").click()
+    sync_api.expect(page.locator("#other-caption")).to_have_text("cat-0.jpg", timeout=WAIT)
 
 
 def test_a_photo_of_one_colour_comes_with_a_caution(visit: Callable[..., Any]) -> None:

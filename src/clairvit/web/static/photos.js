@@ -22,7 +22,7 @@ export function listPhotos(files, onSelect, onCompare) {
     second.setAttribute("aria-label", `Compare ${file.name} with the photo that is shown`);
     second.addEventListener("click", () => onCompare(file));
     const row = { file, canvas, button, second, answer: element("td", { textContent: "waiting…" }), trust: element("td"), done: false };
-    row.element = element("tr", {}, element("td", { title: file.name }, button), row.answer, row.trust, element("td", {}, second));
+    row.element = element("tr", {}, element("td", { title: file.name }, element("div", { className: "photo-buttons" }, button, second)), row.answer, row.trust);
     return row;
   });
   body.replaceChildren(...rows.map((row) => row.element));
