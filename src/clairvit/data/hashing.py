@@ -53,7 +53,8 @@ def _bytes(part: Any) -> bytes:
 
 def weights_hash(model: Model) -> str:
     """Return a hash of all that determines a model's scores: tensors, labels, preprocessing, layout, activation."""
-    settings = (model.preprocess, model.labels, model.layout, model.activation)
+    preprocess = dataclasses.replace(model.preprocess, display=None)  # which channels are shown changes no score
+    settings = (preprocess, model.labels, model.layout, model.activation)
     return digest(state_hash(model.module).encode(), repr(settings).encode())
 
 

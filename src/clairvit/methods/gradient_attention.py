@@ -103,9 +103,9 @@ def gradient_rollout(
 )
 def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patches") -> Tensor:
     """relu(mean_h w_h A_h), w_h the mean gradient of a head's row over the patches: Grad-CAM with heads as channels."""
-    layout = layer.layout
-    positions = layout.patch_slice if keys == "patches" else slice(min(1, layout.prefix), None)
-    w = layer.G[..., positions].mean(-1, keepdim=True)  # [B, H, rows, 1]
+    layout, G = layer.layout, layer.G
+    positions = layout.patches_among(G.shape[-1]) if keys == "patches" else slice(min(1, layout.prefix), None)
+    w = G[..., positions].mean(-1, keepdim=True)  # [B, H, rows, 1]
     return mean_of_heads(w * layer.A)  # [B, rows, N]
 
 

@@ -105,6 +105,10 @@ class Layout:
         """Return where the patches lie among the tokens."""
         return slice(self.prefix, self.prefix + self.patches)
 
+    def patches_among(self, tokens: int) -> slice:
+        """Return where the patches lie among the tokens of any stage, which may have more than the last."""
+        return slice(self.prefix, tokens - self.suffix)
+
     @property
     def patch_rows(self) -> Sequence[int]:
         """Return the indices of the patches among the tokens, in the order of the grid."""
