@@ -1,4 +1,4 @@
-"""The page with two photos or two models: both maps on one scale, what makes two photos alike, features in one basis."""
+"""The page with two photos or two models: maps on one scale, what makes photos alike, features in one basis."""
 
 from __future__ import annotations
 
@@ -81,7 +81,10 @@ def test_two_photos_are_on_one_scale_and_a_link_keeps_them(page: Any, address: s
     maps = [cv.explain(model, image, METHOD) for image in ("demo", flipped())]
     assert_one_scale(page, *(each.maps for each in maps))
     for k, (name, each) in enumerate(zip(("example", "flipped.png"), maps, strict=True)):
-        sync_api.expect(page.locator(f"#caption-{k}")).to_contain_text(f"{name}: {each.targets[0]}")
+        sync_api.expect(page.locator(f"#caption-{k}")).to_contain_text(each.targets[0])
+        sync_api.expect(page.locator(f"#map-{k}")).to_have_attribute(
+            "aria-label", re.compile(f"{name}: {each.targets[0]}")
+        )
     sync_api.expect(page.locator("#answer-says")).to_contain_text(re.compile("for example and .* for flipped.png"))
     sync_api.expect(page.locator("#badge-1")).to_contain_text(re.compile("upport|chance|tested"))
     pair(page, "same")
@@ -119,7 +122,8 @@ def test_what_makes_two_photos_alike_is_shown_in_both_directions(page: Any) -> N
 
 def test_a_photo_is_compared_where_it_is_dropped(page: Any) -> None:
     drop = """(x) => { const canvas = Object.assign(document.createElement("canvas"), { width: 90, height: 60 });
-      const data = new DataTransfer(), bytes = Uint8Array.from(atob(canvas.toDataURL().split(",")[1]), (c) => c.charCodeAt(0));
+      const data = new DataTransfer(), text = atob(canvas.toDataURL().split(",")[1]);
+      const bytes = Uint8Array.from(text, (letter) => letter.charCodeAt(0));
       data.items.add(new File([bytes], "a.png", { type: "image/png" }));
       document.body.dispatchEvent(new DragEvent("drop", { bubbles: true, dataTransfer: data, clientX: x })); }"""
     page.evaluate(drop, 1000)
@@ -167,3 +171,24 @@ def test_features_of_two_photos_have_one_basis(page: Any) -> None:
     cosines = expected.similarity(0, 0, image=0).flatten()
     cosines[0] = -1
     sync_api.expect(page.locator("#alike-map")).to_have_attribute("data-best", str(int(cosines.argmax())))
+
+
+def test_a_model_without_classes_shows_what_makes_two_photos_alike(browser: Any) -> None:
+    """The method that it opens with needs no target, so another one is taken."""
+    model = wrapped("open_clip-tower")
+    state = create_state([model])
+    with serving(state) as address:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT)
+        page.goto(address)
+        settled(page, state.cards[0].default_method)
+        compare_photo(page)
+        method = cv.recommended_methods()[0].method
+        settled(page, method)
+        there = cv.explain(model, "demo", method, target=cv.Similar(flipped()))
+        back = cv.explain(model, flipped(), method, target=cv.Similar("demo"))
+        assert_one_scale(page, there.maps, back.maps)
+        assert page.locator("#play-deletion").is_enabled()
+        assert page.locator("input[name=pair]:visible").count() == 0, "there is no other question"
+        page.close()
+    state.close()

@@ -18,9 +18,8 @@ from PIL import Image, UnidentifiedImageError
 
 from clairvit.errors import BadInput, ClairWarning, did_you_mean, install, user_stacklevel
 
-HEIC_SUFFIXES = (".heic", ".heif")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
-SUFFIXES += HEIC_SUFFIXES
+_COMMON = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
+SUFFIXES = (*_COMMON, ".heic", ".heif")
 HEIF = "HEIF"  # Pillow's name of the format, once pillow-heif is registered
 HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 DEMO = "demo"  # scikit-image's cat

@@ -137,7 +137,7 @@ async def trace(
     return await _respond(http, job, stream=False)
 
 
-@router.get("/features/{layer}", response_model=FeaturesResponse, summary="What the patches have in common in one layer")
+@router.get("/features/{layer}", response_model=FeaturesResponse, summary="What patches have in common in one layer")
 async def features(
     http: Request,
     state: State,

@@ -7,7 +7,6 @@ on the way out restores the model.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import ctypes
 import math

@@ -29,6 +29,8 @@ export function showAnswer(sentence, cautions) {
 }
 
 export const badgeText = (check) => BADGES[check?.verdict] ?? "Could not be tested";
+/** The sentence of the test without its conclusion, which the badge has. */
+const shortCheckText = (check) => `${check.sentence.split(/\.\s+(?=[A-Z])/)[0].replace(/\.$/, "")}.`.replace(/(?<=\s)-(?=\d)/g, "−");
 export const checkText = (check) => [check.sentence, ...(check.verdict ? check.remarks : [])].join(" ").replace(/(?<=\s)-(?=\d)/g, "−");
 
 const badges = [[$("badge"), $("answer-text")], [$("badge-1"), $("answer-text-1")]]; // one per map
@@ -39,7 +41,7 @@ export function showCheck(k, check, name = "") {
   badge.textContent = check ? badgeText(check) : "Testing this map…";
   badge.dataset.verdict = check?.verdict ?? "";
   if (k === 0) badge.disabled = !check;
-  text.textContent = [name && `${name}:`, check && checkText(check)].filter(Boolean).join(" ");
+  text.textContent = name ? `${name}: ${check ? shortCheckText(check) : ""}` : check ? checkText(check) : "";
 }
 
 export function showCheckFailed(k, error, name = "") {

@@ -225,11 +225,11 @@ function layerText(pane = panes()[0]) {
   return `, layer ${layerOf(pane)} of ${pane.card.layers}${isOfHead(pane) ? `, head ${Number(state.head) + 1}${owner}` : ""}`;
 }
 
-/** "Bengal 68 %", "dog.jpg: Pug 91 %", "cosine 0.61": what a map is about. */
-function nameOfMap({ reply: response, map: shownMap, k, name }) {
-  const owner = !second ? "" : state.otherModel ? `${response.model}: ` : `${name}: `;
+/** "Bengal 68 %", "dog.jpg: Pug 91 %", "cosine 0.61": what a map is about; under its own photo without the name of that. */
+function nameOfMap({ reply: response, map: shownMap, k, name }, isUnderPhoto = false) {
+  const owner = !second ? "" : state.otherModel ? `${response.model}: ` : isUnderPhoto ? "" : `${name}: `;
   if (!shownMap.class_specific) return `${owner}any answer`;
-  if (response.other) return `${owner}what is like the other photo`;
+  if (response.other) return `${owner}like the other photo`;
   const value = response.text ? cosineText(response.target_scores[k]) : valueText(response.probabilities[k], response.class_scores[k]);
   return `${owner}${response.targets[k]} ${value}`.trimEnd();
 }
@@ -239,7 +239,7 @@ function render() {
   const clipped = negative && !state.signed ? maps.map((grid) => ({ ...grid, values: grid.values.map((v) => Math.max(0, v)) })) : maps;
   const common = colourScale(clipped.flatMap((grid) => [...grid.values]), signed, state.cmap);
   const scales = clipped.map((grid) => state.shared ? common : colourScale(grid.values, signed, state.cmap));
-  const names = list.map(nameOfMap), hasTwoPhotos = Boolean(second && !state.otherModel);
+  const names = list.map((pane) => nameOfMap(pane)), hasTwoPhotos = Boolean(second && !state.otherModel);
   shown = { clipped, scale: scales[0], scales, names };
   $("maps").classList.toggle("two-photos", hasTwoPhotos);
   drawPhoto($("photo"), photo, 448);
@@ -248,7 +248,7 @@ function render() {
   if (hasTwoPhotos) { drawPhoto($("other-photo"), second.photo, 448); $("other-caption").textContent = pair.otherName(); }
   list.forEach((pane, k) => {
     overlay($(`map-${k}`), pane.photo, clipped[k], scales[k], state.opacity, state.smooth, 448);
-    $(`caption-${k}`).textContent = `${names[k]} · ${map.title}${layerText(pane)}`;
+    $(`caption-${k}`).textContent = `${nameOfMap(pane, true)} · ${map.title}${layerText(pane)}`;
     $(`map-${k}`).setAttribute("aria-label", `${map.title} map for ${names[k]}; arrow keys move from part to part`);
   });
   $("second-map").hidden = list.length < 2;

@@ -62,7 +62,7 @@ const answer = ({ reply }) => reply.top[0] ? [bold(reply.top[0].name), ` (${valu
 /** What the model says of two photos, or two models of one photo, as nodes. */
 export function pairSentence([first, second]) {
   if (first.reply.other) {
-    return ["To the model these two photos are alike by ", bold(cosineText(first.reply.target_scores[0])), " (1: the same, 0: unrelated). The maps show what makes them alike: in each photo, the parts that are like the other one."];
+    return ["To the model these two photos are alike by ", bold(cosineText(first.reply.target_scores[0])), " (1: the same, 0: unrelated). The maps show which parts of each photo make them alike."];
   }
   const says = state.otherModel ? [bold(first.reply.model), " says ", ...answer(first), "; ", bold(second.reply.model), " says ", ...answer(second), ". "]
     : ["The model says ", ...answer(first), ` for ${first.name} and `, ...answer(second), ` for ${second.name}. `];

@@ -44,7 +44,8 @@ export async function fillAnswer(file, reply, picture) {
   if (!row) return;
   row.done = true;
   const [first] = reply.top;
-  row.answer.textContent = first ? `${first.name} ${valueText(first.probability, first.score)}` : "no classes";
+  if (first) row.answer.replaceChildren(`${first.name} `, element("span", { className: "nowrap", textContent: valueText(first.probability, first.score) }));
+  else if (!reply.other) row.answer.textContent = "no classes";
   if (picture) contextOf(row.canvas).drawImage(picture, 0, 0, 56, 56);
 }
 
