@@ -167,14 +167,16 @@ class Product:
             for matrix in layer_maps:
                 passed = start + shift
                 added = _plus_product(added, passed + added, matrix, weight, residual)
-                shift = shift + passed * (residual - 1)
+                shift = shift if residual == 1 else shift + passed * (residual - 1)
             return torch.stack([start, shift, added], 1)
-        attended = layer_maps.sum(-1).mul_(weight)  # [layers, B, N]
-        for matrix, sums in zip(layer_maps, attended, strict=True):
-            total = sums + residual
-            empty = total == 0  # a row of zeros stays one
-            total = total.masked_fill(empty, 1)
-            loss = torch.where(empty, residual - 1, -sums / total)  # residual / total - 1, without cancellation
+        attended = layer_maps.sum(-1)  # [layers, B, N]
+        attended = attended if weight == 1 else attended.mul_(weight)
+        totals = attended + residual
+        empty = totals == 0  # a row of zeros stays one
+        totals = totals.masked_fill_(empty, 1)
+        # residual / total - 1, without cancellation
+        losses = torch.where(empty, residual - 1, -attended / totals)
+        for matrix, total, loss in zip(layer_maps, totals, losses, strict=True):
             passed = start + shift
             if self.normalise == "rows":
                 added = _plus_product(added / total, (passed + added) / total, matrix, weight, residual)

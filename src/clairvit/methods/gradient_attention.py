@@ -109,16 +109,9 @@ def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patche
     return mean_of_heads(w * layer.A)  # [B, rows, N]
 
 
-def head_weights_of_gradient(layer: LayerView, p: int) -> Tensor:
-    """Return w_h = ||G_h||_p / sum_h' ||G_h'||_p, [B, H]; all 0 where there is no gradient."""
-    norms = layer.G_norm(p)
-    total = norms.sum(1, keepdim=True)
-    return norms / torch.where(total == 0, torch.ones_like(total), total)
-
-
 def _register_gmar(p: int) -> None:
     def gmar(layer: LayerView, heads: Literal["sum", "mean"] = "sum") -> Tensor:
-        matrix = weighted_heads(layer.A, head_weights_of_gradient(layer, p))  # [B, rows, N]
+        matrix = weighted_heads(layer.A, layer.head_weights(p))  # [B, rows, N]
         return matrix if heads == "sum" else matrix / layer.A.shape[1]
 
     gmar.__doc__ = (
@@ -151,7 +144,7 @@ def focused_attention(layer: LayerView, head_weights: Literal["gradient", "unifo
     """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
     if head_weights == "uniform":
         return layer.AG_positive_mean
-    return weighted_heads(layer.AG_positive, head_weights_of_gradient(layer, 1))  # [B, rows, N]
+    return weighted_heads(layer.AG_positive, layer.head_weights(1))  # [B, rows, N]
 
 
 @method(
@@ -231,6 +224,6 @@ def attended_input_x_gradient(
     """
     attended = layer.A.mean((1, 2))  # [B, N]: mean over heads and queries
     if pair == "input":
-        return attended * (layer.x * layer.dx).sum(-1)
+        return attended * layer.x_dx
     output = layer.next_tokens()
     return attended * (torch.zeros_like(attended) if output is None else (output[0] * output[1]).sum(-1))
