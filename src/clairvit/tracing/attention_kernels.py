@@ -10,6 +10,8 @@ Inputs in half precision are multiplied on tensor cores; float32 is multiplied i
 Everything is accumulated in float32. This file imports Triton and is imported only where a kernel is launched.
 """
 
+# mypy: allow-untyped-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 from collections.abc import Sequence
