@@ -308,6 +308,10 @@ class LayerView:
                 self._cache[key] = make()
         return self._cache[key]
 
+    def once_per_layer(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Return make(), computed once per key for all tiles of rows too: it must not depend on the rows."""
+        return (self._all_rows or self).once(key, make)
+
 
 class DecoderView(LayerView):
     """An attention of a decoder: `layer.A` and `layer.G` are [B, H, Q, N] or, between queries, [B, H, Q, Q]."""
