@@ -140,9 +140,12 @@ class LayerView:
         if self._all_rows is not None:
             return self._all_rows.reductions
         if self._reductions is None:
-            call = self.layer.between_tokens()
-            self._reductions = AttentionReductions(call, self.layer.out_gradient, self.tile_bytes)
+            self._reductions = self._reductions_of(self.layer.out_gradient)
         return self._reductions
+
+    def _reductions_of(self, gradient: Tensor | None) -> AttentionReductions:
+        call = self.layer.between_tokens()
+        return AttentionReductions(call, gradient, tile_bytes(call, self.count, sums_only=True))
 
     @property
     def index(self) -> int:
@@ -294,9 +297,8 @@ class LayerView:
         """Return the mean over heads and queries of relu(d s^l / dA) of this block alone, [B, N]."""
         if not self.is_large or (self.layout.pooling == "map" and pool == "mean"):
             return self.local_G(pool).clamp_(min=0).mean((1, 2))
-        call = self.layer.between_tokens()
-        gradient = call.heads(self.context.local(self.index, pool))
-        return AttentionReductions(call, gradient, self.tile_bytes).column_means("G+")
+        gradient = self.layer.between_tokens().heads(self.context.local(self.index, pool))
+        return self._reductions_of(gradient).column_means("G+")
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return make(), computed once per key for all methods; rows of the view of all rows where that has it."""

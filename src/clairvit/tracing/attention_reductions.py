@@ -28,17 +28,19 @@ ENTRIES: tuple[Entry, ...] = get_args(Entry)
 READS_A: tuple[Entry, ...] = ("A", "AG", "AG+")
 READS_G: tuple[Entry, ...] = ("AG", "AG+", "G+", "|G|")
 TILE_SHARE = 0.25  # how large a tile [B, H, tile, N] may be, as a share of the values v of all layers
+SUMS_TILE_SHARE = 0.03  # the same where only sums are wanted: the graph of the forward may still be there
 SMALLEST_TILE_BYTES = 2**22  # 4 MiB: smaller tiles cost more in calls than they save
 SMALLEST_TILE_ROWS = 16
 
 
-def tile_bytes(call: AttentionCall, layers: int) -> int:
+def tile_bytes(call: AttentionCall, layers: int, *, sums_only: bool = False) -> int:
     """Return how many bytes a tile [B, H, tile, N] of one of `layers` such attentions may take.
 
     A trace keeps x, q, k, v and their gradients, about a third of what a plain forward + backward holds at its peak; a
     handful of tiles of this size fit into the rest.
     """
-    return max(SMALLEST_TILE_BYTES, int(TILE_SHARE * layers * widened_bytes(call.v)))
+    share = min(SUMS_TILE_SHARE, TILE_SHARE) if sums_only else TILE_SHARE
+    return max(SMALLEST_TILE_BYTES, int(share * layers * widened_bytes(call.v)))
 
 
 def attention_bytes(call: AttentionCall) -> int:
