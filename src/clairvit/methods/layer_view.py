@@ -16,8 +16,8 @@ from clairvit.tracing.attention_call import Rows, merged
 from clairvit.tracing.attention_reductions import (
     AttentionReductions,
     Entry,
-    attention_bytes,
     entry_values,
+    is_large,
     tile_bytes,
 )
 from clairvit.tracing.block_decomposition import BlockDecomposition
@@ -132,7 +132,7 @@ class LayerView:
     def is_large(self) -> bool:
         """Whether its attention is better not computed for all rows at once: read it in tiles, or as sums."""
         call = self.layer.call
-        return call is not None and call.kind == "tokens" and attention_bytes(call) > tile_bytes(call, self.count)
+        return call is not None and call.kind == "tokens" and is_large(call, self.count)
 
     @property
     def reductions(self) -> AttentionReductions:

@@ -43,9 +43,9 @@ def tile_bytes(call: AttentionCall, layers: int, *, sums_only: bool = False) -> 
     return max(SMALLEST_TILE_BYTES, int(share * layers * widened_bytes(call.v)))
 
 
-def attention_bytes(call: AttentionCall) -> int:
-    """Return the bytes of its A, [B, H, queries, keys], in the precision that A is computed in."""
-    return call.queries * _row_bytes(call)
+def is_large(call: AttentionCall, layers: int) -> bool:
+    """Return whether A of one of `layers` such attentions is more than two tiles: better not computed as a whole."""
+    return call.queries * _row_bytes(call) > 2 * tile_bytes(call, layers)
 
 
 def widened_bytes(tensor: Tensor) -> int:
@@ -54,8 +54,9 @@ def widened_bytes(tensor: Tensor) -> int:
 
 
 def query_tiles(call: AttentionCall, limit: int) -> Iterator[slice]:
-    """Yield slices of query rows whose A takes at most `limit` bytes (16 rows at least)."""
-    rows = max(SMALLEST_TILE_ROWS, limit // _row_bytes(call))
+    """Yield slices of query rows, about alike, whose A takes at most `limit` bytes (16 rows at least)."""
+    most = max(SMALLEST_TILE_ROWS, limit // _row_bytes(call))
+    rows = -(-call.queries // -(-call.queries // most))
     for first in range(0, call.queries, rows):
         yield slice(first, min(first + rows, call.queries))
 
