@@ -196,11 +196,11 @@ class Product:
             for matrix in layer_maps:
                 passed = start + shift
                 added = _plus_product(added, passed + added, matrix, weight, residual)
-                shift = shift + passed * (residual - 1)
+                shift = shift if residual == 1 else shift + passed * (residual - 1)
             return torch.stack([start, shift, added], 1)
-        attended = layer_maps.sum(-1).mul_(weight)  # [layers, B, N]
-        for matrix, sums in zip(layer_maps, attended, strict=True):
-            total, loss = _row_totals(sums, residual)
+        attended = layer_maps.sum(-1)  # [layers, B, N]
+        totals, losses = _row_totals(attended if weight == 1 else attended.mul_(weight), residual)
+        for matrix, total, loss in zip(layer_maps, totals, losses, strict=True):
             passed = start + shift
             if self.normalise == "rows":
                 added = _plus_product(added / total, (passed + added) / total, matrix, weight, residual)
@@ -310,7 +310,7 @@ def _row_totals(sums: Tensor, residual: float) -> tuple[Tensor, Tensor]:
     """Return the row sums of M + residual·I, 1 where they are 0, and residual / total - 1, without cancellation."""
     total = sums + residual
     empty = total == 0  # a row of zeros stays one
-    total = total.masked_fill(empty, 1)
+    total = total.masked_fill_(empty, 1)
     return total, torch.where(empty, residual - 1, -sums / total)
 
 

@@ -37,7 +37,7 @@ def _requires_attention(fusion: str | int, discard_ratio: float = 0.0, **_: obje
 )
 def raw_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     """mean_h A of the last layer: where its heads look."""
-    return _fused_attention(layer, fusion)  # [B, rows, N]
+    return fused_attention(layer, fusion)  # [B, rows, N]
 
 
 @method(
@@ -54,7 +54,7 @@ def rollout(
     layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0, protect: Protect = "none"
 ) -> Tensor:
     """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers."""
-    return discard_smallest(_fused_attention(layer, fusion), discard_ratio, protect)  # [B, rows, N]
+    return discard_smallest(fused_attention(layer, fusion), discard_ratio, protect)  # [B, rows, N]
 
 
 @method(
@@ -73,11 +73,12 @@ def attention_flow(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     One maximum flow per token, exact to `1/precision`. In deep models most flows are as large as what can enter the
     token, min(1, its column sum in the first layer), so the map says little about the layers above.
     """
-    return fuse_heads(layer.A, fusion)  # [B, N, N]
+    return fused_attention(layer, fusion)  # [B, N, N]
 
 
-def _fused_attention(layer: LayerView, fusion: Fusion) -> Tensor:
-    return layer.weighted("A") if fusion == "mean" else fuse_heads(layer.A, fusion)
+def fused_attention(layer: LayerView, fusion: Fusion) -> Tensor:
+    """Return a layer's attention with its heads fused, [B, rows, N]; the mean is shared between methods."""
+    return layer.A_mean if fusion == "mean" else fuse_heads(layer.A, fusion)
 
 
 def fuse_heads(heads: Tensor, fusion: Fusion) -> Tensor:

@@ -90,10 +90,7 @@ def run(
             order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
             used = [index for index in order if any(layer_pass.wants(index) for layer_pass in ordered)]
             for indices in layer_groups(used, trace):
-                unstacked = ordered if len(indices) == 1 else _visit_stacked(ordered, indices, trace, context)
-                for index in indices if unstacked else ():
-                    view = LayerView(trace.layers[index], context)
-                    _visit(_visit_large(unstacked, view) if view.is_large else unstacked, view, [index])
+                _visit_group(ordered, indices, trace, context)
         for layer_pass in passes:
             with _Timed(layer_pass.result):
                 layer_pass.finish()
@@ -139,12 +136,14 @@ def _has_gradients(layer: Layer) -> tuple[bool, bool]:
     return layer.out_gradient is not None, layer.tokens_gradient is not None
 
 
-def _visit_stacked(
-    passes: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext
-) -> list[_LayerPass]:
-    """Show several layers at once to all methods that treat them alike; return the other methods."""
-    view = stacked([trace.layers[index] for index in indices], context)
-    return list(passes) if view is None else _visit(passes, view, indices)
+def _visit_group(passes: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext) -> None:
+    """Show several layers at once to all methods that treat them alike, and one by one to the others."""
+    stack = stacked([trace.layers[index] for index in indices], context) if len(indices) > 1 else None
+    singly = list(passes) if stack is None else _visit(passes, stack, indices)
+    for position, index in enumerate(indices) if singly else ():
+        view = LayerView(trace.layers[index], context, stack=stack, position=position)
+        rest = _visit_large(singly, view) if stack is None and view.is_large else singly
+        _visit(rest, view, [index])
 
 
 def _visit(passes: Sequence[_LayerPass], view: LayerView, indices: list[int]) -> list[_LayerPass]:

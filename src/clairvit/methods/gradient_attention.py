@@ -112,22 +112,15 @@ def gradient_rollout(
 )
 def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patches") -> Tensor:
     """relu(mean_h w_h A_h), w_h the mean gradient of a head's row over the patches: Grad-CAM with heads as channels."""
-    layout = layer.layout
-    positions = layout.patch_slice if keys == "patches" else slice(min(1, layout.prefix), None)
-    w = layer.G[..., positions].mean(-1, keepdim=True)  # [B, H, rows, 1]
+    layout, G = layer.layout, layer.G
+    positions = layout.patches_among(G.shape[-1]) if keys == "patches" else slice(min(1, layout.prefix), None)
+    w = G[..., positions].mean(-1, keepdim=True)  # [B, H, rows, 1]
     return mean_of_heads(w * layer.A)  # [B, rows, N]
-
-
-def head_weights_of_gradient(layer: LayerView, p: int) -> Tensor:
-    """Return w_h = ||G_h||_p / sum_h' ||G_h'||_p, [B, H]; all 0 where there is no gradient."""
-    norms = layer.G_norm(p)
-    total = norms.sum(1, keepdim=True)
-    return norms / torch.where(total == 0, torch.ones_like(total), total)
 
 
 def _register_gmar(p: int) -> None:
     def head_weights(layer: LayerView, heads: str = "sum") -> Tensor:
-        weights = head_weights_of_gradient(layer, p)  # [B, H]
+        weights = layer.head_weights(p)  # [B, H]
         return weights if heads == "sum" else weights / weights.shape[1]
 
     def gmar(layer: LayerView, heads: Literal["sum", "mean"] = "sum") -> Tensor:
@@ -165,7 +158,7 @@ _register_gmar(2)
     requires=lambda head_weights, **_: Requires(
         heads=WeightedHeads("AG+")
         if head_weights == "uniform"
-        else WeightedHeads("AG+", functools.partial(head_weights_of_gradient, p=1), ("|G|",))
+        else WeightedHeads("AG+", lambda layer: layer.head_weights(1), ("|G|",))
     ),
     option_overrides=OptionOverrides(aliases={"m": "start"}),
 )
@@ -173,7 +166,7 @@ def focused_attention(layer: LayerView, head_weights: Literal["gradient", "unifo
     """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
     if head_weights == "uniform":
         return layer.AG_positive_mean
-    return layer.weighted("AG+", head_weights_of_gradient(layer, 1))  # [B, rows, N]
+    return layer.weighted("AG+", layer.head_weights(1))  # [B, rows, N]
 
 
 @method(
@@ -253,6 +246,6 @@ def attended_input_x_gradient(
     """
     attended = layer.column_means("A")  # [B, N]: mean over heads and queries
     if pair == "input":
-        return attended * (layer.x * layer.dx).sum(-1)
+        return attended * layer.x_dx
     output = layer.next_tokens()
     return attended * (torch.zeros_like(attended) if output is None else (output[0] * output[1]).sum(-1))

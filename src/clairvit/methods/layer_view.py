@@ -104,12 +104,19 @@ class LayerView:
     """
 
     def __init__(
-        self, layer: Layer, context: RunContext, all_rows: LayerView | None = None, rows: Rows | None = None
+        self,
+        layer: Layer,
+        context: RunContext,
+        all_rows: LayerView | None = None,
+        rows: Rows | None = None,
+        stack: StackedLayers | None = None,
+        position: int = 0,
     ) -> None:
         self.layer = layer
         self.context = context
         self._all_rows = all_rows  # the view of all rows, if this one has only some of them
         self._rows = rows
+        self._stack, self._position = stack, position  # a view of several layers, and which of them this one is
         self._cache: dict[Hashable, Tensor] = {}
         self._reductions: AttentionReductions | None = None
         self._decomposition: BlockDecomposition | None = None
@@ -179,6 +186,11 @@ class LayerView:
         return self.once("G", lambda: self.layer.between_tokens().G(self.layer.dO, self._rows))
 
     @property
+    def A_mean(self) -> Tensor:
+        """mean_h A, [B, rows, N]."""
+        return self.weighted("A")
+
+    @property
     def AG_positive(self) -> Tensor:
         """relu(A * G), [B, H, rows, N], shared between methods."""
         return self.once("AG+", lambda: (self.A * self.G).clamp_(min=0))
@@ -217,6 +229,11 @@ class LayerView:
     def dx(self) -> Tensor:
         """dy/dx, [B, N, d]."""
         return widened(self.layer.dx)
+
+    @property
+    def x_dx(self) -> Tensor:
+        """sum_d x_d dy/dx_d, [B, N]: gradient × input of the block's input."""
+        return self.once_per_layer("x dx", lambda: (self.x * self.dx).sum(-1))
 
     def __getitem__(self, recorder: type[Recorder]) -> Tensor:
         """Return what a recorder kept of this layer; the method must declare it in `requires`."""
@@ -261,6 +278,18 @@ class LayerView:
         square = ((dO.transpose(-2, -1) @ dO) * (v.transpose(-2, -1) @ v)).sum((-2, -1))
         return square.clamp(min=0).sqrt()
 
+    def head_weights(self, p: int) -> Tensor:
+        """Return w_h = ||G_h||_p / sum_h' ||G_h'||_p, [B, H]; all 0 where there is no gradient."""
+        if self._all_rows is not None:
+            return self._all_rows.head_weights(p)
+
+        def weights() -> Tensor:
+            norms = self.G_norm(p)
+            total = norms.sum(1, keepdim=True)
+            return norms / torch.where(total == 0, torch.ones_like(total), total)
+
+        return self.once(("head weights", p), weights)
+
     def next_tokens(self) -> tuple[Tensor, Tensor] | None:
         """Return the block's output and its gradient, where another block follows; None after the last."""
         if self.index + 1 >= self.count:
@@ -303,16 +332,23 @@ class LayerView:
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return make(), computed once per key for all methods; rows of the view of all rows where that has it."""
         if key not in self._cache:
-            if self._all_rows is not None and key in self._all_rows._cache:
-                assert self._rows is not None
-                self._cache[key] = self._all_rows._cache[key][..., self._rows, :]
-            else:
-                self._cache[key] = make()
+            shared = self._shared(key)
+            self._cache[key] = make() if shared is None else shared
         return self._cache[key]
 
     def once_per_layer(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return make(), computed once per key for all tiles of rows too: it must not depend on the rows."""
         return (self._all_rows or self).once(key, make)
+
+    def _shared(self, key: Hashable) -> Tensor | None:
+        """Return what this view, one of all rows or one of several layers has computed; None if none has."""
+        if key in self._cache:
+            return self._cache[key]
+        if self._all_rows is not None:
+            value = self._all_rows._shared(key)
+            return None if value is None or self._rows is None else value[..., self._rows, :]
+        value = None if self._stack is None else self._stack._shared(key)
+        return None if value is None or self._stack is None else value.chunk(self._stack.layers)[self._position]
 
 
 class DecoderView(LayerView):
@@ -342,6 +378,8 @@ class StackedLayers(LayerView):
     A method that treats every layer alike cannot tell the difference; asking for the index raises `NotStackable`.
     """
 
+    layers = 1  # how many
+
     @property
     def index(self) -> int:
         raise NotStackable
@@ -369,4 +407,6 @@ def stacked(layers: Sequence[Layer], context: RunContext) -> StackedLayers | Non
         tokens_gradient=joined(lambda layer: layer.tokens_gradient),
         out_gradient=joined(lambda layer: layer.out_gradient),
     )
-    return StackedLayers(layer, context)
+    view = StackedLayers(layer, context)
+    view.layers = len(layers)
+    return view

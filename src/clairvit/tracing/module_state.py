@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from clairvit.errors import CaptureError
+from clairvit.models.submodules import submodules
 
 Result = TypeVar("Result")
 # Traces that are running: token -> the thread, and the modules and parameters that it uses.
@@ -43,7 +44,7 @@ def frozen_eval(module: nn.Module) -> Iterator[None]:
     with _exclusive(module):
         before: list[tuple[Any, str, Any]] = []
         try:
-            for submodule in module.modules():
+            for submodule in submodules(module):
                 attributes = submodule.__dict__
                 if submodule.training:
                     before.append((submodule, "training", True))
@@ -86,7 +87,9 @@ def _exclusive(module: nn.Module) -> Iterator[None]:
     of it. The same thread may enter again.
     """
     thread = threading.get_ident()
-    used = frozenset(id(part) for part in module.modules()) | frozenset(id(p) for p in module.parameters())
+    parts = submodules(module)
+    parameters = (p for part in parts for p in part._parameters.values() if p is not None)
+    used = frozenset(map(id, parts)).union(map(id, parameters))
     token = object()
 
     def free() -> bool:
