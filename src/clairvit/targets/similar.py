@@ -27,7 +27,8 @@ class Similar(Target):
     tower's output of CLIP and SigLIP. The other image stays as it is; `cv.similar` explains both directions.
 
     Args:
-        image: The other image: a path, PIL image, uint8 array, or preprocessed float tensor.
+        image: The other image: a path, PIL image, uint8 array, or preprocessed float tensor; for a model of clips
+            another clip, as `cv.explain` takes it.
         name: Its name in titles; that of its file unless given.
 
     Example:

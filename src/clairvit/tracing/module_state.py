@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from clairvit.errors import CaptureError
+from clairvit.models.submodules import submodules
 
 Result = TypeVar("Result")
 # Traces that are running: token -> the thread, the modules and parameters whose state it changes, and all that it uses.
@@ -43,7 +44,7 @@ def frozen_eval(module: nn.Module) -> Iterator[None]:
     with _exclusive(module):
         before: list[tuple[Any, str, Any]] = []
         try:
-            for submodule in module.modules():
+            for submodule in submodules(module):
                 attributes = submodule.__dict__
                 if submodule.training:
                     before.append((submodule, "training", True))
@@ -86,9 +87,10 @@ def _exclusive(module: nn.Module) -> Iterator[None]:
     One entry of one dictionary says that a trace is running, so that an interruption leaves it there or not, never half
     of it. The same thread may enter again.
     """
-    thread, token = threading.get_ident(), object()
-    modules, parameters = frozenset(id(part) for part in module.modules()), tuple(module.parameters())
-    used = modules | {id(parameter) for parameter in parameters}
+    thread, token, parts = threading.get_ident(), object(), submodules(module)
+    modules = frozenset(map(id, parts))
+    parameters = tuple(p for part in parts for p in part._parameters.values() if p is not None)
+    used = modules.union(map(id, parameters))
 
     def changed() -> frozenset[int]:
         return modules | {id(parameter) for parameter in parameters if parameter.requires_grad}
