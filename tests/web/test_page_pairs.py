@@ -118,6 +118,10 @@ def test_what_makes_two_photos_alike_is_shown_in_both_directions(page: Any) -> N
         records.append(json.loads(Path(saved.path()).read_text(encoding="utf-8")))
     assert [record["targets"] for record in records] == [["similar to the other photo"]] * 2
     np.testing.assert_allclose(records[1]["maps"], to_numpy(back.maps), rtol=1e-3, atol=1e-6)
+    page.locator("#filter").fill("rollout")
+    page.locator('#methods input[value="rollout"]').first.check()  # the same for every question
+    settled(page, "rollout")
+    sync_api.expect(page.locator("#answer-says")).to_contain_text("they are the same for every answer")
 
 
 def test_a_photo_is_compared_where_it_is_dropped(page: Any) -> None:

@@ -92,7 +92,7 @@ function updateModelControls() {
 }
 
 /** What is explained: what makes two photos alike, the prompt, or else classes; of two photos or models one class each. */
-const asked = (most = 2) => pair.firstFields() ?? (state.text ? { text: state.text } : { target: state.targets.slice(0, pair.isPair() ? 1 : most) });
+const asked = (most = 2) => pair.firstFields(methodCard(state.method)?.class_specific ?? true) ?? (state.text ? { text: state.text } : { target: state.targets.slice(0, pair.isPair() ? 1 : most) });
 
 /** Request the maps of the settings; a newer request aborts the older one. */
 async function explain({ picture = false, image } = {}) {

@@ -36,14 +36,14 @@ export function restore(second) {
   Object.assign(state, second.settings);
 }
 
-/** What the request of the first map needs besides its photo and model; null: nothing of the comparison. */
-export const firstFields = () => !isAlike() ? null : state.other ? { similar_to: state.other } : { other: file };
+/** What the first map is asked about where the question is what makes two photos alike; null: classes or a prompt. */
+export const firstFields = (isClassSpecific) => !isAlike() || !isClassSpecific ? null : state.other ? { similar_to: state.other } : { other: file };
 
 /** The request of the second map, after the response to the first. */
 export function secondFields(first, cards) {
   const model = state.otherModel || state.model, photo = state.otherModel ? first.photo : state.other || first.other;
   const base = { image: photo ? undefined : file, photo: photo || undefined, model };
-  if (isAlike()) return { ...base, similar_to: first.photo };
+  if (first.other) return { ...base, similar_to: first.photo };
   const card = cards.find((entry) => entry.name === model);
   if (first.text) return card.reads_prompts ? { ...base, text: first.text } : base;
   const index = state.pair === "same" ? sharedClass(first, card, cards) : -1;
@@ -64,6 +64,11 @@ export function pairSentence([first, second]) {
   if (first.reply.other) {
     return ["To the model these two photos are alike by ", bold(cosineText(first.reply.target_scores[0])), " (1: the same, 0: unrelated). The maps show which parts of each photo make them alike."];
   }
+  if (first.reply.text && first.map.class_specific) {
+    const cosines = [first, second].map(({ reply }) => reply.text ? cosineText(reply.target_scores[0]) : "no words");
+    return ["The maps show what makes each photo like the words ", bold(first.reply.text), ` (${cosines.join(", ")}).`];
+  }
+  if (!first.reply.top.length && !second.reply.top.length) return ["This model names nothing: it turns a photo into numbers that can be compared. The maps show where it looks."];
   const says = state.otherModel ? [bold(first.reply.model), " says ", ...answer(first), "; ", bold(second.reply.model), " says ", ...answer(second), ". "]
     : ["The model says ", ...answer(first), ` for ${first.name} and `, ...answer(second), ` for ${second.name}. `];
   if (!first.map.class_specific) return [...says, "The maps show where the model looks; they are the same for every answer."];
