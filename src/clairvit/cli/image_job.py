@@ -5,8 +5,10 @@ An image that cannot be used becomes a `Failure`; the others are explained all t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from clairvit.cli.arguments import GeneratedAnswer, read_targets, targets_of_ima
 from clairvit.cli.console import progress_bar
 from clairvit.cli.hints import with_options
 from clairvit.cli.options import ModelOptions, OutputOptions, RunOptions, TargetOptions
+from clairvit.data.pipeline import WriteBehind, decode_workers, read_ahead
 from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
@@ -111,18 +114,23 @@ class ImageJob:
         model = self.model_options.load(self.model)
         targets = [*read_targets(self.targets.target, self.targets.contrast, model), *readouts]
         self._check_rows(out, len(paths), len(targets))
-        results: list[WrittenResult] = []
         unwritten: list[ImageResult] = []  # written into one file at the end
         stems = file_stems(paths)
-        with progress_bar(self.title, len(paths), hidden=self.output.hidden) as advance:
-            for outcome in explain_images(paths, model, targets, self.batch_size, self.explain):
+        outcomes = explain_images(paths, model, targets, self.batch_size, self.explain)
+        with (
+            progress_bar(self.title, len(paths), hidden=self.output.hidden) as advance,
+            WriteBehind[WrittenResult](2 * self.batch_size) as writer,
+            closing(outcomes),
+        ):
+            for outcome in outcomes:
                 advance(1)
                 if isinstance(outcome, Failure):
                     failures.append(outcome)
                     continue
                 files = [] if out.is_file else out.files(f"{stems[outcome.image]}-{self._suffix(outcome)}")
-                results.append(self._write(model, outcome, files))
+                writer.submit(partial(self._write, model, outcome, files))
                 unwritten += [outcome] if out.is_file else []
+            results = writer.finish()
             if unwritten:
                 shared_files = self._write_together(model, unwritten, out.path)
                 results = [replace(result, files=shared_files) for result in results]
@@ -198,23 +206,30 @@ class LoadedImage:
 
 def explain_images(
     images: Sequence[str], model: Model, targets: Sequence[Any], batch_size: int, explain: ExplainBatch
-) -> Iterator[ImageResult | Failure]:
-    """Explain in batches and yield one outcome per image; several targets are explained image by image."""
-    from clairvit.models.images import prepare
+) -> Generator[ImageResult | Failure, None, None]:
+    """Explain in batches and yield one outcome per image; several targets are explained image by image.
+
+    Threads decode the images of the next batch while the model explains one; close the generator to end them.
+    """
+    from clairvit.models.images import decode, prepare
 
     generated = any(isinstance(target, GeneratedAnswer) for target in targets)
     size = 1 if len(targets) > 1 or generated else batch_size
+    read = prepare if model.preprocess.frames is not None else decode
+    threads = min(decode_workers(), len(images)) if len(images) > 1 else 0
     any_succeeded = False
-    for start in range(0, len(images), size):
-        loaded: list[LoadedImage] = []
-        for image in images[start : start + size]:
-            try:
-                loaded.append(LoadedImage(image, prepare([image], model)))
-            except BadInput as error:
-                yield Failure(image, with_options(error))
-        for outcome in explain_or_split(model, loaded, targets, explain, any_succeeded):
-            any_succeeded = any_succeeded or isinstance(outcome, ImageResult)
-            yield outcome
+    with read_ahead(lambda image: read([image], model), images, workers=threads, ahead=max(size, threads)) as reads:
+        for start in range(0, len(images), size):
+            loaded: list[LoadedImage] = []
+            for image in images[start : start + size]:
+                decoded = next(reads)
+                try:
+                    loaded.append(LoadedImage(image, decoded()))
+                except BadInput as error:
+                    yield Failure(image, with_options(error))
+            for outcome in explain_or_split(model, loaded, targets, explain, any_succeeded):
+                any_succeeded = any_succeeded or isinstance(outcome, ImageResult)
+                yield outcome
 
 
 def explain_or_split(
@@ -242,12 +257,12 @@ def _explain_batch(
 ) -> Iterator[ImageResult]:
     import torch
 
-    from clairvit.models.images import Batch
+    from clairvit.models.images import Batch, to_device
 
     pixels = torch.cat([image.batch.pixels for image in images])
     names = tuple(name for image in images for name in image.batch.names)
     notes = tuple(dict.fromkeys(note for image in images for note in image.batch.notes))
-    batch = Batch(pixels, names, single=False, notes=notes)
+    batch = Batch(to_device(pixels, model), names, single=False, notes=notes)
     targets = targets_of_image(targets, model, batch)
     several = len(targets) > 1
     explanations = explain(model, replace(batch, single=several), list(targets) or None)

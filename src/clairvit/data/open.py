@@ -19,7 +19,7 @@ from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.data.trigger import TriggerSpec, parse_trigger_spec, with_trigger
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
 from clairvit.models.image_files import picture_size, read_image, read_picture
-from clairvit.models.images import prepare
+from clairvit.models.images import to_pixels
 from clairvit.models.model import Model
 
 _VOID = 255  # in a mask of the kind voc
@@ -315,7 +315,8 @@ def _image_dataset(entries: Sequence[Entry], index: DatasetIndex) -> ImageDatase
         return digest(image, *inputs, repr((classes, index.all_objects, index.has_others)).encode())
 
     names = tuple(entry.name for entry in entries)
-    return ImageDataset(names, read, content_hash, index.has_masks, index.has_labels, index.has_others, index.notes)
+    annotated = (index.has_masks, index.has_labels, index.has_others)
+    return ImageDataset(names, read, content_hash, *annotated, index.notes, concurrent=True)
 
 
 def _read_sample(entry: Entry, index: DatasetIndex, model: Model) -> Sample:
@@ -323,7 +324,7 @@ def _read_sample(entry: Entry, index: DatasetIndex, model: Model) -> Sample:
     image = entry.image if isinstance(entry.image, Path) else entry.image()
     picture = read_picture(image, model.preprocess.channels)
     size = picture_size(picture)  # columns, rows
-    pixels = prepare([picture], model).pixels[0]
+    pixels = to_pixels(picture, model.preprocess)
     annotation = entry.annotation(size)
     objects = {c: _prepare_object(mask, annotation, size, model) for c, mask in annotation.objects.items()}
     by_size = sorted(objects, key=lambda c: (-int(objects[c][0].sum()), -int(annotation.objects[c].sum()), c))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -287,8 +288,9 @@ def _evaluate(request: _Request) -> Scores:
     logits: list[Tensor] = []
     labels: list[int | None] = []
     size = CHUNK_SIZE.get(request.model.device.type, 8)
-    with report_progress("images", len(request.dataset)) as advance:
-        for part in iter_batches(request.dataset, request.model, size, request.on_error):
+    batches = iter_batches(request.dataset, request.model, size, request.on_error)
+    with report_progress("images", len(request.dataset)) as advance, closing(batches) as parts:
+        for part in parts:
             recording = record_for(specs, request.model, part.pixels, request.execution)
             target = _resolve_target(recording, part, request)
             if per_image:
