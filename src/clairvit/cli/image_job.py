@@ -21,6 +21,7 @@ from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Cost, Explanation
+    from clairvit.methods.map_shards import MapShardWriter
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
@@ -88,6 +89,7 @@ class ImageJob:
         suffix: The end of the file names in a folder; None is the method that explained the image.
         title: The title of the progress bar.
         methods: The number of methods side by side in one picture.
+        keep_maps: Write the maps into few large files (`methods/map_shards.py`), and no files of single images.
     """
 
     images: Sequence[str]
@@ -102,10 +104,18 @@ class ImageJob:
     suffix: str | None
     title: str
     methods: int = 1
+    keep_maps: bool = False
 
     def run(self) -> tuple[list[WrittenResult], list[Failure]]:
         """Load the model once, then explain and write image by image."""
+        from clairvit.methods.map_shards import MapShardWriter
+
         out = output_path(self.out)  # refused before a model is loaded
+        if self.keep_maps and out.is_file:
+            raise BadInput(
+                f"--keep-maps writes many maps into files of a folder, and --out is '{self.out}'; expected a "
+                "folder: --out maps/."
+            )
         self.model_options.preprocess()
         readouts = self.targets.readouts()
         paths, failures = find_image_files(self.images)
@@ -114,6 +124,7 @@ class ImageJob:
         model = self.model_options.load(self.model)
         targets = [*read_targets(self.targets.target, self.targets.contrast, model), *readouts]
         self._check_rows(out, len(paths), len(targets))
+        shards = MapShardWriter(out.path) if self.keep_maps else None
         unwritten: list[ImageResult] = []  # written into one file at the end
         stems = file_stems(paths)
         outcomes = explain_images(paths, model, targets, self.batch_size, self.explain)
@@ -127,10 +138,14 @@ class ImageJob:
                 if isinstance(outcome, Failure):
                     failures.append(outcome)
                     continue
-                files = [] if out.is_file else out.files(f"{stems[outcome.image]}-{self._suffix(outcome)}")
-                writer.submit(partial(self._write, model, outcome, files))
+                single = not out.is_file and shards is None
+                files = out.files(f"{stems[outcome.image]}-{self._suffix(outcome)}") if single else []
+                writer.submit(partial(self._write, model, outcome, files, shards))
                 unwritten += [outcome] if out.is_file else []
             results = writer.finish()
+            if shards is not None:
+                shard_files = tuple(shards.close())
+                results = [replace(result, files=shard_files) for result in results]
             if unwritten:
                 shared_files = self._write_together(model, unwritten, out.path)
                 results = [replace(result, files=shared_files) for result in results]
@@ -154,9 +169,16 @@ class ImageJob:
         if out.is_file and check_suffix(out.path) in PICTURES:
             check_rows(images if self.methods == 1 else rows_needed(self.methods, images, max(1, targets)))
 
-    def _write(self, model: Model, result: ImageResult, paths: Sequence[Path]) -> WrittenResult:
+    def _write(
+        self, model: Model, result: ImageResult, paths: Sequence[Path], shards: MapShardWriter | None
+    ) -> WrittenResult:
         from clairvit.plotting.save import explanation_record
 
+        if shards is not None:
+            first = next(iter(result.explanations.values()))
+            for row, target in enumerate(first.targets):
+                maps = {name: explanation.maps[row] for name, explanation in result.explanations.items()}
+                shards.add(result.image, target, maps)
         files = tuple(file for path in paths for file in self.save(model, result.explanations, path))
         values = self.output.as_json  # keep the maps in the records, not only in the files
         records = {name: explanation_record(explanation, values) for name, explanation in result.explanations.items()}
