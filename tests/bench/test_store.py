@@ -440,6 +440,11 @@ def test_a_file_is_checked_once_and_again_when_it_changes(store: Store, monkeypa
     assert len(digests) == 3
 
 
+def test_a_store_at_a_url_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"'s3://bucket/store' is at a URL.*expected a folder of a disk"):
+        Store.open("s3://bucket/store")
+
+
 def test_a_set_of_cells_is_a_set() -> None:
     cells = {Cell("w", image, method, "deletion", "s") for image in "ab" for method in ("legrad", "ixg")}
     compact = CellSet.of(cells)

@@ -31,6 +31,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from clairvit._io import replace_file
 from clairvit._version import __version__
 from clairvit.bench.plan import CellSet, Study, Unit
+from clairvit.data.locations import is_url
 from clairvit.errors import BadInput, ClairError, ClairWarning
 
 FORMAT = 1  # raised with every change of COLUMNS or of the folders
@@ -406,7 +407,12 @@ class Store:
 
 
 def check_place(path: str | Path, *, create: bool = True) -> None:
-    """Raise `BadInput` for a folder that is no store, or one of another format; create nothing."""
+    """Raise `BadInput` for a URL, a folder that is no store, or one of another format; create nothing."""
+    if is_url(str(path)):
+        raise BadInput(
+            f"The store '{path}' is at a URL, where units cannot be locked nor parts renamed; expected a folder of a "
+            "disk. Copy it there afterwards: its parts never change."
+        )
     folder = Path(path)
     index_file = folder / "store.json"
     if index_file.exists():

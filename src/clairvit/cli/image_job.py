@@ -303,6 +303,7 @@ def output_path(out: str, check: Callable[[Path], object] | None = None) -> Outp
         out: What was typed.
         check: Raises BadInput for file names that cannot be written; None takes those of explanations.
     """
+    refuse_url_output(out)
     path = Path(out)
     if out.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
         return OutputPath(path, is_file=False)
@@ -312,6 +313,17 @@ def output_path(out: str, check: Callable[[Path], object] | None = None) -> Outp
         check = check_suffix
     check(path)
     return OutputPath(path, is_file=True)
+
+
+def refuse_url_output(out: str) -> None:
+    """Raise BadInput for a URL: files are written whole under another name and renamed, which needs a disk."""
+    from clairvit.data.locations import is_url
+
+    if is_url(out):
+        raise BadInput(
+            f"--out '{out}' is a URL, and results are written to a disk of this machine; expected a folder or file, "
+            "which can be copied there afterwards."
+        )
 
 
 def file_stems(images: Sequence[str]) -> dict[str, str]:
