@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,14 @@ def measure(options: argparse.Namespace) -> Rates:
     for text in names:
         families.setdefault(resolve_method(text).method.family, []).append(text)
     maps = {
-        family: seconds(lambda group=group: cv.compare(model, images, group, **run), device, options.repeats) / count
+        family: seconds(partial(cv.compare, model, images, group, **run), device, options.repeats) / count
         for family, group in families.items()
     }
     scored = [text for text in SCORED if text in {resolve_method(name).text for name in names}]
     made = seconds(lambda: cv.compare(model, images, scored, **run), device, options.repeats)
     metrics = {}
     for metric in METRICS:
-        total = seconds(lambda metric=metric: score(model, images, scored, metric, run), device, options.repeats)
+        total = seconds(partial(score, model, images, scored, metric, run), device, options.repeats)
         metrics[metric] = max(0.0, total - made) / (count * len(scored))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
     memory = float(torch.cuda.max_memory_allocated()) if device.type == "cuda" else peak
@@ -141,8 +142,8 @@ def report(rates: Rates, images: int) -> None:
     rows |= {f"{metric} of {methods} maps": value * methods for metric, value in rates.metrics.items()}
     total = sum(rows.values())
     for title, value in {**rows, "all": total}.items():
-        cells = " | ".join(duration(value * images / gpus) for gpus in GPUS)
-        print(f"| {title} | {value:.4g} | {cells} |")
+        times = " | ".join(duration(value * images / gpus) for gpus in GPUS)
+        print(f"| {title} | {value:.4g} | {times} |")
     print("\nWhat would break first:")
     cells = images * methods * len(METRICS)
     for gpus in GPUS:
