@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 import clairvit as cv
 from clairvit.data.scenes import SIZE, Scene, scene
@@ -38,14 +36,8 @@ def benchmark() -> Any:
     return module
 
 
-def outline(axis: Axes, box: Sequence[float], colour: str) -> None:
-    """Draw (left, top, right, bottom)."""
-    left, top, right, bottom = box
-    axis.add_patch(Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, edgecolor=colour, lw=1.5))
-
-
 def draw(path: Path, model: cv.Model, scenes: Sequence[Scene], targets: Sequence[Sequence[cv.Target]]) -> None:
-    """Draw a row per scene: the picture, then the map of each target, with its box where it has one."""
+    """Draw a row per scene: the picture, then the map of each target, with the outline of its region or box."""
     columns = 1 + len(targets[0])
     figure, axes = plt.subplots(len(scenes), columns, figsize=(2.3 * columns, 2.45 * len(scenes)), layout="constrained")
     for row, (item, questions) in enumerate(zip(scenes, targets, strict=True)):
@@ -57,8 +49,6 @@ def draw(path: Path, model: cv.Model, scenes: Sequence[Scene], targets: Sequence
             explanation = cv.explain(model, item.picture, METHOD, target=target)
             explanation.plot(ax=axis)
             axis.set_title(explanation.targets[0].replace(f" in 0,0,{SIZE},{SIZE}", " in the whole image"), fontsize=9)
-            if isinstance(target, cv.Region) and target.box is not None and target.box != (0, 0, SIZE, SIZE):
-                outline(axis, target.box, "white")
     figure.savefig(path, dpi=DPI, pil_kwargs={"quality": 85})
     plt.close(figure)
     print(path)

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import clairvit as cv
 from clairvit.cli import main
-from helpers.vision_language import PROMPT, saved_llava
+from helpers.vision_language import PROMPT, llava_processor, piece_tokenizer, saved_llava, tiny_language_model
 
 Captured = pytest.CaptureFixture[str]
 
@@ -43,6 +44,20 @@ def test_each_word_of_the_answer_is_explained(model: str, tmp_path: Path, capsys
     targets = cv.generate(model, "demo", PROMPT)
     assert result["classes"] == [target.token for target in targets]
     assert len(result["maps"]) == len(targets) > 1
+
+
+def test_a_word_of_several_tokens_and_a_question_that_is_missing(tmp_path: Path, capsys: Captured) -> None:
+    tiny_language_model("llava", torch.float32).save_pretrained(tmp_path)
+    processor = llava_processor()
+    processor.tokenizer = piece_tokenizer()
+    processor.save_pretrained(tmp_path)
+    assert explain(f"hf:{tmp_path}", "--prompt", PROMPT, "--word", "catdog") == 2
+    assert "'catdog' is 2 tokens of this model: 'cat', '##dog'; expected one." in capsys.readouterr().err
+    assert explain(f"hf:{tmp_path}") == 2
+    printed, errors = capsys.readouterr()
+    assert "On the command line: --prompt 'What is this?'." in errors
+    assert errors.count("\n") == 1
+    assert printed == ""
 
 
 @pytest.mark.parametrize(

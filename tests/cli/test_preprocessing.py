@@ -29,6 +29,8 @@ SEEN = {
     "resize": 40,
     "interpolation": "bilinear",
     "keep_ratio": True,
+    "display": None,
+    "frames": None,
 }
 
 
@@ -156,7 +158,7 @@ def test_several_models_have_no_common_preprocessing(capsys: Captured) -> None:
     [
         (["--mean", "a,b,c"], "--mean a,b,c was given; expected R,G,B such as 0.485,0.456,0.406"),
         (["--mean", "123.675,116.28,103.53"], "divide by 255"),
-        (["--std", "0,0,0"], "three positive numbers"),
+        (["--std", "0,0,0"], "one positive number for each channel"),
         (["--resize", "large"], "--resize large was given; expected a number of pixels such as 256, or ROWS,COLUMNS"),
         (["--resize", "0"], "resize=0 is not a size"),
         (["--crop", "1,2,3"], "is not an image size"),

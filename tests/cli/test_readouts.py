@@ -44,6 +44,39 @@ def test_scores_by_a_prompt(clip: list[str], capsys: Captured) -> None:
     assert "2 targets were given by --target, --text and the like; expected one" in capsys.readouterr().err
 
 
+def test_neutral_prompts_are_subtracted(clip: list[str], capsys: Captured) -> None:
+    def scores(*options: str) -> list[float]:
+        assert main(["explain", "cat-0.png", *clip, "--method", "ixg", "--out", "cat.png", "--json", *options]) == 0
+        (result,) = json.loads(capsys.readouterr().out)["results"]
+        return list(result["target_scores"])
+
+    prompts = ["--text", "a red car", "--text", "a dog"]
+    car, dog, photo, street = scores(*prompts, "--text", "a photo", "--text", "a street")
+    against = scores(*prompts, "--against", "a photo", "--against", "a street")
+    neutral = (photo + street) / 2
+    assert against == pytest.approx([car - neutral, dog - neutral], abs=16 * 1.2e-7)  # cosines in float32
+    options = ["--method", "ixg", "--metric", "deletion(steps=2)", "--json", "--text", "a dog", "--against", "a photo"]
+    assert main(["evaluate", "cat-0.png", *clip, *options]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == "a dog against a photo"
+
+
+def test_channels_that_pictures_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    module = "vit_tiny_patch16_224', img_size=32, patch_size=8, in_chans=4, embed_dim=24, num_heads=2, depth=2"
+    (tmp_path / "four_channels.py").write_text(
+        f"import timm\n\n\ndef build():\n    return timm.create_model('{module}, num_classes=3)\n", encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Image.effect_noise((40, 40), 80).convert("RGBA").save("noise.png")
+    typed = ["explain", "noise.png", "--model", "four_channels:build", "--method", "saliency"]
+    assert main([*typed, "--display", "3,2,1", "--out", "shown.png", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert any("pictures show channels 3, 2 and 1 of 4" in note for note in result["notes"])
+    for channels, sentence in (("4,2,1", "expected the indices in 0…3"), ("a", "--display a was given; expected")):
+        assert main([*typed, "--display", channels]) == 2
+        assert sentence in capsys.readouterr().err
+
+
 def test_both_photos_are_drawn(clip: list[str], tmp_path: Path, capsys: Captured) -> None:
     for model in (clip, []):
         assert (
@@ -58,6 +91,8 @@ def test_both_photos_are_drawn(clip: list[str], tmp_path: Path, capsys: Captured
     [
         (["--text", " "], "An empty prompt was given"),
         (["--text", "a cat"], "pets has no text tower"),
+        (["--against", "a photo"], "--against was given without a prompt"),
+        (["--model", "open_clip:ViT-Z-99", "--text", "a cat"], "open_clip has no model 'ViT-Z-99'"),
         (["--similar-to", "nowhere.jpg"], "nowhere.jpg"),
     ],
 )

@@ -117,6 +117,7 @@ def test_the_model_hash_has_labels_and_preprocessing_and_the_record_is_json() ->
     module = timm.create_model("vit_tiny_patch16_224", num_classes=2, img_size=32, depth=1)
     one, other = cv.wrap(module, labels=["a", "b"]), cv.wrap(module, labels=["a", "b"], mean=0.25)
     assert weights_hash(one) != weights_hash(other)
+    assert weights_hash(one) == weights_hash(cv.wrap(module, labels=["a", "b"], display=[0]))  # changes no score
     assert model_record(one)["weights_hash"] == model_record(other)["weights_hash"] == state_hash(module)
     assert model_record(other)["preprocess"] == {
         "size": [32, 32],
@@ -125,5 +126,7 @@ def test_the_model_hash_has_labels_and_preprocessing_and_the_record_is_json() ->
         "resize": 35,
         "interpolation": "bicubic",
         "keep_ratio": True,
+        "display": None,
+        "frames": None,
     }
     assert model_record(other)["assumptions"] == list(other.assumptions)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import MetricOutput, resolve_metric
+from clairvit.models.model import Layout
 from clairvit.tracing.trace import Trace
 
 
@@ -19,7 +20,7 @@ def case_of(
     """Return a context with maps [B, rows, cols] of several methods; its images [B, 3, size, size] are arbitrary."""
     batch, rows, cols = maps[0].shape
     pixels = torch.arange(batch * 3 * size * size).reshape(batch, 3, size, size) / 1000
-    layout = SimpleNamespace(grid=(rows, cols), patches=rows * cols, prefix=0)
+    layout = Layout(grid=(rows, cols), prefix=0, pooling="avg")
     trace: Any = SimpleNamespace(pixels=pixels, layout=layout)
     return EvalContext(cast(Trace, trace), (), maps, masks=masks, void=void, seed=seed)
 

@@ -218,6 +218,15 @@ def timesformer() -> tuple[cv.Model, Tensor]:
     return _video(lambda: hf.TimesformerForVideoClassification(hf.TimesformerConfig(**CLIP)))
 
 
+def vjepa2() -> tuple[cv.Model, Tensor]:
+    """Return a V-JEPA 2 whose grid is 3 × 4 × 4, read by an attention pool."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 1.5}
+    clips = {"crop_size": 32, "patch_size": 8, "frames_per_clip": 6, "tubelet_size": 2}
+    predictor = {"pred_hidden_size": 24, "pred_num_hidden_layers": 1, "pred_num_attention_heads": 2}
+    config = hf.VJEPA2Config(**sizes, **clips, **predictor, num_pooler_layers=1, num_labels=CLASSES)
+    return _video(lambda: hf.VJEPA2ForVideoClassification(config))
+
+
 def _language(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
     """Return a builder of a vision-language model that is asked for the word after a text."""
 
@@ -239,7 +248,6 @@ DEPTH = {"Region": cv.Region(box=(4, 8, 40, 36)), **NEURON}
 QUERY = {"Query": cv.Query(2, 1), **NEURON}
 TEXT = {"Text": cv.Text("a red car"), "Contrast of texts": cv.Contrast(cv.Text("a cat"), cv.Text("a dog"))}
 TEXT |= {**SIMILAR, **NEURON}
-CLIP_CLASSES = {"class": 0, "Contrast": cv.Contrast(0, 1), **NEURON}
 WORD = {
     "NextToken": cv.NextToken(token=9),
     "Contrast of tokens": cv.Contrast(cv.NextToken(token=9), cv.NextToken(token=10)),
@@ -285,8 +293,9 @@ FAMILIES: list[Family] = [
     Family("DETR", "transformers", _dense(dense_models.detr), QUERY),
     Family("RT-DETR", "transformers", _dense(dense_models.rt_detr), QUERY),
     Family("YOLOS", "transformers", _dense(dense_models.yolos), QUERY),
-    Family("VideoMAE", "transformers `VideoMAE*`", videomae, CLIP_CLASSES),
-    Family("TimeSformer", "transformers `Timesformer*`", timesformer, CLIP_CLASSES),
+    Family("VideoMAE", "transformers `VideoMAE*`", videomae),
+    Family("TimeSformer", "transformers `Timesformer*`", timesformer),
+    Family("V-JEPA 2", "transformers `VJEPA2*`", vjepa2),
     Family("LLaVA", "transformers `Llava*`", _language("llava"), WORD),
     Family("PaliGemma", "transformers `PaliGemma*`", _language("paligemma"), WORD),
     Family("Qwen2-VL", "transformers `Qwen2VL*`", _language("qwen2-vl"), WORD, quick=True),

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import scipy.cluster.hierarchy  # adds warning filters when first imported, and methods import it late
+import scipy.stats  # noqa: F401
 import torch
 from torch import Tensor, nn
 

@@ -228,7 +228,7 @@ def targets(draw: DrawFn) -> Any:
     )
     mostly = right if draw(st.integers(0, 3)) else right | wrong
     shape = draw(st.sampled_from(["one", "one", "one", "pair", "list", "two", "nested", "wrong"]))
-    pair = st.builds(cv.contrast, mostly, mostly)
+    pair = st.builds(cv.Contrast, mostly, mostly)
     return draw(
         {
             "one": mostly,

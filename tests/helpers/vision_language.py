@@ -257,12 +257,26 @@ def idefics3_processor() -> Any:
     return transformers.Idefics3Processor(image_processor=image_processor, tokenizer=word_tokenizer(), image_seq_len=16)
 
 
+def smolvlm_processor() -> Any:
+    """Return SmolVLM's processor; it is not made without the package num2words, which it needs for videos."""
+    image_processor = transformers.SmolVLMImageProcessor(
+        size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE}
+    )
+    return transformers.SmolVLMProcessor(
+        image_processor=image_processor,
+        tokenizer=word_tokenizer(),
+        video_processor=transformers.SmolVLMVideoProcessor(),
+        image_seq_len=16,
+    )
+
+
 PROCESSORS: dict[str, Callable[[], Any]] = {
     "llava": llava_processor,
     "qwen2-vl": qwen_processor,
     "qwen2.5-vl": qwen_processor,
     "paligemma": paligemma_processor,
     "idefics3": idefics3_processor,
+    "smolvlm": smolvlm_processor,
 }
 
 

@@ -55,6 +55,16 @@ def timesformer() -> Any:
     return randomised(hf.TimesformerForVideoClassification(hf.TimesformerConfig(**TINY)))
 
 
+def vjepa2(model_class: str = "VJEPA2ForVideoClassification") -> Any:
+    """Return a V-JEPA 2 whose grid is 3 × 4 × 4, read by an attention pool; the model alone has a predictor too."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 1.5}
+    predictor = {"pred_hidden_size": 24, "pred_num_hidden_layers": 1, "pred_num_attention_heads": 2}
+    clips = {"crop_size": SIZE, "patch_size": PATCH, "frames_per_clip": FRAMES, "tubelet_size": 2}
+    config = hf.VJEPA2Config(**sizes, **predictor, **clips, num_pooler_layers=1, num_labels=5)
+    return randomised(getattr(hf, model_class)(config))
+
+
 class Volumes(nn.Module):
     """A transformer of clips [B, C, T, H, W] with a class token, cut by an nn.Conv3d into 2 × 3 × 4 patches."""
 
@@ -94,7 +104,7 @@ def test_token_gradients_are_those_of_autograd() -> None:
     torch.testing.assert_close(maps, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("build", [videomae, timesformer])
+@pytest.mark.parametrize("build", [videomae, timesformer, vjepa2])
 def test_pixel_gradients_are_those_of_autograd(build: Any) -> None:
     net, given = build(), clips().requires_grad_(True)
     (gradient,) = torch.autograd.grad(net(given).logits[:, 2].sum(), given)
@@ -329,6 +339,60 @@ def test_encoders_are_embeddings_of_clips(model_class: str, config_class: str) -
     assert not model.classifier
     embedding = cv.explain(model, clips(1).float(), "saliency", target=lambda scores: scores.square().sum(1))
     assert embedding.maps.shape[2:] == (4, 4)
+
+
+def test_the_encoder_of_v_jepa_2_runs_without_its_predictor() -> None:
+    net = vjepa2("VJEPA2Model")
+    model = cv.wrap(net)
+    assert (model.preprocess.size, model.preprocess.frames) == ((SIZE, SIZE), FRAMES)
+    trace = cv.trace(model, clips(1), target=1)
+    assert len(trace.layers) == 2
+    expected = net(clips(1), skip_predictor=True).last_hidden_state.mean(1)
+    torch.testing.assert_close(trace.logits, expected, rtol=1e-12, atol=1e-12)
+    assert cv.explain(model, clips(1), "rollout", target=1).maps.shape == (1, 3, 4, 4)
+
+
+# similarity of two clips
+
+
+def test_gradients_of_the_cosine_of_two_clips() -> None:
+    net, (first, second) = videomae(), clips().split(1)
+
+    def embedding(clip: Tensor) -> Tensor:
+        hidden = net.videomae(clip).last_hidden_state
+        return net.fc_norm(hidden.mean(1))
+
+    given = first.clone().requires_grad_(True)
+    cosine = torch.nn.functional.cosine_similarity(embedding(given), embedding(second).detach())
+    (gradient,) = torch.autograd.grad(cosine.sum(), given)
+    explanation = cv.explain(net, first, "saliency(level=pixel)", target=cv.Similar(second))
+    assert explanation.target_scores[0] == pytest.approx(cosine.item(), rel=1e-10)
+    torch.testing.assert_close(explanation.maps, gradient.abs().amax(2), rtol=1e-9, atol=1e-12)
+
+
+def test_both_directions_of_clips_whose_axes_are_ambiguous(tmp_path: Path) -> None:
+    """As many frames as channels: a tensor of pixels [3, 3, H, W] would be read frames first."""
+    torch.manual_seed(0)
+    options = {**TINY, "num_frames": 3, "tubelet_size": 1}
+    net = randomised(hf.VideoMAEForVideoClassification(hf.VideoMAEConfig(**options)))
+    first, second = clips()[:, :3].split(1)
+    pair = cv.similar(net, first[0], second[0], "ixg")
+    for item, (clip, other) in enumerate(((first, second), (second, first))):
+        alone = cv.explain(net, clip, "ixg", target=cv.Similar(other))
+        torch.testing.assert_close(pair.explanation.maps[item], alone.maps[0], rtol=1e-9, atol=1e-12)
+        assert alone.target_scores[0] == pytest.approx(pair.cosine, rel=1e-10)
+    assert Image.open(pair.save(tmp_path / "clips.png")).size[0] > 200
+
+
+def test_the_embedding_of_clips_of_any_length_needs_their_length() -> None:
+    torch.manual_seed(0)
+    volumes = Volumes().double().eval()
+    clip = torch.randn(1, 1, 4, 24, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    options: dict[str, Any] = {"size": (24, 32), "mean": 0.5, "std": 0.5}
+    with pytest.raises(NotApplicable, match=r"any number of frames.*cv\.wrap\(module, frames=16\)"):
+        cv.explain(cv.wrap(volumes, **options), clip, "ixg", target=cv.Similar(clip.flip(-1)))
+    model = cv.wrap(volumes, frames=4, **options)
+    assert cv.explain(model, clip, "ixg", target=cv.Similar(clip)).target_scores[0] == pytest.approx(1, rel=1e-12)
 
 
 def test_a_loader_of_clips() -> None:

@@ -80,6 +80,15 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join((captured.out + captured.err).split())
 
 
+def assert_refused(capsys: pytest.CaptureFixture[str], sentence: str, *arguments: str | Path) -> None:
+    """Run a command that must end with status 2, one sentence, and no traceback."""
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert sentence in " ".join(captured.err.split())
+    assert captured.err.count("\n") == 1
+    assert "Traceback" not in captured.out + captured.err
+
+
 def test_command_line_of_a_segmenter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = saved("segformer", tmp_path / "model")
     places = ("--region", "sky@4,8,40,36", "--region", "0,0,64,64", "--point", "cat@5,6")
@@ -89,8 +98,15 @@ def test_command_line_of_a_segmenter(tmp_path: Path, capsys: pytest.CaptureFixtu
     first, second, third = entry["targets"]
     assert (first, third) == ("sky in 4,8,40,36", "cat at 5,6")
     assert second.endswith(" in 0,0,64,64")
-    assert run(*common) == 2
-    assert "On the command line: --region CLASS@LEFT,TOP,RIGHT,BOTTOM" in printed(capsys)
+    refused = {
+        (): "On the command line: --region CLASS@LEFT,TOP,RIGHT,BOTTOM",
+        ("--region", "sky@0,0,65,9"): "box=(0, 0, 65, 9) does not lie inside the image that the model sees, 64 pixels",
+        ("--region", "tres@0,0,9,9"): "There is no class 'tres' among the model's 5. Did you mean 'tree'?",
+        ("--query", "3"): "Query reads the queries of a detector, and SegformerForSemanticSegmentation has none",
+        ("--text", "a cat"): "has no text tower",
+    }
+    for options, sentence in refused.items():
+        assert_refused(capsys, sentence, *common, *options)
 
 
 def test_command_line_of_a_detector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +120,15 @@ def test_command_line_of_a_detector(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (named, side) == ("cat (query 2)", "left of query 2")
     assert chosen.startswith("dog (query ")
     assert chosen_side == f"height of {chosen}"
-    assert run(*common) == 2
-    assert "On the command line: --query INDEX" in printed(capsys)
+    refused = {
+        (): "On the command line: --query INDEX",
+        ("--query", "6"): "There is no query 6: the model has 6; give a number from 0 to 5.",
+        ("--query", "tres"): "There is no class 'tres' among the model's 5. Did you mean 'tree'?",
+        ("--query", "3:lefft"): "A box has no side 'lefft'. Did you mean 'left'?",
+        ("--region", "0,0,9,9"): "boxes of queries. Name a query instead",
+    }
+    for options, sentence in refused.items():
+        assert_refused(capsys, sentence, *common, *options, "--method", "saliency")
 
 
 @pytest.mark.parametrize(

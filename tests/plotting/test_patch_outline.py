@@ -128,3 +128,34 @@ def test_tiles_do_not_run_into_each_other() -> None:
     for left, right in itertools.pairwise(boxes):
         assert left.x1 <= right.x0
     assert boxes[-1].x1 <= 1
+
+
+@pytest.mark.parametrize("draw", ["figure", "comparison", "plot"])
+def test_what_a_target_is_about_is_outlined_in_the_same_style(draw: str) -> None:
+    region = torch.zeros(1, *SIZE, dtype=torch.bool)
+    region[0, 10:30, 20:50] = True
+    explanation = replace(fake(1, grid=GRID, size=SIZE), regions=region)
+    figures = {
+        "figure": lambda: explanation_figure(explanation),
+        "comparison": lambda: comparison_figure({"genatt": explanation}),
+        "plot": lambda: explanation.plot().figure,
+    }
+    lines = [line for axes in figures[draw]().axes for line in axes.collections if isinstance(line, LineCollection)]
+    outlines = [line for line in lines if len(line.get_segments()) == 2 * (20 + 30)]
+    assert len(outlines) == 2, "a white line with black edges, on the map"
+    corners = np.concatenate(outlines[0].get_segments())
+    assert corners.min(0).tolist() == [19.5, 9.5]
+    assert corners.max(0).tolist() == [49.5, 29.5]
+
+
+def test_a_point_is_shown_by_a_ring() -> None:
+    region = torch.zeros(1, *SIZE, dtype=torch.bool)
+    region[0, 12, 40] = True
+    axes = replace(fake(1, grid=GRID, size=SIZE), regions=region).plot()
+    rings = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines]
+    assert rings == [(40.0, 12.0)] * 2
+    assert not axes.collections
+    assert axes.get_xlim() == (-0.5, SIZE[1] - 0.5)
+    whole = replace(fake(1, grid=GRID, size=SIZE), regions=torch.ones(1, *SIZE, dtype=torch.bool)).plot()
+    assert not whole.collections
+    assert not whole.lines

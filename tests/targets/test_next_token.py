@@ -251,7 +251,7 @@ def test_patches_are_cut_as_qwens_processor_does() -> None:
 def assert_as_processed(model: cv.Model, family: str, photo: Image.Image, text: str) -> cv.Explanation:
     """Explain a word, and compare text, pixels and logits with those of the model's own processor."""
     explanation = cv.explain(model, photo, "attnlrp+plus", cv.NextToken("cat", prompt=PROMPT))
-    whole = {"do_image_splitting": False} if family == "idefics3" else {}
+    whole = {"do_image_splitting": False} if family in ("idefics3", "smolvlm") else {}
     encoded = PROCESSORS[family]()(images=[photo], text=[text], return_tensors="pt", **whole)
     ours = own_inputs(family, explanation.pixels)
     # Both processors compute (x / 255 - mean) / std in float32: three roundings each.
@@ -276,9 +276,17 @@ def test_a_saved_model_is_loaded_with_its_processor(tmp_path: Path) -> None:
     assert explanation.text_relevance[0].tokens == ("USER:", *PROMPT.split(), "ASSISTANT:")
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "paligemma", "idefics3"])
-def test_prompts_are_those_of_the_models_own_processor(name: str, tmp_path: Path) -> None:
+def spell_numbers(monkeypatch: pytest.MonkeyPatch, spell: Any) -> None:
+    """Take a function for the package num2words, which SmolVLM's processor asks for and needs for videos alone."""
+    monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", spell)
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "paligemma", "idefics3", "smolvlm"])
+def test_prompts_are_those_of_the_models_own_processor(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An image of one colour, which every resize leaves as it is."""
+    spell_numbers(monkeypatch, str)
     tiny_language_model(name, torch.float32).save_pretrained(tmp_path)
     PROCESSORS[name]().save_pretrained(tmp_path)
     model = cv.load(f"hf:{tmp_path}", dtype="float64")
@@ -287,6 +295,16 @@ def test_prompts_are_those_of_the_models_own_processor(name: str, tmp_path: Path
     explanation = assert_as_processed(model, name, photo, f"{start}<image>{end}{PROMPT}")
     assert model.preprocess.size == (SIDE, SIDE)
     assert explanation.text_relevance[0].tokens[-6:] == tuple(PROMPT.split())
+
+
+def test_smolvlm_without_the_package_of_its_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_language_model("smolvlm", torch.float32).save_pretrained(tmp_path)
+    spell_numbers(monkeypatch, str)
+    PROCESSORS["smolvlm"]().save_pretrained(tmp_path)
+    model = cv.load(f"hf:{tmp_path}")
+    spell_numbers(monkeypatch, None)
+    with pytest.raises(cv.ModelUnavailable, match=r"The processor of .* cannot be used: .*num2words"):
+        cv.explain(model, "demo", "ixg", cv.NextToken("cat", prompt=PROMPT))
 
 
 def test_a_model_that_takes_any_size_is_loaded_for_one(tmp_path: Path) -> None:

@@ -110,8 +110,31 @@ def test_targets_of_single_images_may_read_different_outputs() -> None:
     assert per_image.targets == ("a", "b")
     assert per_target.targets == ("a", "a", "b", "b")
     assert_same(per_image.maps, per_target.maps[[0, 3]])
+
+
+def test_images_are_scored_by_the_output_that_their_target_reads() -> None:
+    """A list of targets with different readouts: every image scores as if it were alone."""
+    model, pixels = structured("tensor"), images(3)
+    first, second = cv.Output(lambda output: output[:, 0, 1, 1], name="a"), cv.Output(READERS["tensor"], name="b")
+    mixed, metrics = [second, first, second], ["deletion(steps=3)", "sparseness"]
+    scores = cv.evaluate(model, pixels, ["ixg", "genatt"], metrics, target=mixed)
+    for row, target in enumerate(mixed):
+        alone = cv.evaluate(model, pixels[row : row + 1], ["ixg", "genatt"], metrics, target=target)
+        for key, score in alone.items():
+            assert_same(scores[key].values[row], score.values[0])
+    maps = cv.explain(model, pixels, "ixg", target=mixed).maps
+    checks = cv.check_maps(model, pixels, maps, mixed)
+    for row, target in enumerate(mixed):
+        alone = cv.check_maps(model, pixels[row : row + 1], maps[row : row + 1], target)
+        removals = zip(checks[row].removals, alone[0].removals, strict=True)
+        assert all(ours.top == pytest.approx(other.top, rel=1e-9) for ours, other in removals)
+    assert cv.choose(model, pixels, ["ixg"], ["deletion(steps=2)"], target=mixed).ranking
+    with pytest.raises(BadInput, match=r"grid-pointing-game.* of all images together.*read different outputs"):
+        cv.evaluate(model, pixels, "ixg", "grid-pointing-game", target=mixed)
     with pytest.raises(BadInput, match="read different outputs"):
-        cv.evaluate(model, images(), "ixg", "deletion", target=readers)
+        cv.choose(model, pixels, ["ixg"], ["deletion(steps=2)"], target=mixed, tune_start=["focusvit"])
+    with pytest.raises(BadInput, match="2 targets were given for 3 images"):
+        cv.evaluate(model, pixels, "ixg", "deletion", target=mixed[:2])
 
 
 def test_further_inputs_are_bound() -> None:

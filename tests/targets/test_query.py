@@ -135,6 +135,34 @@ def test_the_best_query_of_a_class_is_chosen_once(name: str) -> None:
     assert_same(scores, others[factor][torch.arange(2), best, class_])
 
 
+@pytest.mark.parametrize("name", DETECTORS)
+def test_the_box_of_the_query_is_the_region_of_the_map(name: str) -> None:
+    model, pixels = model_of(DETECTORS[name]), images()
+    with torch.no_grad():
+        output = model.module(pixels)
+    for target, queries in (
+        (cv.Query(INDEX, "dog"), [INDEX] * 2),
+        (cv.Query(class_=1), best_queries(name, output.logits, 1)),
+    ):
+        explanation = cv.explain(model, pixels, "saliency", target=target)
+        assert explanation.cost.forwards == 2, "one pass reads the boxes"
+        assert explanation.regions is not None
+        for row, query in enumerate(queries):
+            x, y, width, height = (SIZE * output.pred_boxes[row, query]).tolist()
+            width, height = max(width, 1), max(height, 1)  # a pixel at least
+            inside = [
+                [abs(column + 0.5 - x) <= width / 2 and abs(line + 0.5 - y) <= height / 2 for column in range(SIZE)]
+                for line in range(SIZE)
+            ]
+            assert explanation.regions[row].tolist() == inside
+    assert cv.explain(model, pixels, "random", target=cv.Query(INDEX)).regions is None  # it is about no query
+    several = cv.explain(model, pixels, "saliency", targets=[cv.Query(INDEX), cv.Query(INDEX, box="x")])
+    assert several.regions is not None
+    assert torch.equal(
+        several.regions, cv.explain(model, pixels, "saliency", target=cv.Query(INDEX)).regions.repeat(2, 1, 1)
+    )
+
+
 def test_linear_rules_share_out_the_whole_score() -> None:
     """Without biases YOLOS's head is linear but for a ReLU, so that Σ x · dx over all tokens is the logit."""
     model, pixels = model_of(lambda: without_biases(yolos())), images()
@@ -241,7 +269,9 @@ def test_queries_of_mask2former_have_classes_and_no_boxes() -> None:
     model, pixels = model_of(mask2former), images(1)
     with torch.no_grad():
         logits = model.module(pixels).class_queries_logits[:, 2]
-    assert_same(cv.explain(model, pixels, "saliency", target=cv.Query(2)).logits, logits)
+    explanation = cv.explain(model, pixels, "saliency", target=cv.Query(2))
+    assert_same(explanation.logits, logits)
+    assert explanation.regions is None
     with pytest.raises(NotApplicable, match=r"box= reads 'pred_boxes'.*leave box= out"):
         cv.explain(model, pixels, "saliency", target=cv.Query(2, box="left"))
 

@@ -242,9 +242,23 @@ def test_each_image_may_have_a_region_of_its_own() -> None:
     regions = [cv.Region("cat", box=BOX), cv.Region("sky", point=(50, 60))]
     both = cv.explain(model, pixels, "ixg", target=regions)
     assert both.targets == ("cat in 4,8,40,36", "sky at 50,60")
+    assert both.regions is not None
+    assert [region.sum().item() for region in both.regions] == [36 * 28, 1]
+    assert torch.equal(both.regions[0], box_mask().bool())
+    assert both[1].regions is not None
+    assert both[1].regions[0, 60, 50]
+    scores = cv.evaluate(model, pixels, "ixg", "deletion(steps=2)", target=regions)
     for row, region in enumerate(regions):
         alone = cv.explain(model, pixels[row : row + 1], "ixg", target=region)
         assert_same(both.maps[row], alone.maps[0])
+        score = cv.evaluate(model, pixels[row : row + 1], "ixg", "deletion(steps=2)", target=region)
+        assert_same(scores.values[row], score.values[0])
+    assert cv.explain(model, pixels, "rollout", target=regions).regions is None  # it is about no region
+    contrast = cv.explain(
+        model, pixels, "ixg", target=cv.Contrast(*[cv.Region(name, box=BOX) for name in ("cat", "sky")])
+    )
+    assert contrast.regions is not None
+    assert torch.equal(contrast.regions[1], box_mask().bool())
 
 
 def test_depth_has_no_class() -> None:

@@ -63,6 +63,41 @@ def test_gradients_of_the_cosine_of_two_images(name: str) -> None:
     assert_same(trace.layers[0].dx, gradient)
 
 
+@pytest.mark.parametrize("name", ["open_clip", "SiglipModel"])
+def test_the_cosine_is_shared_out_and_patches_are_removed_from_one_image_alone(name: str) -> None:
+    """Linear rules: Σ x · dx is the cosine where the tower has no biases. Removal: the other image stays whole."""
+    pair, images = tiny_pairs.build(name), tiny_pairs.pixels(2)
+    with torch.no_grad():
+        for parameter_name, parameter in pair.named_parameters():
+            if parameter_name.endswith("bias") and "vis" in parameter_name:
+                parameter.zero_()
+    model, target = tiny_pairs.wrapped(name, pair), cv.Similar(images[1])
+    with torch.no_grad():
+        embeddings = [tiny_pairs.image_features(pair, image[None]) for image in images]
+        cosine = cosine_similarity(*embeddings)
+        dropped = []
+        for patch in range(9):
+            hook = tiny_pairs.blocks(pair)[0].register_forward_pre_hook(_without(patch))
+            dropped.append(cosine_similarity(tiny_pairs.image_features(pair, images[:1]), embeddings[1]))
+            hook.remove()
+    trace = cv.trace(model, images[:1], target=target, rules="linear")
+    for layer in trace.layers:
+        products = layer.x * layer.dx
+        assert_same(products.sum((1, 2)), cosine, magnitude=float(products.abs().sum((1, 2)).max()))
+    maps = cv.explain(model, images[:1], "leave-one-out", target=target).maps
+    assert_same(maps.flatten(), cosine - torch.cat(dropped), magnitude=1.0)
+
+
+def _without(patch: int) -> Any:
+    """Return a hook that removes one of the last nine tokens before a block."""
+
+    def drop(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        gone = args[0].shape[1] - 9 + patch
+        return (torch.cat([args[0][:, :gone], args[0][:, gone + 1 :]], 1), *args[1:])
+
+    return drop
+
+
 def test_a_zero_shot_classifier_compares_by_its_tower() -> None:
     from clairvit.models.sources.adapters import ZeroShot
 

@@ -287,7 +287,7 @@ def test_tokens_between_words_are_dropped_as_by_masking(attention: type[nn.Modul
     assert_same(found.maps.flatten()[6], expected, magnitude=float(model.logits(images(1)).abs().max()))
 
 
-def test_conservation_of_attnlrp_without_biases_between_words() -> None:
+def test_words_and_patches_add_up_to_the_score_under_the_linear_rules() -> None:
     """Words and patches together add up to the score at every layer, once biases and norms' shifts are zero."""
     module = strange(lambda: LanguageModel(CausalAttention)).double()
     with torch.no_grad():

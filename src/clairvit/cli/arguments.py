@@ -138,12 +138,14 @@ def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
     return targets
 
 
-def read_readouts(text: Sequence[str] | None, similar_to: str | None) -> list[Any]:
-    """Return the targets of --text and --similar-to, in that order."""
+def read_readouts(text: Sequence[str] | None, against: Sequence[str] | None, similar_to: str | None) -> list[Any]:
+    """Return the targets of --text (with --against) and --similar-to, in that order."""
     import clairvit as cv
     from clairvit.models.image_files import read_image
 
-    targets: list[Any] = [cv.Text(prompt) for prompt in text or ()]
+    if against and not text:
+        raise BadInput("--against was given without a prompt to compare with; add --text 'a red car'.")
+    targets: list[Any] = [cv.Text(prompt, against=tuple(against or ())) for prompt in text or ()]
     if similar_to is not None:
         targets.append(cv.Similar(read_image(similar_to), Path(similar_to).name))
     return targets
@@ -191,7 +193,8 @@ def _read_query(text: str) -> Any:
     from clairvit.targets.query import SIDES
 
     query, _, side = text.rpartition(":")
-    query, box = (query.strip(), side) if query and side in SIDES else (text.strip(), None)
+    is_side = side in SIDES or query.rpartition("@")[2].strip().isdecimal()  # "3:lefft" is a side with a mistake
+    query, box = (query.strip(), side) if query and is_side else (text.strip(), None)
     class_, _, index = query.rpartition("@")
     if not query or (class_ and not index.strip().isdecimal()):
         raise BadInput(f"--query {text} was given; expected the number of a query, a class, or CLASS@NUMBER.")
@@ -289,6 +292,20 @@ def read_preprocess(
     preprocess_options(**{name: value for name, value in arguments.items() if name != "size"})
     parse_size(arguments.get("size"))
     return arguments
+
+
+def read_display(text: str | None) -> dict[str, Any]:
+    """Return the channels of --display as an argument of `cv.load`: '3,2,1', or '7' for one in grey."""
+    if text is None:
+        return {}
+    try:
+        channels = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise BadInput(f"--display {text} was given; expected channels such as 3,2,1, or 7 for one.") from error
+    from clairvit.models.preprocess import preprocess_options
+
+    preprocess_options(display=channels)
+    return {"display": channels}
 
 
 def split_labels(text: str) -> str | list[str]:

@@ -42,7 +42,7 @@ def compare(
     *,
     method: Annotated[list[str] | None, options.method_list(options.METHODS_HELP, "eleven well-known ones")] = None,
     model: options.ModelName = "pets",
-    model_options: options.ModelOptions,
+    model_options: options.PictureModelOptions,
     targets: options.TargetOptions,
     run_options: options.RunOptions,
     sampling: options.SamplingOptions,

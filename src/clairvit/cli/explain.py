@@ -52,6 +52,8 @@ clairvit explain cat.jpg --check
 
 clairvit explain street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --text 'a dog'
 
+clairvit explain street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --against 'a photo'
+
 clairvit explain cat.jpg --similar-to other-cat.jpg
 
 clairvit explain street.jpg --model hf:nvidia/segformer-b0-finetuned-ade-512-512 --region sky@0,0,512,200
@@ -78,7 +80,7 @@ def explain(
         ),
     ] = None,
     model: options.ModelName = "pets",
-    model_options: options.ModelOptions,
+    model_options: options.PictureModelOptions,
     targets: options.TargetOptions,
     run_options: options.RunOptions,
     sampling: options.SamplingOptions,

@@ -63,7 +63,7 @@ def features(
         typer.Option(help="With --foreground: how far on that side, in standard deviations of the first component."),
     ] = 0.0,
     model: options.ModelName = "pets",
-    model_options: options.ModelOptions,
+    model_options: options.PictureModelOptions,
     batch_size: options.BatchSize = None,
     out: options.Out = "out/",
     output: options.OutputOptions,

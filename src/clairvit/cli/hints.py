@@ -28,6 +28,7 @@ TARGETS: Mapping[str, tuple[str, str]] = {
     "cv.Region(box": ("--region", "LEFT,TOP,RIGHT,BOTTOM"),
     "cv.Region(point": ("--point", "X,Y"),
     "cv.Query(": ("--query", "INDEX"),
+    "target=cv.NextToken(": ("--prompt", "'What is this?'"),
 }
 SUFFIXES: Mapping[str, str] = {"others": " with a column 'other'"}
 

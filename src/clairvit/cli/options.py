@@ -16,6 +16,7 @@ import typer
 from clairvit.cli.arguments import (
     data_specs,
     read_dense_targets,
+    read_display,
     read_preprocess,
     read_readouts,
     read_words,
@@ -138,6 +139,15 @@ Interpolation = Annotated[
         rich_help_panel="Preprocessing",
     ),
 ]
+Display = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|R,G,B",
+        help="Channels that pictures show of a model with other than three: numbers from 0, one of them in grey.",
+        show_default="the first three",
+        rich_help_panel="Preprocessing",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu (default), cuda, cuda:1, mps.", rich_help_panel="Model")]
 Target = Annotated[
     list[str] | None,
@@ -169,6 +179,16 @@ Texts = Annotated[
         "--text",
         metavar="PROMPT",
         help="A prompt that CLIP or SigLIP compares with the image, word for word; may be repeated.",
+        show_default=False,
+        rich_help_panel="Target",
+    ),
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--against",
+        metavar="PROMPT",
+        help="A neutral prompt, 'a photo': the mean similarity to all of them is subtracted from that of --text.",
         show_default=False,
         rich_help_panel="Target",
     ),
@@ -412,12 +432,24 @@ class ModelOptions(OptionGroup):
 
 
 @dataclass(frozen=True)
+class PictureModelOptions(ModelOptions):
+    """How a model is loaded whose images are drawn."""
+
+    display: Display = None
+
+    def preprocess(self) -> dict[str, Any]:
+        """Return the preprocessing and the channels that are shown as arguments of `cv.load`."""
+        return {**super().preprocess(), **read_display(self.display)}
+
+
+@dataclass(frozen=True)
 class TargetOptions(OptionGroup):
     """Which output of the model is explained."""
 
     target: Target = None
     contrast: Contrast = None
     text: Texts = None
+    against: Against = None
     similar_to: SimilarTo = None
     region: Region = None
     point: Point = None
@@ -430,7 +462,7 @@ class TargetOptions(OptionGroup):
     def readouts(self) -> list[Any]:
         """Return the targets that are no classes; raise BadInput before a model is loaded."""
         return [
-            *read_readouts(self.text, self.similar_to),
+            *read_readouts(self.text, self.against, self.similar_to),
             *read_dense_targets(self.region or (), self.point or (), self.query or ()),
             *read_words(self.prompt, self.word, self.generate),
         ]
@@ -441,6 +473,7 @@ class ReadoutOptions(OptionGroup):
     """What every image is scored by, if that is no class."""
 
     text: Texts = None
+    against: Against = None
     similar_to: SimilarTo = None
     region: Region = None
     point: Point = None
@@ -448,16 +481,15 @@ class ReadoutOptions(OptionGroup):
 
     def readouts(self) -> list[Any]:
         """Return the targets that are no classes; raise BadInput before a model is loaded."""
-        return TargetOptions(
-            text=self.text, similar_to=self.similar_to, region=self.region, point=self.point, query=self.query
-        ).readouts()
+        return TargetOptions(**vars(self)).readouts()
 
     def title(self, target: str | None) -> str | None:
         """Return what was typed as the target, for a record."""
         if self.similar_to:
             return f"similar to {self.similar_to}"
         typed = [*(self.text or ()), *(self.region or ()), *(self.point or ()), *(self.query or ())]
-        return typed[0] if typed else target
+        against = f" against {', '.join(self.against)}" if self.against else ""
+        return f"{typed[0]}{against}" if typed else target
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,26 @@ class SampleBatch:
     others: tuple[int | str | None, ...] | None
     parts: tuple[RemovableParts, ...] | None = None
 
+    def take(self, positions: Sequence[int]) -> SampleBatch:
+        """Return the batch of chosen samples, by their positions in this one."""
+        picked = list(positions)
+
+        def items(values: tuple[Any, ...] | None) -> Any:
+            return None if values is None else tuple(values[position] for position in picked)
+
+        names = items(self.names)
+        return SampleBatch(
+            rows=items(self.rows),
+            names=names,
+            pixels=self.pixels[picked],
+            masks=None if self.masks is None else self.masks[picked],
+            void=None if self.void is None else self.void[picked],
+            unmasked=tuple(name for name in self.unmasked if name in names),
+            labels=items(self.labels),
+            others=items(self.others),
+            parts=items(self.parts),
+        )
+
 
 def void_as_object(dataset: ImageDataset) -> ImageDataset:
     """Return the dataset with void pixels counted as object (Coporan)."""

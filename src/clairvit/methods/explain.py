@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable
@@ -25,9 +27,9 @@ from clairvit.models.coerce import LabelledImages, ModelLike, model_and_images
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
-from clairvit.targets.base import ANY_CLASS, NO_SCORE, TargetBatch, class_agnostic_target
+from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch, class_agnostic_target
 from clairvit.targets.resolve import readout_models, resolve_for
-from clairvit.tracing.module_state import own_grad_mode
+from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.structure import model_structure
 
 if TYPE_CHECKING:
@@ -388,6 +390,7 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
     results = run_all(runs, recording, goals, seed=request.seed, layers=request.layers or request.by_head)
     seconds = time.perf_counter() - started
     comparison = collect(model, batch, recording, specs, goals, results, request.seed, seconds, skip=request.skip)
+    _add_regions(request, batch.pixels, comparison)
     for text, explanation in comparison.items():
         if not explanation.class_specific and (model.classifier or request.targets is not None):
             comparison[text] = _for_any_class(explanation, resolved if request.targets is not None else ())
@@ -400,6 +403,44 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
             notes=(*explanation.notes, *head_notes(spec, spec_heads)),
         )
     return comparison
+
+
+def _add_regions(request: _Request, pixels: Tensor, comparison: Comparison) -> None:
+    """Add the part of each image that its target is about to explanations that depend on the target."""
+    asking = [text for text, explanation in comparison.items() if explanation.class_specific]
+    items = [item for target in request.targets or () for item in (target if _is_list(target) else [target])]
+    if not asking or not any(isinstance(item, Target) for item in items):
+        return
+    with frozen_eval(request.model.module):
+        regions = _target_regions(request, pixels)
+    if regions is None:
+        return
+    forwards = sum(item.region_forwards for item in items if isinstance(item, Target))
+    listed = any(_is_list(target) for target in request.targets or ())
+    cost = Cost(forwards=math.ceil(forwards / len(pixels)) if listed else forwards)
+    for text in asking:
+        explanation = comparison[text]
+        comparison[text] = replace(explanation, regions=regions, cost=explanation.cost + cost)
+    comparison.cost += cost
+
+
+def _target_regions(request: _Request, pixels: Tensor) -> Tensor | None:
+    """Return the part of each image that its target is about, bool [targets · B, H, W]; None if there is none."""
+    parts: list[tuple[int, Tensor | None]] = []
+    for target in request.targets or ():
+        pairs = [(target, pixels)]
+        if _is_list(target):
+            pairs = [(item, pixels[row : row + 1]) for row, item in enumerate(target)]
+        for item, images in pairs:
+            parts.append((len(images), item.region(request.model, images) if isinstance(item, Target) else None))
+    if all(region is None for _, region in parts):
+        return None
+    empty = torch.zeros(1, *pixels.shape[-2:], dtype=torch.bool)
+    return torch.cat([empty.expand(count, -1, -1) if region is None else region for count, region in parts])
+
+
+def _is_list(target: Any) -> bool:
+    return isinstance(target, list | tuple)
 
 
 def _resolve_targets(request: _Request, logits: Tensor) -> tuple[TargetBatch, ...]:

@@ -178,6 +178,8 @@ class Explanation:
         cost: Passes and seconds.
         standard_error: [B, rows, cols] of the maps, where they are estimated from random samples.
         chosen: bool [B, rows, cols], the patches that a search selected (counterfactual).
+        regions: bool [B, H, W], the part of each image that its target is about: a region, or the box of a query; None
+            for other targets. Figures outline it.
         layers: [L, B, rows, cols], the map of each layer, if asked for and the method has layers.
         heads: The maps of each head, if asked for.
         text_relevance: The relevance of the text of a vision-language model, one per map; empty for other models, and
@@ -216,6 +218,7 @@ class Explanation:
     cost: Cost
     standard_error: Tensor | None = None
     chosen: Tensor | None = None
+    regions: Tensor | None = None
     layers: Tensor | None = None
     heads: Heads | None = None
     text_relevance: tuple[TextRelevance, ...] = ()
@@ -285,6 +288,7 @@ class Explanation:
             names=tuple(self.names[row] for row in rows),
             standard_error=None if self.standard_error is None else self.standard_error[rows],
             chosen=None if self.chosen is None else self.chosen[rows],
+            regions=None if self.regions is None else self.regions[rows],
             checked=None if self.checked is None else self.checked.take(rows),
             origin=None if self.origin is None else self.origin.take(rows),
             layers=None if self.layers is None else self.layers[:, rows],
@@ -436,6 +440,7 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         names=tuple(name for part in explanations for name in part.names),
         standard_error=cat_if_all([part.standard_error for part in explanations]),
         chosen=cat_if_all([part.chosen for part in explanations]),
+        regions=_concat_regions(explanations),
         text_relevance=tuple(text for part in explanations for text in part.text_relevance)
         if all(part.text_relevance for part in explanations)
         else (),
@@ -452,6 +457,16 @@ def cat_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
     """Return the tensors concatenated along the first axis; None if one of them is missing."""
     present = [tensor for tensor in tensors if tensor is not None]
     return torch.cat(present) if present and len(present) == len(tensors) else None
+
+
+def _concat_regions(explanations: Sequence[Explanation]) -> Tensor | None:
+    """Return the regions of all maps, [B, H, W]; False everywhere for targets without one, None if there is none."""
+    if all(part.regions is None for part in explanations):
+        return None
+    empty = [torch.zeros(len(part), *part.pixels.shape[-2:], dtype=torch.bool) for part in explanations]
+    return torch.cat(
+        [part.regions if part.regions is not None else none for part, none in zip(explanations, empty, strict=True)]
+    )
 
 
 def _concat_logits(parts: Sequence[Tensor]) -> Tensor:

@@ -151,10 +151,10 @@ def integrated_gradients(
         )
     alphas, weights = quadrature(rule, steps)
     if path == "token":
-        patches = trace.in_order.patch_slice  # raises where there are no tokens
+        layout = trace.in_order  # raises where there are no tokens
         x = widened(trace.layers[0].x)
         x0 = x.clone()
-        x0[:, patches] = 0
+        x0[:, layout.patches_among(x.shape[1])] = 0
     else:
         x = widened(trace.pixels)
         x0 = baseline_image(baseline, trace).expand_as(x)

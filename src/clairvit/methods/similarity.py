@@ -12,7 +12,7 @@ from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Explanation, concat
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.coerce import ModelLike, as_model
-from clairvit.models.images import prepare
+from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.targets.similar import Similar
 
@@ -69,7 +69,8 @@ def with_other_direction(model: Model, explanation: Explanation, other: Any, nam
         name: The name of the other image.
     """
     batch = replace(prepare([other], model), names=(name,))
-    back = explain(model, batch, explanation.method, target=Similar(explanation.pixels[0], explanation.names[0]))
+    first = Batch(explanation.pixels, explanation.names)  # a batch, as the axes of a clip's tensor are ambiguous
+    back = explain(model, batch, explanation.method, target=Similar(first))
     both = concat([explanation, back])
     return Similarity(both, _cosine(both))
 
@@ -111,6 +112,6 @@ def similar(
     batch = prepare([first, second], loaded)
     if len(batch) != 2:
         raise BadInput(f"{len(batch)} images were given to compare; expected two.")
-    others = [Similar(batch.pixels[other], batch.names[other]) for other in (1, 0)]
+    others = [Similar(Batch(batch.pixels[[other]], (batch.names[other],))) for other in (1, 0)]
     explanation = explain(loaded, batch, method, target=others, **arguments)
     return Similarity(explanation, _cosine(explanation))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import EvalContext
@@ -68,6 +69,11 @@ class ScoreAccumulator:
 
     def measure(self, context: EvalContext, spec: MetricSpec) -> None:
         """Add a metric of a batch; maps with NaN have no score, and the methods share what was spent."""
+        if self.patches not in (None, context.patches):
+            raise BadInput(
+                f"Maps of {self.patches} patches and of {context.patches} were to be scored together; expected targets "
+                "that are read off the same grid of patches. Score them one by one."
+            )
         self.patches = context.patches
         recording, started = context.trace.recording, time.perf_counter()
         before = recording.forwards, recording.backwards

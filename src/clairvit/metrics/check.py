@@ -48,7 +48,7 @@ from clairvit.numerics import pool_to_grid, widened
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch, class_agnostic_target
-from clairvit.targets.resolve import readout_model, resolve_for
+from clairvit.targets.resolve import readouts_by_image, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.outlier_tokens import outlier_patches
 from clairvit.tracing.trace import run_backward
@@ -79,25 +79,18 @@ def check_explanation(
     if not len(explanation):
         raise BadInput("The explanation has no maps; expected at least one to check.")
     groups = _models_and_targets(explanation, model, target)
-    results = []
-    for rows, checked_model, resolved in groups:
+    for _, checked_model, _ in groups:
         _check_weights(checked_model, explanation)
-        part = explanation[rows]
-        job = _Job(
-            checked_model,
-            part.pixels,
-            part.maps,
-            resolved,
-            part.names,
-            _spec_of(part.method),
-            check_seed(part.seed if seed is None else seed),
-            ExecutionOptions.from_caller(batch_size, autocast),
-            class_specific=part.class_specific,
-        )
-        results.append(_run(job))
-    order = [row for rows, _, _ in groups for row in rows]
-    joined = results[0].joined(results[1:]) if len(results) > 1 else results[0]
-    return joined if order == sorted(order) else joined.take([order.index(row) for row in range(len(order))])
+    material = _Material(
+        explanation.pixels,
+        explanation.maps,
+        explanation.names,
+        _spec_of(explanation.method),
+        check_seed(explanation.seed if seed is None else seed),
+        ExecutionOptions.from_caller(batch_size, autocast),
+        explanation.class_specific,
+    )
+    return _run_groups(material, groups)
 
 
 def check_maps(
@@ -136,7 +129,7 @@ def check_maps(
         'not better than chance'
     """
     images = as_images(images)
-    model = readout_model(as_model(model, images), target)
+    model = as_model(model, images)
     batch = prepare(images, model)
     tensor = torch.as_tensor(maps)
     axes = "rows, columns" if batch.pixels.ndim == 4 else "frames, rows, columns"
@@ -146,24 +139,50 @@ def check_maps(
             f"[{len(batch.pixels)}, {axes}], one map per image."
         )
     spec = None if method is None else resolve_method(method)
-    job = _Job(
-        model,
+    material = _Material(
         batch.pixels,
         tensor,
-        _resolve(model, batch.pixels, target),
         batch.names,
         spec,
         check_seed(seed),
         ExecutionOptions.from_caller(batch_size, autocast),
         class_specific=spec is None or spec.method.class_specific,
     )
-    result = _run(job)
+    result = _run_groups(material, _resolve_groups(model, batch.pixels, target))
     return replace(result, cost=result.cost + Cost(forwards=1))  # the scores that the target is resolved by
+
+
+Group = tuple[list[int], Model, TargetBatch]  # rows of the maps that one model made, the model, and their target
+
+
+@dataclass(frozen=True, eq=False)
+class _Material:
+    """The arguments of a check whatever the model and target: B maps [B, rows, cols] with their images."""
+
+    pixels: Tensor
+    maps: Tensor
+    names: tuple[str, ...]
+    spec: MethodSpec | None
+    seed: int
+    options: ExecutionOptions
+    class_specific: bool
+
+
+def _run_groups(material: _Material, groups: Sequence[Group]) -> CheckResult:
+    """Check the maps model by model, and return them in their order."""
+    results = []
+    for rows, model, target in groups:
+        names = tuple(material.names[row] for row in rows)
+        arguments = {**vars(material), "pixels": material.pixels[rows], "maps": material.maps[rows], "names": names}
+        results.append(_run(_Job(model=model, target=target, **arguments)))
+    order = [row for rows, _, _ in groups for row in rows]
+    joined = results[0].joined(results[1:]) if len(results) > 1 else results[0]
+    return joined if order == sorted(order) else joined.take([order.index(row) for row in range(len(order))])
 
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """The arguments of a check: B maps [B, rows, cols] with their images and targets."""
+    """The arguments of a check by one model: B maps [B, rows, cols] with their images and targets."""
 
     model: Model
     pixels: Tensor
@@ -198,9 +217,7 @@ def _check_weights(model: Model, explanation: Explanation) -> None:
         )
 
 
-def _models_and_targets(
-    explanation: Explanation, model: ModelLike | None, target: Any
-) -> list[tuple[list[int], Model, TargetBatch]]:
+def _models_and_targets(explanation: Explanation, model: ModelLike | None, target: Any) -> list[Group]:
     """Return rows with their model and target: those that were explained, or what the caller gives again."""
     origin, rows = explanation.origin, list(range(len(explanation)))
     if model is None and origin is None:
@@ -215,8 +232,7 @@ def _models_and_targets(
     assert base is not None
     checked_model = as_model(base, explanation.pixels)
     if target is not None:
-        checked_model = readout_model(checked_model, target)
-        return [(rows, checked_model, _resolve(checked_model, explanation.pixels, target))]
+        return _resolve_groups(checked_model, explanation.pixels, target)
     if origin is not None:
         _check_weights(checked_model, explanation)
         return [
@@ -230,6 +246,19 @@ def _models_and_targets(
         )
     classes = None if None in explanation.classes else list(explanation.classes)
     return [(rows, checked_model, _resolve(checked_model, explanation.pixels, classes))]
+
+
+def _resolve_groups(model: Model, pixels: Tensor, target: Any) -> list[Group]:
+    """Return the images whose targets read the same output of the model, that output's model, and their targets."""
+    rows_of: dict[int, list[int]] = {}
+    readouts = readouts_by_image(model, target, len(pixels))
+    for row, readout in enumerate(readouts):
+        rows_of.setdefault(id(readout), []).append(row)
+    groups = []
+    for rows in rows_of.values():
+        part = [target[row] for row in rows] if isinstance(target, list | tuple) else target
+        groups.append((rows, readouts[rows[0]], _resolve(readouts[rows[0]], pixels[rows], part)))
+    return groups
 
 
 @own_grad_mode()

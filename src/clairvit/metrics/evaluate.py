@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -30,7 +31,7 @@ from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.class_ import find_class
-from clairvit.targets.resolve import readout_model, resolve_for
+from clairvit.targets.resolve import readouts_by_image, resolve_for
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording
 from clairvit.tracing.trace import run_backward
@@ -179,14 +180,15 @@ def evaluate(
     metric_specs = _metric_specs(metrics, options)
     method_specs = [resolve_method(method) for method in _method_list(methods)]
     model, images = model_and_images(model, images, inputs)
-    model = readout_model(model, target)
     dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
+    readouts = readouts_by_image(model, target, len(dataset))
     if explanation is not None and len(explanation) != len(dataset):
         raise BadInput(
             f"The explanation has {len(explanation)} maps and {len(dataset)} images were given; expected as many."
         )
     request = _Request(
-        model=model,
+        model=readouts[0] if len({id(readout) for readout in readouts}) == 1 else model,
+        readouts=tuple(readouts),
         dataset=dataset,
         methods=tuple({spec.text: spec for spec in method_specs}.values()),  # what is named twice is run once
         metrics=tuple({spec.text: spec for spec in metric_specs}.values()),
@@ -226,7 +228,8 @@ def _warn_of_unreadable(name: str, error: ClairError) -> None:
 class _Request:
     """The arguments of `evaluate`, checked."""
 
-    model: Model
+    model: Model  # whose scores all targets are about; the user's, where these are different outputs of it
+    readouts: tuple[Model, ...]  # of each image
     dataset: ImageDataset
     methods: tuple[MethodSpec, ...]
     metrics: tuple[MetricSpec, ...]
@@ -238,6 +241,11 @@ class _Request:
     on_error: ErrorHandler | None
     seed: int
     execution: ExecutionOptions
+
+    @property
+    def models(self) -> list[Model]:
+        """Return the different models whose scores the targets are about."""
+        return list({id(readout): readout for readout in self.readouts}.values())
 
     def is_explained(self, spec: MethodSpec) -> bool:
         """Return whether the maps of this method exist already."""
@@ -281,17 +289,18 @@ def _evaluate(request: _Request) -> Scores:
     named = {spec.text for spec in request.methods}
     specs = (*request.methods, *(resolve_method(name) for name in request.baselines if name not in named))
     accumulator = ScoreAccumulator(request.model.name, request.seed, _settings(request))
-    accumulator.skipped |= misfits(specs, request.model, skip=request.skip)
+    for model in request.models:
+        accumulator.skipped |= misfits(specs, model, skip=request.skip)
     specs = tuple(spec for spec in specs if spec.text not in accumulator.skipped)
     per_image = [metric for metric in request.metrics if metric.metric.scope == "image"]
+    _check_set_metrics(request)
     rows: list[int] = []
     logits: list[Tensor] = []
     labels: list[int | None] = []
     size = CHUNK_SIZE.get(request.model.device.type, 8)
-    batches = iter_batches(request.dataset, request.model, size, request.on_error)
-    with report_progress("images", len(request.dataset)) as advance, closing(batches) as parts:
-        for part in parts:
-            recording = record_for(specs, request.model, part.pixels, request.execution)
+    with report_progress("images", len(request.dataset)) as advance, closing(_batches(request, size)) as batches:
+        for model, part in batches:
+            recording = record_for(specs, model, part.pixels, request.execution)
             target = _resolve_target(recording, part, request)
             if per_image:
                 results = run_all(specs, recording, [target], seed=request.seed)
@@ -302,9 +311,9 @@ def _evaluate(request: _Request) -> Scores:
                         accumulator.measure(context, metric)
             rows += part.rows
             logits.append(recording.logits.detach().cpu())
-            classes = _class_indices(part.labels, recording, request.model) or [None] * len(part.rows)
+            classes = _class_indices(part.labels, recording) or [None] * len(part.rows)
             labels += classes
-            accumulator.add_predictions(part.names, logits[-1], classes, request.model.activation)
+            accumulator.add_predictions(part.names, logits[-1], classes, model.activation)
             accumulator.unmasked += part.unmasked
             advance(len(part.rows))
     if not rows:
@@ -314,6 +323,27 @@ def _evaluate(request: _Request) -> Scores:
     scores = accumulator.scores(request.methods, request.metrics, specs, request.baselines)
     scores.model_record = model_record(request.model)
     return scores
+
+
+def _batches(request: _Request, size: int) -> Generator[tuple[Model, SampleBatch], None, None]:
+    """Yield batches of images whose targets read the same output of the model, in the order of the data set."""
+    with closing(iter_batches(request.dataset, request.model, size, request.on_error)) as batches:
+        for batch in batches:
+            readouts = [request.readouts[row] for row in batch.rows]
+            for _, group in itertools.groupby(enumerate(readouts), lambda item: id(item[1])):
+                chosen = [position for position, _ in group]
+                part = batch if len(chosen) == len(batch.rows) else batch.take(chosen)
+                yield request.readouts[part.rows[0]], part
+
+
+def _check_set_metrics(request: _Request) -> None:
+    """Raise BadInput for a metric of all images together where targets read different outputs of the model."""
+    together = [metric.text for metric in request.metrics if metric.metric.scope == "set"]
+    if together and len(request.models) > 1:
+        raise BadInput(
+            f"{together[0]} is a score of all images together, and the targets of the list read different outputs of "
+            "the model (regions, queries or tokens of their own for each image); expected one that all images share."
+        )
 
 
 def _measure_set(
@@ -348,7 +378,7 @@ def _settings(request: _Request) -> dict[str, Any]:
     return {
         "target": LABEL if isinstance(request.target, str) and request.target == LABEL else target,
         "maps": request.normalize,
-        "activation": request.model.activation,
+        "activation": ", ".join(dict.fromkeys(model.activation for model in request.models)),
     }
 
 
@@ -388,7 +418,7 @@ def _eval_context(
         assert computed is not None
         return computed.detach()
 
-    labels, distractors = (_class_indices(names, recording, request.model) for names in (part.labels, part.others))
+    labels, distractors = (_class_indices(names, recording) for names in (part.labels, part.others))
     trace = run_backward(recording, target, None)
     return EvalContext(
         trace=trace,
@@ -404,14 +434,12 @@ def _eval_context(
     )
 
 
-def _class_indices(
-    classes: Sequence[int | str | None] | None, recording: Recording, model: Model
-) -> list[int | None] | None:
+def _class_indices(classes: Sequence[int | str | None] | None, recording: Recording) -> list[int | None] | None:
     """Return the indices of classes that may be given by name."""
     if classes is None:
         return None
-    count = recording.logits.shape[-1]
-    return [None if name is None else find_class(name, model.labels, count) for name in classes]
+    count, labels = recording.logits.shape[-1], recording.model.labels
+    return [None if name is None else find_class(name, labels, count) for name in classes]
 
 
 def _resolve_target(recording: Recording, part: SampleBatch, request: _Request) -> TargetBatch:
@@ -434,7 +462,7 @@ def resolve_batch_target(target: Any, recording: Recording, part: SampleBatch, c
     """
     logits, model = recording.logits.detach(), recording.model
     if isinstance(target, str) and target == LABEL:
-        target = _class_indices(part.labels, recording, model)
+        target = _class_indices(part.labels, recording)
         if target is None or None in target:
             raise BadInput(
                 "target='label' was given without labels for all images; expected labels=[…], the true class of each "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import importlib
 import io
 import math
 import re
@@ -17,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from clairvit.errors import BadInput, ClairWarning, did_you_mean, user_stacklevel
+from clairvit.errors import BadInput, ClairWarning, did_you_mean, install, user_stacklevel
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
+_COMMON = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
+SUFFIXES = (*_COMMON, ".heic", ".heif")
+HEIF = "HEIF"  # Pillow's name of the format, once pillow-heif is registered
+HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 DEMO = "demo"  # scikit-image's cat
 ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
@@ -141,8 +145,29 @@ def open_image(source: Any, **options: Any) -> Image.Image:
     filters.insert(0, ignore)
     try:
         return Image.open(source, **options)
+    except UnidentifiedImageError:
+        if "formats" in options or not is_heic(_first_bytes(source)) or not register_heif():
+            raise
+        return Image.open(source)
     finally:
         filters.remove(ignore)
+
+
+def is_heic(data: bytes) -> bool:
+    """Return whether a file that begins with these bytes is a HEIC photo, as iPhones take them."""
+    return data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS
+
+
+def register_heif() -> bool:
+    """Let Pillow read HEIC photos by pillow-heif; return whether that is installed."""
+    try:
+        pillow_heif = importlib.import_module("pillow_heif")
+    except ModuleNotFoundError as error:
+        if error.name != "pillow_heif":
+            raise  # installed, and broken
+        return False
+    pillow_heif.register_heif_opener()
+    return True
 
 
 Picture = Image.Image | NDArray[Any]  # RGB or grey; [H, W, C] of 8 or 16 bits for any other number of channels
@@ -248,6 +273,11 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
             f"ImageMagick: convert '{Path(name).name}' -resize 2000x2000 small.png."
         ) from error
     except UnidentifiedImageError as error:
+        if is_heic(_first_bytes(source)) and not register_heif():
+            raise BadInput(
+                f"'{name}' is a HEIC photo, and pillow-heif, which reads these, is not installed; type: "
+                f"{install('heic')}, or export the photo as JPEG."
+            ) from error
         raise BadInput(
             f"'{name}' is not an image, whatever its name says (it starts with {_first_bytes(source)!r}); expected "
             "JPEG, PNG, WebP, TIFF, GIF or BMP."
@@ -275,11 +305,15 @@ def check_file(path: Path) -> None:
         )
 
 
-def _first_bytes(source: Path | io.BytesIO) -> bytes:
-    if isinstance(source, io.BytesIO):
-        return source.getvalue()[:12]
-    with source.open("rb") as file:
-        return file.read(12)
+def _first_bytes(source: Any) -> bytes:
+    """Return the first 12 bytes of a path or of an open file, which is rewound."""
+    if isinstance(source, str | Path):
+        with Path(source).open("rb") as file:
+            return file.read(12)
+    source.seek(0)
+    first: bytes = source.read(12)
+    source.seek(0)
+    return first
 
 
 def _from_array(array: NDArray[Any]) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -316,14 +317,15 @@ def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
             f"The image tensor{where} has dtype {pixels.dtype}; expected floats that are already normalised, or uint8 "
             "pixels (0..255), which are normalised here."
         )
-    finite = pixels.detach().isfinite().flatten(1).all(1)
-    if not bool(finite.all()):
-        broken = [i + 1 for i in range(len(finite)) if not finite[i]]
+    low, high = torch.stack(pixels.detach().aminmax()).tolist()  # NaN if one value is; one transfer
+    if not (math.isfinite(low) and math.isfinite(high)):
+        finite = pixels.detach().isfinite().flatten(1).all(1).tolist()
+        broken = [number for number, is_finite in enumerate(finite, 1) if not is_finite]
         at = where or f" (image {', '.join(map(str, broken))} of {len(finite)})"
         raise BadInput(
             f"The image tensor has NaN or infinite values{at}; expected finite numbers: check your transform."
         )
-    note = _range_note(float(pixels.detach().amin()), float(pixels.detach().amax()), where, model.preprocess)
+    note = _range_note(low, high, where, model.preprocess)
     if note:
         warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
     return (note,) if note else ()

@@ -334,7 +334,10 @@ def _has_transformers_config(module: nn.Module) -> bool:
 
 
 def _stated_size(module: nn.Module) -> tuple[int, int] | None:
-    """Return `image_size` of the module (torchvision) or of its configuration (transformers), or a NaFlex square."""
+    """Return `image_size` of the module (torchvision) or of its configuration (transformers), or a NaFlex square.
+
+    V-JEPA 2 calls it `crop_size`.
+    """
     config = getattr(module, "config", None)
     if _has_transformers_config(module):
         from clairvit.models.sources.hf import square_size
@@ -343,7 +346,7 @@ def _stated_size(module: nn.Module) -> tuple[int, int] | None:
         if side is not None:
             return side, side
     for holder in (module, config, getattr(config, "vision_config", None)):
-        size = getattr(holder, "image_size", None)
+        size = getattr(holder, "image_size", None) or getattr(holder, "crop_size", None)
         if isinstance(size, int | tuple | list):
             return parse_size(size if isinstance(size, int) else tuple(size))
     return None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -79,3 +80,29 @@ def mask_tokens(kept: Tensor) -> ScoreTransform:
         return scores.masked_fill(hidden, float("-inf"))
 
     return mask
+
+
+class KeyMask(AttentionOverride):
+    """Let no token attend to others outside `visible`, bool [B, tokens]; fused attention stays fused."""
+
+    def __init__(self, visible: Tensor) -> None:
+        super().__init__(len(visible), visible.shape[1], mask_tokens(visible))
+        self.visible = visible
+
+    def _fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        call = ops.attention_arguments(args, kwargs)
+        q, k = call["query"], call["key"]
+        if not self._covers_image(q.shape[0], k.shape[-2]):
+            return func(*args, **kwargs)
+        self.calls += 1
+        visible = F.pad(self.visible, (k.shape[-2] - self.tokens, 0), value=True)  # [B, keys]
+        visible = visible.repeat_interleave(q.shape[0] // self.batch, 0)  # heads may be folded into the batch
+        visible = visible.reshape(len(visible), *(1,) * (q.ndim - 2), -1)  # [B·, 1, …, keys]
+        mask = ops.causal_mask(q, k) if call.get("is_causal") else call.get("attn_mask")
+        if mask is None:
+            mask = visible
+        elif mask.dtype == torch.bool:
+            mask = mask & visible
+        else:
+            mask = mask.masked_fill(~visible, float("-inf"))
+        return func(**(call | {"attn_mask": mask, "is_causal": False}))

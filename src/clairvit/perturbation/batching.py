@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -75,6 +75,24 @@ def in_batches(
         budget.count_success()
         yield ks, output
         start = ks.stop
+
+
+def length_buckets(lengths: Sequence[int], overhead: int) -> list[list[int]]:
+    """Return indices in groups that share passes, each filled up to its longest; longest first.
+
+    A group takes in the next shorter length as long as the tokens of padding stay within `overhead`, the number of
+    tokens that take as long as starting a pass does. With 0, a group has one length.
+    """
+    buckets: list[list[int]] = []
+    padding = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        gap = lengths[buckets[-1][0]] - lengths[index] if buckets else 0
+        padding += gap
+        if not buckets or (gap and padding > overhead):
+            buckets.append([])
+            padding = 0
+        buckets[-1].append(index)
+    return buckets
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -420,8 +420,13 @@ def _replacement(
         return lambda tokens: source
     if value == "zero":
         return lambda tokens: torch.zeros_like(tokens[:, rows])
-    patches = _ordered_layout(run.recording).patch_slice
-    return lambda tokens: tokens[:, patches].mean(1, keepdim=True).expand(-1, len(rows), -1)
+    layout = _ordered_layout(run.recording)
+
+    def mean_of_patches(tokens: Tensor) -> Tensor:
+        patches = tokens[:, layout.patches_among(tokens.shape[1])]
+        return patches.mean(1, keepdim=True).expand(-1, len(rows), -1)
+
+    return mean_of_patches
 
 
 def _checked_value(recording: Recording, site: Site, rows: Tensor, value: Tensor) -> Tensor:

@@ -20,16 +20,17 @@ from clairvit.models.model import Layout
 from clairvit.numerics import widened
 from clairvit.perturbation.activation_patching import ActivationPatching
 from clairvit.perturbation.attention_override import AttentionOverride, ScoreTransform
-from clairvit.perturbation.batching import BatchBudget, in_batches
+from clairvit.perturbation.batching import BatchBudget, in_batches, length_buckets
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.removal import background, check_removal, impute, patches_to_pixels
 from clairvit.perturbation.rng import image_seeds
 from clairvit.perturbation.token_dropping import (
     NO_DROPPING,
     DropStrategy,
+    can_pad,
     drop_strategy,
     droppable_tokens,
-    kept_rows,
+    padded_rows,
     run_tokens,
 )
 from clairvit.targets.base import TargetBatch
@@ -39,6 +40,7 @@ from clairvit.tracing.trace import Trace
 ScoreFunction = Callable[[Tensor, list[int]], Tensor]  # (logits [n, C], images [n]) -> [n, …]
 Parts = list[tuple[Tensor, Tensor]]  # indices [n], and the values [n, …] that belong there
 TOKENS_AT_ONCE = {"cpu": 16 * 197, "cuda": 512 * 197}  # keeps the processor busy, and its caches warm
+PASS_OVERHEAD = {"cpu": 0, "cuda": 32 * 197}  # tokens that take about as long as launching the kernels of a pass
 
 
 class ScoreCollector:
@@ -194,22 +196,37 @@ class Probe:
         For searches that need more passes for one image than for another. Without `score`, targets that are functions
         of the whole batch are not applied: logits are returned.
         """
-        counts = keep.sum(1) if self._drops else keep.new_full((len(keep),), self.patches, dtype=torch.long)
         parts: Parts = []
-        for count in sorted(set(counts.tolist())):
-            rows = (counts == count).nonzero()[:, 0]
-            others = self.layout.tokens - self.patches
-            length = (count or self.patches) + others  # with no patch left, all are run as zeros
+        for rows, patches in self._passes_of(keep):
 
             def run(ks: range, rows: Tensor = rows) -> Tensor:
                 batch = rows[ks.start : ks.stop]
                 return self._logits_of_kept(images[batch], keep[batch])
 
+            length = patches + self.layout.tokens - self.patches
             for ks, logits in in_batches(len(rows), self.budget, length, run):
                 self._count(len(ks))
                 batch = rows[ks.start : ks.stop]
                 parts.append((batch, self._collector.values(logits, images[batch], score)))
         return concatenate(parts)
+
+    def _passes_of(self, keep: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Yield the rows of `keep` [n, patches] that may share passes, and the largest number of patches among them."""
+        if not self._drops:
+            yield torch.arange(len(keep), device=keep.device), self.patches
+            return
+        counts = keep.sum(1).tolist()
+        overhead = PASS_OVERHEAD.get(self.pixels.device.type, PASS_OVERHEAD["cuda"])
+        if overhead and not can_pad(self.trace.recording):
+            overhead = 0
+        if not self._reads_no_patches:  # with no patch left, all are run as zeros, and apart
+            empty = [row for row, count in enumerate(counts) if not count]
+            if empty:
+                yield torch.tensor(empty, device=keep.device), self.patches
+        rows = [row for row, count in enumerate(counts) if count or self._reads_no_patches]
+        for bucket in length_buckets([counts[row] for row in rows], overhead):
+            members = [rows[index] for index in bucket]
+            yield torch.tensor(members, device=keep.device), counts[members[0]]
 
     def score_images(
         self,
@@ -323,7 +340,7 @@ class Probe:
         )
 
     def _logits_of_kept(self, images: Tensor, keep: Tensor) -> Tensor:
-        """Return logits of images [n] with only `keep` [n, patches]; as many in each where tokens are dropped."""
+        """Return logits of images [n] with only `keep` [n, patches]."""
         if self.tokens is None:
             return self._logits(self._painted(images, keep))
         tokens = self.tokens[images]
@@ -331,9 +348,8 @@ class Probe:
             if not self._drops or not (self._reads_no_patches or keep.any()):  # a mean over no tokens is undefined
                 visible = self.layout.pad_patches(keep, True)
                 return run_tokens(self.trace.recording, self.strategy, tokens * visible[..., None], None)
-            kept = kept_rows(self.layout, keep)  # [n, K]
-            keeps_all = kept.shape[1] == self.layout.tokens
-            return run_tokens(self.trace.recording, self.strategy, tokens, None if keeps_all else kept)
+            kept, visible = padded_rows(self.layout, keep)  # [n, K]
+            return run_tokens(self.trace.recording, self.strategy, tokens, kept, None if visible.all() else visible)
 
     def _painted(self, images: Tensor, keep: Tensor) -> Tensor:
         """Return images [n, 3, H, W] whose patches outside `keep` are imputed or painted over."""

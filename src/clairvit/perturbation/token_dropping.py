@@ -3,6 +3,9 @@
 The model runs its own forward on a placeholder image; the input of its first block is replaced by the given tokens. As
 there is no adapter per model, `select_strategy` tests this first: it compares the result with the plain forward and
 with attention that is masked at the dropped tokens. Where they differ, tokens are set to zero, or not touched at all.
+
+Variants that keep different numbers of patches can share one pass (`padded_rows`): the shorter ones are filled up with
+tokens that no other token attends to. `can_pad` tests whether this model's results stay the same.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clairvit.models.model import Layout, extract_scores
-from clairvit.perturbation.attention_override import AttentionOverride, mask_tokens
+from clairvit.perturbation.attention_override import AttentionOverride, KeyMask, mask_tokens
 from clairvit.perturbation.batching import out_of_memory
 from clairvit.perturbation.position_slicing import PositionSlicing
 from clairvit.tracing.module_state import frozen_eval, this_thread_only
@@ -50,6 +53,7 @@ _STRATEGIES = (
 # tables indexed by the number of tokens (LookupError).
 _WRONG_LENGTH = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ZeroDivisionError)
 _strategies: WeakKeyDictionary[nn.Module, dict[ModelStructure, DropStrategy]] = WeakKeyDictionary()
+_padding: WeakKeyDictionary[nn.Module, dict[ModelStructure, bool]] = WeakKeyDictionary()
 
 
 def drop_strategy(recording: Recording) -> DropStrategy:
@@ -63,6 +67,17 @@ def drop_strategy(recording: Recording) -> DropStrategy:
     return strategies[recording.structure]
 
 
+def can_pad(recording: Recording) -> bool:
+    """Return whether variants of different lengths may share a pass, tested once per module and structure.
+
+    They may not where the head reads patches (a mean would count the padding) or heads are mixed after the softmax.
+    """
+    results = _padding.setdefault(recording.model.module, {})
+    if recording.structure not in results:
+        results[recording.structure] = _pads_correctly(recording, drop_strategy(recording))
+    return results[recording.structure]
+
+
 def droppable_tokens(recording: Recording) -> Tensor | None:
     """Return the first block's input [B, N, d] where its tokens are the layout's; None: no tokens can be dropped."""
     structure, first_input = recording.structure, recording.inputs[0] if recording.inputs else None
@@ -73,8 +88,13 @@ def droppable_tokens(recording: Recording) -> Tensor | None:
 
 
 @torch.no_grad()
-def run_tokens(recording: Recording, strategy: DropStrategy, tokens: Tensor, kept: Tensor | None) -> Tensor:
-    """Return logits [V, C] for tokens [V, N, d] of which only `kept` [V, K], in order, are run; None is all of them."""
+def run_tokens(
+    recording: Recording, strategy: DropStrategy, tokens: Tensor, kept: Tensor | None, visible: Tensor | None = None
+) -> Tensor:
+    """Return logits [V, C] for tokens [V, N, d] of which only `kept` [V, K], in order, are run; None is all of them.
+
+    No token attends to those that are run and not `visible`, bool [V, K].
+    """
     module, structure = recording.model.module, recording.structure
     layout = structure.layout
     assert layout is not None
@@ -94,6 +114,7 @@ def run_tokens(recording: Recording, strategy: DropStrategy, tokens: Tensor, kep
         _with_gradient_if_ambiguous(block_input, positions) as start,
         _replace_block_input(start, structure, positions),
         _attention_of_any_length(tokens),
+        nullcontext() if visible is None else KeyMask(visible),
         positions or nullcontext(),
     ):
         return extract_scores(module(placeholder)).detach()
@@ -159,6 +180,26 @@ def kept_rows(layout: Layout, keep: Tensor) -> Tensor:
     return layout.pad_patches(keep, True).nonzero()[:, 1].reshape(len(keep), -1)
 
 
+def padded_rows(layout: Layout, keep: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return the rows [n, K] of the kept patches and of all other tokens, and which of them are visible, bool [n, K].
+
+    `keep` is bool [n, patches], with any number in each; K is as many as the longest needs. In shorter ones patches
+    that are not kept follow, and are not visible. None: all tokens are run, in their own order.
+    """
+    visible = layout.pad_patches(keep, True)  # [n, N], in the order of the tokens
+    longest = int(keep.sum(1).max())
+    if longest == layout.patches:
+        return None, visible
+    patches = visible[:, layout.patch_slice]
+    order = patches.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[
+        :, :longest
+    ]  # the kept first, in order
+    rows = torch.arange(layout.tokens, device=keep.device).expand(len(keep), -1)
+    end = layout.prefix + layout.patches
+    kept = torch.cat([rows[:, : layout.prefix], order + layout.prefix, rows[:, end:]], 1)
+    return kept, visible.gather(1, kept)
+
+
 # Selection of the strategy
 
 
@@ -178,6 +219,30 @@ def select_strategy(recording: Recording) -> DropStrategy:
             if _is_correct(recording, strategy, tokens, reference):
                 return strategy
     return NO_DROPPING
+
+
+@torch.no_grad()
+def _pads_correctly(recording: Recording, strategy: DropStrategy) -> bool:
+    """Return whether two noise images that keep different numbers of patches can be run together."""
+    layout, pixels = recording.structure.layout, recording.pixels
+    if strategy.mode != "drop" or layout is None or layout.patches < 3:
+        return False
+    noise = torch.randn(2, *pixels.shape[1:], generator=torch.Generator().manual_seed(0)).to(pixels)
+    with frozen_eval(recording.model.module), torch.autocast(pixels.device.type, enabled=False):
+        tokens = droppable_tokens(record(recording.model, noise, differentiable=False))
+        assert tokens is not None
+        for counts in ((layout.patches, 1), (max(2, layout.patches // 2), 1)):
+            keep = torch.zeros(2, layout.patches, dtype=torch.bool, device=tokens.device)
+            for variant, count in zip(keep, counts, strict=True):
+                variant[-count:] = True
+            together = run_tokens(recording, strategy, tokens, *padded_rows(layout, keep))
+            for index in range(2):
+                alone = kept_rows(layout, keep[index : index + 1])
+                rows = None if alone.shape[1] == layout.tokens else alone
+                logits = run_tokens(recording, strategy, tokens[index : index + 1], rows)
+                if not _is_close(together[index : index + 1], logits):
+                    return False
+    return True
 
 
 def _two_subsets(layout: Layout, count: int, device: torch.device) -> Tensor:

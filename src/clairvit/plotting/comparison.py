@@ -15,7 +15,7 @@ from clairvit.methods.explanation import Explanation
 from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Canvas
 from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, class_label, cost_label, map_marks, top_classes
 from clairvit.plotting.overlay import overlay, scale_of, to_numpy
-from clairvit.plotting.patch_outline import chosen_patches, draw_outline
+from clairvit.plotting.patch_outline import draw_outlines
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
@@ -186,7 +186,7 @@ def _method_cell(
         scale = map_scale(explanation, values, style)
         picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
         axes = canvas.image(picture, start, down, cell.tile, cell.tile_height)
-        draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], cell.tile)
+        draw_outlines(axes, explanation, item, picture.shape[:2], cell.tile)
     right = left + (cell.width + cell.tile) / 2 if once else left + cell.width
     canvas.badges(map_marks(explanation), right - 0.05, down + 0.05)
 

@@ -27,7 +27,13 @@ from clairvit.plotting.canvas import (
 )
 from clairvit.plotting.labels import CLASS_AGNOSTIC, class_label, top_classes
 from clairvit.plotting.overlay import LUMA, Array, Scale, blend, overlay, to_numpy
-from clairvit.plotting.patch_outline import chosen_patches, draw_outline, photo_without, removal_labels
+from clairvit.plotting.patch_outline import (
+    chosen_patches,
+    draw_outline,
+    draw_outlines,
+    photo_without,
+    removal_labels,
+)
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
@@ -45,6 +51,7 @@ from clairvit.plotting.tiles import (
 )
 
 TILE = 2.1  # inches, width of a picture
+LOWEST, WIDEST = 1.05, 4.8  # inches: lower pictures are made wider, up to here
 MOST_COLUMNS = 6  # targets side by side; more, as of a generated answer, go on in the next row
 CHECK_LINE = 0.13  # inches, a line of text under a map
 DARK = 0.5  # brightness below which text is white
@@ -86,13 +93,14 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     check_rows(len(lines))
     scales = map_scales(explanation, to_numpy(explanation.maps), style)
     columns = max(len(line) for line in lines)
-    side = BAR if explanation.chosen is None else BAR + TILE + GAP
-    width = TILE + side - GAP
+    tile = tile_width(explanation)
+    side = BAR if explanation.chosen is None else BAR + tile + GAP
+    width = tile + side - GAP
     checks = [check_lines(explanation, item, width) for item in range(len(explanation))]
     texts = [text_lines(text, width) for text in explanation.text_relevance] or [[]] * len(explanation)
     below = CHECK_LINE * max(len(lines) for lines in checks) + TEXT_LINE * max(len(lines) for lines in texts)
-    grid = TileGrid(len(lines), columns, TILE, TILE * aspect_ratio(explanation), side, below)
-    shift = TILE + GAP  # the photo's column, which needs no colour bar
+    grid = TileGrid(len(lines), columns, tile, tile * aspect_ratio(explanation), side, below)
+    shift = tile + GAP  # the photo's column, which needs no colour bar
     body = grid.canvas()
     canvas = Canvas(body.width + shift, body.height)
     for row, line in enumerate(lines):
@@ -112,6 +120,11 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
                 _removal_tile(canvas, explanation, item, left + shift + grid.tile + BAR, top, grid)
     canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
     return canvas.figure
+
+
+def tile_width(explanation: Explanation) -> float:
+    """Return the width of a picture in inches: wider where it would be too low, as for the frames of a clip."""
+    return max(TILE, min(WIDEST, LOWEST / aspect_ratio(explanation)))
 
 
 def check_lines(explanation: Explanation, item: int, width: float) -> list[str]:
@@ -230,7 +243,7 @@ def _map_tile(
     values = to_numpy(explanation.maps[item])
     picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
     axes = canvas.image(picture, left, top + HEADING, grid.tile, grid.tile_height)
-    draw_outline(axes, chosen_patches(explanation, item), picture.shape[:2], grid.tile)
+    draw_outlines(axes, explanation, item, picture.shape[:2], grid.tile)
     if not explanation.class_specific:
         canvas.badges([CLASS_AGNOSTIC], left + grid.tile - 0.05, top + HEADING + 0.05)
 

@@ -1,4 +1,4 @@
-"""Chosen patches: outlined on an image, and removed from the photo."""
+"""Outlines on an image: of chosen patches, which are also removed from the photo, and of what a target is about."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ Segment: TypeAlias = tuple[tuple[float, float], tuple[float, float]]  # (x, y) t
 
 UNDER, OVER = ("black", 2.4), ("white", 1.1)  # points on a tile 2.1 inches wide: dark next to light shows on any photo
 USUAL_TILE = 2.1
+SMALLEST = 1 / 24  # of an image's side: smaller regions are shown by a ring
+RING = 9.0  # points, its diameter
 NARROWEST = 0.5  # of those widths, on small tiles
 PAPER, STRIPE = 0.93, 0.68  # grey of removed patches, and of the stripes across them
 STRIPES = 24  # along the longer side of the image
@@ -45,17 +47,43 @@ def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
     return horizontal + vertical
 
 
+def draw_outlines(axes: Any, explanation: Explanation, item: int, size: tuple[int, ...], tile: float) -> None:
+    """Draw what belongs to one map: its chosen patches, and the region or the query's box that its target is about."""
+    draw_outline(axes, chosen_patches(explanation, item), size, tile)
+    if explanation.regions is not None and not bool(explanation.regions[item].all()):  # the whole image needs no line
+        draw_outline(axes, np.asarray(explanation.regions[item].cpu().numpy(), dtype=np.bool_), size, tile)
+
+
 def draw_outline(axes: Any, chosen: Patches | None, size: tuple[int, ...], tile: float) -> None:
-    """Draw a white line with black edges around the chosen patches, thinner on small tiles."""
+    """Draw a white line with black edges around the chosen cells, thinner on small tiles; a ring around a point."""
     if chosen is None or not chosen.any():
         return
     scale = max(NARROWEST, min(1.0, tile / USUAL_TILE))
+    extent = [np.ptp(places) + 1 for places in chosen.nonzero()]
+    if max(extent[0] / chosen.shape[0], extent[1] / chosen.shape[1]) < SMALLEST:
+        _draw_ring(axes, chosen, size, scale)
+        return
     for colour, width in (UNDER, OVER):
         lines = LineCollection(
             boundary_segments(chosen, size), colors=colour, linewidths=width * scale, capstyle="projecting"
         )
         lines.set_clip_on(False)  # at the border of the photo the line would be half as wide
         axes.add_collection(lines, autolim=False)
+
+
+def _draw_ring(axes: Any, chosen: Patches, size: tuple[int, ...], scale: float) -> None:
+    """Draw a ring around a region that is too small for an outline, such as one pixel."""
+    row, column = ((places.mean() + 0.5) / count for places, count in zip(chosen.nonzero(), chosen.shape, strict=True))
+    for colour, width in (UNDER, OVER):
+        centre = {
+            "marker": "o",
+            "markersize": RING * scale,
+            "markerfacecolor": "none",
+            "scalex": False,
+            "scaley": False,
+        }
+        x, y = column * size[1] - 0.5, row * size[0] - 0.5
+        axes.plot([x], [y], color=colour, markeredgewidth=width * scale, clip_on=False, **centre)
 
 
 def photo_without(photo: Array, chosen: Patches) -> Array:

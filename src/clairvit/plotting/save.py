@@ -162,6 +162,8 @@ def npz_bytes(explanations: Mapping[str, Explanation]) -> bytes:
             arrays[f"{start}standard_error"] = to_numpy(explanation.standard_error).astype(np.float32)
         if explanation.chosen is not None:
             arrays[f"{start}chosen"] = explanation.chosen.cpu().numpy()
+        if explanation.regions is not None:
+            arrays[f"{start}regions"] = explanation.regions.cpu().numpy()
         if explanation.layers is not None:
             arrays[f"{start}layers"] = to_numpy(explanation.layers).astype(np.float32)
         if explanation.heads is not None:

@@ -13,6 +13,7 @@ from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, Canvas
 from clairvit.plotting.labels import format_number
 from clairvit.plotting.overlay import overlay, to_numpy
 from clairvit.plotting.save import PICTURES, check_suffix, explanation_record, figure_bytes, save, write_figure
+from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle, plot_style
 from clairvit.plotting.tiles import FOOT, aspect_ratio, explanation_photo, map_scales, short_name, source_line
 
@@ -22,7 +23,7 @@ TILE = 2.3  # inches
 def similarity_figure(similarity: Similarity, style: PlotStyle | None = None) -> Figure:
     """Return a figure with a column per image: its photo, and below it its map over the photo."""
     style = style or PlotStyle()
-    explanation = similarity.explanation
+    explanation = frame_strip(similarity.explanation, style)
     maps = to_numpy(explanation.maps)
     scales = map_scales(explanation, maps, style)
     height = TILE * aspect_ratio(explanation)

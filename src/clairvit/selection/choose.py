@@ -33,7 +33,7 @@ from clairvit.selection.ranking import RankingInput, join, rank_methods, summari
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer, base_method, tune_start_layers
 from clairvit.selection.stats import mean_ranks, spearman
-from clairvit.targets.resolve import readout_model
+from clairvit.targets.resolve import readout_model, readout_models
 
 # Well known, of every family, and all of them computed from the same trace.
 PANEL = (
@@ -107,7 +107,10 @@ def choose(
         (4, 'deletion(steps=3)')
     """
     images = as_images(images)
-    model = readout_model(as_model(model, images), target)
+    model = as_model(model, images)
+    readouts = readout_models(model, target)
+    if calibrate or tune_start or len(readouts) == 1:  # what is fitted is fitted to one output of the model
+        model = readout_model(model, target)
     on_read_error = error_handler(on_error)
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
     seed = check_seed(seed)
@@ -161,7 +164,7 @@ def choose(
     settings = {
         "target": "predicted" if target is None else LABEL if by_label else "given",
         "maps": normalize,
-        "activation": model.activation,
+        "activation": ", ".join(dict.fromkeys(readout.activation for readout in readouts)),
     }
     return _selection(model, scores, data, specs, starts, settings, calibrated)
 

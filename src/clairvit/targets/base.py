@@ -126,6 +126,20 @@ class Target(ABC):
             raise NotApplicable(model.returns)
         return model
 
+    @property
+    def region_forwards(self) -> int:
+        """Return the forward passes per image that `region` runs."""
+        return 0
+
+    def region(self, model: Model, pixels: Tensor) -> Tensor | None:
+        """Return which part of each image the target is about, for figures: bool [B, H, W]; None: all of it.
+
+        Args:
+            model: The model whose scores the target is about.
+            pixels: The images, [B, C, H, W].
+        """
+        return None
+
     @abstractmethod
     def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the target of every image in the context; raise BadInput or UnknownName if there is none."""

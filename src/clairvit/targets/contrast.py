@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput
@@ -42,6 +44,17 @@ class Contrast(Target):
                 "targets of one kind, such as two classes or two prompts."
             )
         return first
+
+    @property
+    def region_forwards(self) -> int:
+        """Return the passes of both targets."""
+        return sum(_as_target(part).region_forwards for part in (self.a, self.b))
+
+    def region(self, model: Model, pixels: Tensor) -> Tensor | None:
+        """Return the parts of the image that either target is about."""
+        regions = [_as_target(part).region(model, pixels) for part in (self.a, self.b)]
+        present = [region for region in regions if region is not None]
+        return functools.reduce(torch.logical_or, present) if present else None
 
     def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the target score[a] - score[b]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,25 @@ class Query(Target):
         read = functools.partial(_read_queries, index, softmax, self.box is not None)
         return model.read(("queries", index, self.box is not None), read, classifier=False)
 
+    @property
+    def region_forwards(self) -> int:
+        """Return the one pass that reads the boxes."""
+        return 1
+
+    def region(self, model: Model, pixels: Tensor) -> Tensor | None:
+        """Return the pixels inside the query's box in each image, bool [B, H, W], by one pass; None without boxes."""
+        base = model.base or model
+        with torch.no_grad():
+            output = base.module(pixels)
+        boxes = _pred_boxes(output)
+        if boxes is None:
+            return None
+        queries = torch.full((len(pixels),), -1 if self.index is None else self.index, device=boxes.device)
+        if self.index is None:
+            softmax = query_activation(model) == "softmax"
+            queries = _class_choice(_query_logits(output), self._class_index(model), softmax).argmax(-1)
+        return _inside_boxes(boxes[torch.arange(len(boxes), device=boxes.device), queries], pixels.shape[-2:])
+
     def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the target of each image; of a class, in the query that has it with the highest probability."""
         if self.index is None:
@@ -194,10 +213,28 @@ def _query_logits(output: Any) -> Tensor:
     )
 
 
+def _pred_boxes(output: Any) -> Tensor | None:
+    """Return the boxes [B, Q, 4] of what a detector returned, (centre x, centre y, width, height); None without."""
+    boxes = output.get("pred_boxes") if isinstance(output, Mapping) else getattr(output, "pred_boxes", None)
+    return boxes if isinstance(boxes, Tensor) and boxes.ndim == 3 and boxes.shape[-1] == 4 else None
+
+
+def _inside_boxes(boxes: Tensor, size: Sequence[int]) -> Tensor:
+    """Return which pixels of images of (rows, columns) have their centre in boxes [B, 4]: bool [B, rows, columns].
+
+    A box narrower than a pixel counts as one pixel wide, so that it is seen.
+    """
+    x, y, width, height = boxes.double().cpu().unbind(-1)
+    rows, columns = ((torch.arange(count, dtype=torch.float64) + 0.5) / count for count in size)
+    across = (columns - x[:, None]).abs() <= width[:, None].clamp(min=1 / size[1]) / 2  # [B, columns]
+    down = (rows - y[:, None]).abs() <= height[:, None].clamp(min=1 / size[0]) / 2
+    return down[:, :, None] & across[:, None, :]
+
+
 def _query_sides(output: Any) -> Tensor:
     """Return the sides of all boxes [B, Q, 8], of (centre x, centre y, width, height)."""
-    boxes = output.get("pred_boxes") if isinstance(output, Mapping) else getattr(output, "pred_boxes", None)
-    if not isinstance(boxes, Tensor) or boxes.ndim != 3 or boxes.shape[-1] != 4:
+    boxes = _pred_boxes(output)
+    if boxes is None:
         raise NotApplicable(
             f"box= reads 'pred_boxes' [B, queries, 4], and the model returned {describe_output(output)}; leave box= "
             "out to explain a query's class."
@@ -234,5 +271,10 @@ def _read_queries(index: int, softmax: bool, box: bool, output: Any) -> Tensor:
     if index >= logits.shape[-1] - softmax:
         last = logits.shape[-1] - softmax - 1
         raise BadInput(f"There is no class {index}: the model has {last + 1}; give an index from 0 to {last}.")
-    choice = (logits.log_softmax(-1) if softmax else logits)[..., index]  # [B, Q]
+    choice = _class_choice(logits, index, softmax)
     return torch.cat([choice, _query_sides(output).flatten(1) if box else logits[..., index]], 1)
+
+
+def _class_choice(logits: Tensor, index: int, softmax: bool) -> Tensor:
+    """Return what the query of a class is chosen by, of logits [B, Q, C]: log p, or the logit of a sigmoid, [B, Q]."""
+    return (logits.log_softmax(-1) if softmax else logits)[..., index]

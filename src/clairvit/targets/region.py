@@ -117,6 +117,11 @@ class Region(Target):
         batch = context.target([f"{name} {self.place}" for name in names], classes, [((c, 1.0),) for c in classes])
         return replace(batch, score=kind.score, score_is_default=False)
 
+    def region(self, model: Model, pixels: Tensor) -> Tensor | None:
+        """Return the pixels of the region, the same in every image: bool [B, H, W]."""
+        inside = torch.from_numpy(self.inside((int(pixels.shape[-2]), int(pixels.shape[-1]))))
+        return inside.expand(len(pixels), -1, -1)
+
     def inside(self, size: Size) -> NDArray[np.bool_]:
         """Return which pixels of an image of (rows, columns) lie in the region, [rows, columns].
 

@@ -110,6 +110,15 @@ def readout_model(model: Model, spec: TargetLike) -> Model:
     return models[0] if models else model
 
 
+def readouts_by_image(model: Model, spec: TargetLike, count: int) -> list[Model]:
+    """Return the model whose scores the target of each of `count` images is about; a list has one per image."""
+    if not isinstance(spec, list | tuple):
+        return [readout_model(model, spec)] * count
+    if len(spec) != count:
+        raise BadInput(f"{len(spec)} targets were given for {count} images; expected one for each.")
+    return [as_target(item).readout(model) for item in spec]
+
+
 def as_target(spec: Any) -> Target:
     """Return a single target that the user typed as an object."""
     if isinstance(spec, Target):

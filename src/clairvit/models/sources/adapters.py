@@ -96,11 +96,15 @@ def image_inputs(model: nn.Module, pixels: Tensor) -> dict[str, Any]:
 
 
 class FramesFirst(nn.Module):
-    """A transformers model of clips [B, T, C, H, W] as one of clips [B, C, T, H, W], as ClairViT keeps them."""
+    """A transformers model of clips [B, T, C, H, W] as one of clips [B, C, T, H, W], as ClairViT keeps them.
+
+    V-JEPA 2 runs its predictor after the encoder, whose output nothing here reads: it is left out.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.has_predictor = "skip_predictor" in inspect.signature(model.forward).parameters
 
     @property
     def config(self) -> Any:
@@ -108,7 +112,8 @@ class FramesFirst(nn.Module):
         return self.model.config
 
     def forward(self, clips: Tensor) -> Any:
-        return self.model(clips.transpose(1, 2))
+        options = {"skip_predictor": True} if self.has_predictor else {}
+        return self.model(clips.transpose(1, 2), **options)
 
 
 class VariableSize(nn.Module):
@@ -211,8 +216,15 @@ def embedding_part(model: Model) -> nn.Module:
 def linear_head(model: Model) -> str:
     """Return the name of the linear layer whose output are the scores of a classifier and whose input is [B, d]."""
     names = [name for name, part in model.module.named_modules() if isinstance(part, nn.Linear) and name]
-    channels = model.preprocess.channels
-    pixels = torch.zeros(1, channels, *model.preprocess.size, device=model.device, dtype=model.dtype)
+    preprocess = model.preprocess
+    if preprocess.frames == 0:
+        raise NotApplicable(
+            f"{model.name} takes clips of any number of frames, and one has to be run to find its embedding; say how "
+            "many frames they have: cv.wrap(module, frames=16)."
+        )
+    frames = () if preprocess.frames is None else (preprocess.frames,)
+    shape = (1, preprocess.channels, *frames, *preprocess.size)
+    pixels = torch.zeros(shape, device=model.device, dtype=model.dtype)
     module = evaluation_copy(model.module)
     with torch.inference_mode(False), torch.no_grad(), linear_calls(module, names) as calls:
         scores = extract_scores(module(pixels))

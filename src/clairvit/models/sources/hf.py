@@ -339,7 +339,8 @@ def _saved_or_given_preprocess(
 
 def default_preprocess(config: Any) -> Preprocess:
     """Return mean and std 0.5 at the configured image size, for random weights."""
-    size = getattr(getattr(config, "vision_config", config), "image_size", None) or square_size(config) or 224
+    stated = getattr(getattr(config, "vision_config", config), "image_size", None) or getattr(config, "crop_size", None)
+    size = stated or square_size(config) or 224
     rows, columns = (size, size) if isinstance(size, int) else tuple(size)
     channels = channel_count(config) or 3
     return Preprocess(size=(rows, columns), mean=(0.5,) * channels, std=(0.5,) * channels)
