@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import inspect
+from itertools import groupby
 
 from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, Method, by_family, list_methods
 from clairvit.plotting.labels import cost_label
 
-COLUMNS = (
-    "method",
-    "formula",
-    "family",
-    "needs",
-    "signed?",
-    "class-specific?",
-    "cost",
-    "paper",
-    "variants",
-    "discrepancies",
-)
+COLUMNS = ("method", "formula", "map", "needs", "cost", "paper")
 INTRODUCTION = """# Methods
 
 *Made by `python docs/generate_methods.py`; do not edit.*
 
 `A` attention (row = query), `G` its gradient, `x` a block's input, `dx` its gradient, `h` head, `l` layer, `L` layers
-in all. [What each of them says in words, with all options](#in-detail) follows the table.
+in all. [What each of them says in words](#in-detail), with all options, presets and discrepancies, follows the tables.
 
-*Needs*: what a method must see, and the rule table of its backward; methods with the same table share one backward.
+*Map*: signed or not, and whether it depends on the class. *Needs*: what a method must see, and the rule table of its
+backward; methods with the same table share one backward.
 *Cost* is of one image of 14 × 14 patches and one target, as if the method were run alone: scores and targets take a
-forward in any case.
-*Variants* are `NAME(option=…)` and `NAME(preset=…)`; combinators (`NAME+plus`) come on top."""
+forward in any case. Variants are `NAME(option=…)` and `NAME(preset=…)`; combinators (`NAME+plus`) come on top."""
 PEERS = """
 ## What others get wrong
 
@@ -85,12 +75,15 @@ them from one trace."""
 def main() -> None:
     listed = list_methods()
     methods = [listed[place] for place in by_family(method.family for method in listed)]
-    print(INTRODUCTION + "\n")
-    print_row(COLUMNS)
-    print_row(["---"] * len(COLUMNS))
-    for method in methods:
-        print_row(cells(method))
-    print("\nCombinators replace the way layers are combined:\n")
+    print(INTRODUCTION)
+    for family, members in groupby(methods, key=lambda method: method.family):
+        title = "CAM" if family == "cam" else family.capitalize()
+        print(f"\n## {title} methods\n")
+        print_row(COLUMNS)
+        print_row(["---"] * len(COLUMNS))
+        for method in members:
+            print_row(cells(method))
+    print("\n## Combinators\n\nThey replace the way layers are combined:\n")
     for name, meaning in COMBINATORS.items():
         print(f"* `+{name}`: {meaning}")
     print(FUNCTIONS)
@@ -114,15 +107,16 @@ def cells(method: Method) -> list[str]:
     return [
         f"[`{method.name}`](#{method.name})",
         formula(method),
-        method.family,
+        map_kind(method),
         "<br>".join(needs(method)),
-        ("with `relu=False`" if method.relu else "yes") if method.signed else "no",
-        "yes" if method.class_specific else "no",
         bound(method) + cost_label(method.cost) + ("; slow" if method.slow else ""),
         method.paper,
-        "<br>".join(variants(method)) or "–",
-        method.caveats.discrepancies or "–",
     ]
+
+
+def map_kind(method: Method) -> str:
+    sign = ("signed with `relu=False`" if method.relu else "signed") if method.signed else "not negative"
+    return sign if method.class_specific else f"{sign}; the same for all classes"
 
 
 def bound(method: Method) -> str:
@@ -165,12 +159,6 @@ def needs(method: Method) -> list[str]:
         *([] if method.passes == "none" and method.extra_cost.passes is not None else [found[method.passes]]),
         *more,
     ]
-
-
-def variants(method: Method) -> list[str]:
-    options = [f"`{name}={value}`" for name, value in method.options.items()]
-    presets = [f"preset `{name}`" for name in method.presets]
-    return [part for part in (" ".join(options), ", ".join(presets)) if part]
 
 
 def section(method: Method) -> None:

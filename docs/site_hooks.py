@@ -9,6 +9,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 API_MARKER = "<!-- api -->"
+GENERATED = re.compile(r"^\*Made by [^*]*; do not edit\.\*\s*", re.MULTILINE)  # for editors, not for readers
 
 
 def public_names() -> dict[str, list[str]]:
@@ -47,9 +48,9 @@ def without_outer_links(markdown: str, folder: Path) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Fill in the API reference and drop links that lead out of the site."""
+    """Fill in the API reference; drop links that lead out of the site, and notes for those who edit a page."""
     source = Path(page.file.abs_src_path)
-    return without_outer_links(markdown.replace(API_MARKER, api_reference()), source.parent)
+    return without_outer_links(GENERATED.sub("", markdown).replace(API_MARKER, api_reference()), source.parent)
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:

@@ -6,13 +6,18 @@ import ast
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import clairvit
+from clairvit.cli.app import app
+from clairvit.cli.arguments import split_methods
+from helpers.executed_code import isolated, python_blocks, run_page
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ("readers-test.md",)  # names files that were renamed
@@ -25,6 +30,13 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
     printed = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, encoding="utf-8").stdout
     kept = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     assert printed == kept, f"run: python docs/generate_{name}.py > docs/{name}.md"
+
+
+def test_the_page_about_papers_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = importlib.import_module("generate_papers").page()
+    kept = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    assert page == kept, "run: python docs/generate_papers.py > docs/papers.md"
 
 
 def test_figures_in_the_texts_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,14 +60,81 @@ def test_figures_in_the_texts_are_those_of_the_results(monkeypatch: pytest.Monke
         assert "{{" not in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
-def test_the_readme_example_runs(tmp_path: Path) -> None:
+READER = """
+import sys, timm
+import clairvit as cv
+from pathlib import Path
+from clairvit.models.image_files import read_image
+from clairvit.selection import choose
+
+choose.PANEL = ("rollout",)  # the whole of it takes minutes
+Path("photos").mkdir()
+for number, width in enumerate((225, 200)):
+    read_image("demo").resize((width, 150)).save(f"photos/{number}.png")
+my_module, my_names = timm.create_model("vit_tiny_patch16_224", num_classes=2, depth=2), ["a", "b"]
+"""
+GALLERY = """
+sys.path.insert(0, DOCS)
+import generate_gallery as gallery
+for item in gallery.ITEMS:
+    if item.language == "python" and item.readme:
+        exec(item.code, {"cv": cv, "model": model} | (item.names() if item.names else {}))
+"""
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    """All of it, the gallery's too, in one process; what is the reader's own is made first."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks
-    prelude = (
-        "import timm; my_module = timm.create_model('vit_tiny_patch16_224', num_classes=2); my_names = ['a', 'b']\n"
+    assert len(blocks) >= 2
+    code = "\n".join([READER, *blocks, f"DOCS = {str(ROOT / 'docs')!r}", GALLERY])
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment(), capture_output=True
     )
-    subprocess.run([sys.executable, "-c", prelude + "\n".join(blocks)], check=True, cwd=tmp_path)
-    assert (tmp_path / "cat.png").stat().st_size > 10_000
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"why", "methods", "two", "prompt", "alike", "other"}
+    printed = done.stdout.decode()
+    assert re.findall(r"# (\('Bengal.*?\)): one", blocks[0])[0] in printed
+    for pattern, unit in ((r"falls from (\d+) % to (\d+) %", 1.0), (r" (0\.\d\d)\S*; random (0\.\d\d)", 0.01)):
+        (quoted,), (found,) = re.findall(pattern, blocks[0]), re.findall(pattern, printed)
+        for comment, value in zip(quoted, found, strict=True):  # both are rounded or cut: one unit of the last digit
+            assert abs(float(comment) - float(value)) < 1.5 * unit, f"{comment} is said, {value} is printed"
+
+
+def test_the_gallery_is_that_of_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """README.md and docs/gallery.md are up to date, every picture is there, and together they are small."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    gallery = importlib.import_module("generate_gallery")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert gallery.with_gallery(readme) == readme, "run: python docs/generate_gallery.py --texts"
+    assert gallery.gallery_page() == (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "images" / "gallery").iterdir()}
+    assert pictures.keys() == {item.name for item in gallery.ITEMS}
+    assert sum(pictures.values()) <= 2_000_000
+    assert len(readme.splitlines()) <= 180
+
+
+def commands(page: Path) -> list[str]:
+    """Return the lines `clairvit …` of a page's code blocks, without comments; placeholders (…) are left out."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"```(?:sh|bash)?\n(.*?)```", text, re.DOTALL) + re.findall(r'<pre lang="sh">(.*?)</pre>', text)
+    lines = [part.strip() for block in blocks for line in block.splitlines() for part in line.split(" && ")]
+    return [line for line in lines if line.startswith("clairvit ") and "…" not in line.partition(" #")[0]]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_commands_have_the_options_of_the_command_line(page: Path) -> None:
+    """Parse each command as the command line does, without running it, and the methods and metrics that it names."""
+    group = typer.main.get_command(app)
+    for line in commands(page):
+        arguments = shlex.split(line, comments=True)[1:]
+        with group.make_context("clairvit", list(arguments)) as context:
+            name, command, rest = group.resolve_command(context, arguments)
+            assert command is not None, line
+            with command.make_context(name, rest, parent=context) as parsed:
+                methods = parsed.params.get("method") or ()
+                for method in split_methods(*methods) if methods else ():
+                    stands_for_others = method == "all" or method.isupper() or method.endswith(".json")
+                    assert stands_for_others or clairvit.parse_method(method), line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -73,15 +152,13 @@ def test_source_files_that_are_named_exist(page: Path) -> None:
         assert (ROOT / place).exists(), f"{page.name} names {place}"
 
 
-def test_the_write_a_method_example_works() -> None:
-    page = (ROOT / "docs" / "write-a-method.md").read_text(encoding="utf-8")
-    example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
-    check = """
-import clairvit as cv
-ex = cv.explain(cv.load("pets"), "demo", "negative-attention+skipplus")
-assert ex.maps.shape == (1, 14, 14) and ex.maps.min() >= 0 and ex.maps.any()
-"""
-    subprocess.run([sys.executable, "-c", example + check], check=True)
+def test_the_write_a_method_example_works(tmp_path: Path) -> None:
+    with isolated(tmp_path) as namespace:
+        exec(python_blocks(ROOT / "docs" / "write-a-method.md")[0], namespace)
+        ex = clairvit.explain("pets", "demo", "negative-attention+skipplus")
+    assert ex.maps.shape == (1, 14, 14)
+    assert ex.maps.min() >= 0
+    assert ex.maps.any()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -99,6 +176,9 @@ EXECUTED = [
     "index.md",
     "quick-start.md",
     "integrations.md",
+    "check.md",
+    "features.md",
+    "patching.md",
     *sorted(p.name for p in (ROOT / "docs").glob("howto-*.md")),
 ]
 
@@ -106,11 +186,17 @@ EXECUTED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTED)
 def test_pages_by_task_run(name: str, tmp_path: Path) -> None:
-    """All Python of a page in one process, from top to bottom, in an empty folder."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks
-    code = "\n".join(["import warnings", "warnings.simplefilter('ignore')", *blocks])
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment())
+    """All Python of a page from top to bottom, in an empty folder."""
+    assert python_blocks(ROOT / "docs" / name)
+    run_page(ROOT / "docs" / name, tmp_path)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("howto-*.md")), ids=lambda page: page.stem)
+def test_pages_by_task_are_short_and_name_pitfalls(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert "\n## Pitfalls\n" in text
+    assert "\n## See also\n" in text
 
 
 def environment() -> dict[str, str]:

@@ -82,6 +82,17 @@ def test_new_names_in_the_changelog_exist() -> None:
     assert [place for place in rows if not (ROOT / "src" / "clairvit" / place).exists()] == []
 
 
+def test_new_classes_and_functions_in_the_changelog_exist() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    table = text.partition("### Renamed: classes, functions, fields")[2].partition("\n### ")[0]
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    cells = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    names = {name for row in cells for cell in (row[2], row[5]) for name in re.findall(r"`(?:\w*\.)?(\w+)=?`", cell)}
+    assert len(names) > 80
+    defined = set(re.findall(r"(?:class|def) (\w+)|^\s*(\w+)\s*[:=]|[(,]\s*(\w+)\s*[:=]", sources, re.MULTILINE))
+    assert names - {name for match in defined for name in match} == set()
+
+
 def matrix() -> ModuleType:
     """Return the script of make matrix as a module."""
     spec = importlib.util.spec_from_file_location("matrix", ROOT / ".ci" / "matrix.py")

@@ -32,11 +32,16 @@ def test_there_is_one_row_for_each_method_family_by_family() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: cells(row)[0].split("`")[1])
 def test_every_cell_is_filled(row: str) -> None:
     found = cells(row)
-    assert len(found) == 10
+    assert len(found) == 6
     assert all(found)
     assert re.fullmatch(r"`[^`]+`(<br>layers: .+)?", found[1]), "a formula as code"
-    assert found[4] in ("yes", "no", "with `relu=False`")
-    assert found[5] in ("yes", "no")
+    assert re.fullmatch(r"(signed|not negative|signed with `relu=False`)(; the same for all classes)?", found[2])
+
+
+def test_what_papers_disagree_about_is_in_the_details() -> None:
+    for method in list_methods():
+        section = PAGE.partition(f"\n#### `{method.name}`\n")[2].partition("\n#### ")[0]
+        assert method.caveats.discrepancies in section, method.name
 
 
 def test_families_have_an_order_and_unknown_ones_a_place() -> None:

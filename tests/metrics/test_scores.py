@@ -43,6 +43,9 @@ def test_a_notebook_shows_a_table(scores: cv.Scores) -> None:
     assert "deletion ↓" in page
     assert scores["genatt", "deletion"]._repr_html_().count("<td") == 1
     assert repr(scores) == "Scores(2 methods × 2 metrics, 2 images)"
+    score = scores["genatt", "deletion"]
+    expected = f"Score(deletion of genatt: {score.mean:.4g}; random {score.baselines['random'].mean:.4g}, n = 2)"
+    assert repr(score) == expected, "two images have no interval"
 
 
 def test_scores_are_drawn(scores: cv.Scores) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import html
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +22,7 @@ import clairvit.selection.choose as choose_module
 from clairvit.data.dataset import ImageDataset, Sample, as_dataset
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.explanation import Cost
+from clairvit.methods.recipe import read_recipe
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.confidence_intervals import LEVEL, mean_p
 from clairvit.selection.choose import METRICS, PANEL
@@ -90,6 +94,23 @@ def test_the_numbers_are_those_of_evaluate() -> None:
         assert row.p == pytest.approx(p)
         assert row.means == pytest.approx({BY: score.mean, "sparseness": scores[row.method, "sparseness"].mean})
         assert_same(pick.scores[row.method, BY].values, score.values)
+
+
+def test_the_ranking_is_drawn_best_on_top(tmp_path: Path) -> None:
+    pick = picked()
+    axes = pick.plot(Figure().add_subplot())
+    assert [label.get_text() for label in axes.get_yticklabels()] == [row.method for row in pick.ranking]
+    points = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
+    assert points == [row.mean for row in pick.ranking]
+    assert [label.get_text() for label in axes.get_yticklabels() if label.get_weight() == "bold"] == [pick.best]
+    page = pick._repr_html_()
+    assert "<img " in page
+    assert html.escape(pick.answer[0]) in page
+    few = read_recipe(cv.choose(linear()[0], images(1), [TRUE], [BY]).save(tmp_path / "few.json"))
+    axes = few.plot(Figure().add_subplot())  # without intervals, which are null in the file
+    assert sum(line.get_marker() == "o" for line in axes.lines) == 3
+    with pytest.raises(cv.BadInput, match=r"expected one that was made by cv\.choose"):
+        cv.Recipe(method="genatt", model="pets", weights="").plot()
 
 
 def test_the_cost_of_a_map_is_there() -> None:

@@ -17,9 +17,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput
+from clairvit.models.image_files import EncodedImage
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import unwrap_readout
+from clairvit.models.submodules import named_submodules, tensors_of
 
 
 def digest(*parts: Any) -> str:
@@ -36,6 +38,8 @@ def _bytes(part: Any) -> bytes:
     """Return the content of one part as bytes."""
     if isinstance(part, bytes):
         return part
+    if isinstance(part, EncodedImage):  # as the file with these bytes
+        return part.content
     if isinstance(part, Path) or (isinstance(part, str) and os.path.isfile(part)):  # False for a name that is too long
         try:
             return Path(part).read_bytes()
@@ -101,10 +105,22 @@ def plain_preprocess(preprocess: Preprocess) -> dict[str, Any]:
 
 def _state(module: nn.Module) -> list[tuple[str, Any]]:
     """Return parameters, buffers (also non-persistent ones) and other saved values, sorted by name."""
-    state: dict[str, Any] = dict(module.state_dict())
-    state |= dict(module.named_parameters(remove_duplicate=False))
-    state |= dict(module.named_buffers(remove_duplicate=False))
-    return sorted(state.items())
+    places = named_submodules(module)
+    tensors: dict[str, Any] = {f"{prefix}{name}": t for prefix, part in places for name, t in tensors_of(part)}
+    saved = module.state_dict() if any(_saves_other_values(part) for _, part in places) else {}
+    return sorted((saved | tensors).items())
+
+
+def _saves_other_values(part: nn.Module) -> bool:
+    """Return whether a module's state_dict may hold more than its parameters and buffers: packed weights, hooks."""
+    kind, attributes = type(part), part.__dict__
+    return (
+        kind._save_to_state_dict is not nn.Module._save_to_state_dict
+        or kind.get_extra_state is not nn.Module.get_extra_state
+        or kind.state_dict is not nn.Module.state_dict
+        or bool(attributes.get("_state_dict_hooks") or attributes.get("_state_dict_pre_hooks"))
+        or not attributes.keys().isdisjoint(("state_dict", "_save_to_state_dict", "get_extra_state"))
+    )
 
 
 def _contents(name: str, value: Any) -> Iterator[bytes | memoryview]:
@@ -139,7 +155,7 @@ def _contents(name: str, value: Any) -> Iterator[bytes | memoryview]:
 def _change_check(state: Sequence[tuple[str, Any]]) -> bytes:
     """Return a cheap digest that changes with the tensors: identity, version, sum and a sample of values of each."""
     parts: list[Any] = []
-    numbers: list[Tensor] = []
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for name, value in state:
         if not isinstance(value, Tensor) or value.is_quantized or value.layout != torch.strided:
             parts.append((name, id(value), repr(value)))
@@ -149,10 +165,37 @@ def _change_check(state: Sequence[tuple[str, Any]]) -> bytes:
         parts.append((name, plain.data_ptr(), version, plain.dtype, plain.shape, plain.device))
         if plain.numel():
             flat = (torch.view_as_real(plain) if plain.is_complex() else plain).reshape(-1)
-            wide = flat if flat.dtype in (torch.float32, torch.float64) else flat.double()
-            numbers += [wide.sum()[None].double(), wide[:: max(1, wide.numel() // 64)].double()]
+            by_kind.setdefault((flat.device, flat.dtype), []).append(flat)
     by_device: dict[torch.device, list[Tensor]] = {}
-    for number in numbers:
-        by_device.setdefault(number.device, []).append(number)
-    values = [torch.cat(tensors).cpu().numpy().tobytes() for tensors in by_device.values()]  # one transfer per device
+    for (device, _), flats in by_kind.items():
+        by_device.setdefault(device, []).extend(_sums_and_samples(flats))
+    values = [torch.cat(numbers).cpu().numpy().tobytes() for numbers in by_device.values()]  # one transfer per device
     return hashlib.blake2b(b"".join([repr(parts).encode(), *values]), digest_size=16).digest()
+
+
+_SAMPLED = 64  # values of a tensor
+_JOINED_BYTES = 2**25  # of tensors that are summed together where launching a kernel costs more than reading them
+
+
+def _sums_and_samples(flats: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sums of 1-D tensors of one device and dtype, and about 64 values of each, in float64."""
+    exact = flats[0].dtype in (torch.float32, torch.float64)
+    groups = [[flat] for flat in flats] if flats[0].is_cpu else _joined_groups(flats)
+    joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
+    sums = [flat.sum() if exact else flat.double().sum() for flat in joined]
+    steps = [max(1, flat.numel() // (_SAMPLED * len(group))) for flat, group in zip(joined, groups, strict=True)]
+    samples = [flat[::step] for flat, step in zip(joined, steps, strict=True)]
+    return [torch.stack(sums).double(), torch.cat(samples).double()]
+
+
+def _joined_groups(flats: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return consecutive tensors in groups of at most `_JOINED_BYTES`, larger ones alone."""
+    groups: list[list[Tensor]] = []
+    size = 0
+    for flat in flats:
+        if not groups or size + flat.nbytes > _JOINED_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(flat)
+        size += flat.nbytes
+    return groups

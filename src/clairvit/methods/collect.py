@@ -93,10 +93,7 @@ def _common_fields(
         classes=classes,
         score="",
         logits=logits,
-        probabilities=tuple(
-            None if index is None or probabilities is None or not model.classifier else float(probabilities[row, index])
-            for row, index in enumerate(classes)
-        ),
+        probabilities=_class_probabilities(probabilities if model.classifier else None, classes),
         pixels=batch.pixels if count == 1 else batch.pixels.repeat(count, *(1,) * (batch.pixels.ndim - 1)),
         names=batch.names * count,
         model=model.name,
@@ -110,6 +107,15 @@ def _common_fields(
         versions=versions(),
         origin=Origin.of(model, join_targets([target.by_row(recording.logits) for target in targets])),
     )
+
+
+def _class_probabilities(probabilities: Tensor | None, classes: Sequence[int | None]) -> tuple[float | None, ...]:
+    """Return the probability of each row's class, in one transfer; None where there is no class or no probability."""
+    if probabilities is None:
+        return (None,) * len(classes)
+    rows = [row for row, index in enumerate(classes) if index is not None]
+    values = iter(probabilities[rows, [index for index in classes if index is not None]].tolist() if rows else ())
+    return tuple(None if index is None else next(values) for index in classes)
 
 
 @dataclass(frozen=True, eq=False)

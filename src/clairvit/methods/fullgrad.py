@@ -40,7 +40,7 @@ def full_gradient(layer: LayerView, biases: Kind = "learned", rules: Rules = "pl
     a sum over layers then has each bias once, which is FullGrad+, and `fullgrad(layer=3)` is FullGrad from layer 3.
     """
     terms = bias_terms(layer.trace, biases, rules).tokens[layer.index :]  # [L, B, N]
-    return (layer.x * layer.dx).sum(-1) + (terms[:1] if each else terms).sum(0)  # [B, N]; a CNN has no blocks
+    return layer.x_dx + (terms[:1] if each else terms).sum(0)  # [B, N]; a CNN has no blocks
 
 
 def full_gradient_plus(layer: LayerView, biases: Kind = "learned", rules: Rules = "plain") -> Tensor:

@@ -32,7 +32,7 @@ def token_gradients(level: str) -> tuple[Place, ...]:
 
 def input_x_gradient(layer: LayerView, level: TokenLevel = "token") -> Tensor:
     """Return sum_d x_d dy/dx_d at a block's input, [B, N], or at the pixels, summed over each patch."""
-    return pixel_x_gradient(layer) if level == "pixel" else (layer.x * layer.dx).sum(-1)
+    return pixel_x_gradient(layer) if level == "pixel" else layer.x_dx
 
 
 def pixel_x_gradient(layer: LayerView) -> Tensor:

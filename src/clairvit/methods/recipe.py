@@ -132,6 +132,30 @@ class Recipe:
         content = dumps_json({"kind": KIND, "format": FORMAT, **asdict(self)}, indent=2)
         return write_text(content + "\n", file)
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the ranking: a mean with its 95 % interval per method, the best on top.
+
+        The best, and the methods that do not differ from it significantly, are in colour.
+
+        Args:
+            ax: Matplotlib axes; None makes a figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            BadInput: The recipe has no ranking, because it was not made by `cv.choose`.
+        """
+        from clairvit.plotting.axes import plot_ranking
+
+        return plot_ranking(self, ax)
+
+    def _repr_html_(self) -> str:
+        """Return the ranking and the conclusion, as a notebook shows them."""
+        from clairvit.plotting.axes import ranking_html
+
+        return ranking_html(self)
+
 
 def read_recipe(path: PathLike[str] | str) -> Recipe:
     """Return the recipe in a file, or raise BadInput if it is none."""

@@ -156,10 +156,12 @@ class Score:
         return np.asarray(self.parts[np.isfinite(self.values.double().cpu().numpy())])
 
     def __repr__(self) -> str:
-        """Return one line: metric, method, mean, interval and number of images."""
+        """Return one line: metric, method, mean, interval, the mean of random maps and number of images."""
         low, high = self.interval
         interval = "" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]"
-        return f"Score({self.metric} of {self.method}: {self.mean:.4g}{interval}, n = {self.n_valid})"
+        random = self.baselines.get("random")
+        baseline = "" if random is None or math.isnan(random.mean) else f"; random {random.mean:.4g}"
+        return f"Score({self.metric} of {self.method}: {self.mean:.4g}{interval}{baseline}, n = {self.n_valid})"
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the mean curve with its standard error, or the values per image where the metric has no curve.

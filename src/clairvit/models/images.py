@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,16 @@ class Batch:
         return len(self.names)
 
 
+def to_device(pixels: Tensor, model: Model) -> Tensor:
+    """Return pixels on the model's device and in its dtype.
+
+    To a GPU they go through pinned memory and without waiting: the copy overlaps with what the GPU computes.
+    """
+    if model.device.type == "cuda" and pixels.device.type == "cpu":
+        return pixels.pin_memory().to(model.device, non_blocking=True).to(model.dtype)
+    return pixels.to(model.device, model.dtype)
+
+
 def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Batch:
     """Return images as one batch on the model's device.
 
@@ -50,7 +61,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
     """
     check_placement(model.module, model.name)
     if isinstance(images, Batch):
-        return replace(images, pixels=images.pixels.to(model.device, model.dtype))
+        return replace(images, pixels=to_device(images.pixels, model))
     if model.preprocess.frames is not None:
         return _prepare_clips(images, model)
     tensor = _preprocessed_batch(images, model)
@@ -59,8 +70,18 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         notes = (*shown, *_check_tensor(tensor, "", model))
         names = tuple(f"image {i + 1}" for i in range(len(tensor)))
         single = isinstance(images, Tensor) and images.ndim == 3
-        return Batch(tensor.detach().to(model.device, model.dtype), names, single, notes)
+        return Batch(to_device(tensor.detach(), model), names, single, notes)
     items, single = list_images(images)
+    batch = decode(items, model, single=single)
+    return replace(batch, pixels=to_device(batch.pixels, model))
+
+
+def decode(items: Sequence[Any], model: Model, *, single: bool = False) -> Batch:
+    """Return images that are not clips as one batch on the CPU, in float32 where they are decoded here.
+
+    It may be called in several threads; `prepare` moves the batch to the model's device.
+    """
+    shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
     notes = (*shown, *(model.assumptions if any(not is_preprocessed(item) for item in items) else ()))
     pixels: list[Tensor] = []
     for i, item in enumerate(items):
@@ -73,7 +94,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
             f"The tensors in one batch have different sizes: {shapes}; make them equal or explain one by one."
         )
     names = tuple(image_name(item, i) for i, item in enumerate(items))
-    return Batch(torch.stack(pixels).to(model.device, model.dtype), names, single, notes)
+    return Batch(torch.stack(pixels), names, single, notes)
 
 
 def _prepare_clips(images: Any, model: Model) -> Batch:
@@ -296,14 +317,15 @@ def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
             f"The image tensor{where} has dtype {pixels.dtype}; expected floats that are already normalised, or uint8 "
             "pixels (0..255), which are normalised here."
         )
-    finite = pixels.detach().isfinite().flatten(1).all(1)
-    if not bool(finite.all()):
-        broken = [i + 1 for i in range(len(finite)) if not finite[i]]
+    low, high = torch.stack(pixels.detach().aminmax()).tolist()  # NaN if one value is; one transfer
+    if not (math.isfinite(low) and math.isfinite(high)):
+        finite = pixels.detach().isfinite().flatten(1).all(1).tolist()
+        broken = [number for number, is_finite in enumerate(finite, 1) if not is_finite]
         at = where or f" (image {', '.join(map(str, broken))} of {len(finite)})"
         raise BadInput(
             f"The image tensor has NaN or infinite values{at}; expected finite numbers: check your transform."
         )
-    note = _range_note(float(pixels.detach().amin()), float(pixels.detach().amax()), where, model.preprocess)
+    note = _range_note(low, high, where, model.preprocess)
     if note:
         warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
     return (note,) if note else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,6 +15,7 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout
+from clairvit.models.submodules import named_submodules, tensors_of
 
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
@@ -310,45 +311,43 @@ class Model:
 
 def check_placement(module: nn.Module, name: str) -> None:
     """Raise BadInput unless all tensors of a module are whole, have values and lie on one device."""
-    _check_whole(module, name)
-    _check_materialised(module, name)
-    devices = {tensor.device: key for key, tensor in _named_tensors(module)}
+    places = named_submodules(module)
+    _check_whole([part for _, part in places], name)
+    _check_materialised(places, name)
+    devices = {tensor.device: f"{prefix}{key}" for prefix, part in places for key, tensor in tensors_of(part)}
     if len(devices) > 1:
-        places = ", ".join(f"'{key}' on {device}" for device, key in devices.items())
+        listed = ", ".join(f"'{key}' on {device}" for device, key in devices.items())
         raise BadInput(
-            f"The tensors of {name} lie on {len(devices)} devices ({places}), and a trace combines layers on one; load "
+            f"The tensors of {name} lie on {len(devices)} devices ({listed}), and a trace combines layers on one; load "
             "the model on a single device, for instance device_map={'': 0}, or move it there: module.to(device)."
         )
 
 
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return itertools.chain(module.named_parameters(), module.named_buffers())
-
-
-def _check_whole(module: nn.Module, name: str) -> None:
+def _check_whole(parts: Sequence[nn.Module], name: str) -> None:
     """Raise BadInput for a module sharded by FSDP: a process holds a part of each parameter only."""
-    classes = {base.__name__ for part in module.modules() for base in type(part).__mro__}
+    classes = {base.__name__ for kind in set(map(type, parts)) for base in kind.__mro__}
     sharded = {"FullyShardedDataParallel", "FSDPModule"} & classes
-    if sharded or any(type(tensor).__name__ == "DTensor" for tensor in module.parameters()):
+    if sharded or any(type(tensor).__name__ == "DTensor" for part in parts for tensor in part._parameters.values()):
         raise BadInput(
             f"{name} is sharded ({', '.join(sorted(sharded)) or 'DTensor'}), so that no process has its whole "
             "parameters; gather a full state_dict, load it into a plain module, and pass that."
         )
 
 
-def _check_materialised(module: nn.Module, name: str) -> None:
+def _check_materialised(places: Sequence[tuple[str, nn.Module]], name: str) -> None:
     """Raise BadInput for a module with tensors on the meta device, which have a shape and no values."""
-    if any(getattr(getattr(part, "_hf_hook", None), "offload", False) for part in module.modules()):
+    if any(getattr(part.__dict__.get("_hf_hook"), "offload", False) for _, part in places):
         raise BadInput(
             f"{name} is offloaded by accelerate: its weights are loaded while a layer runs and dropped afterwards, and "
             "a trace reads them later; load the model whole, for instance with device_map={'': 0} or 'cpu'."
         )
-    for key, tensor in _named_tensors(module):
-        if tensor.is_meta:
-            raise BadInput(
-                f"{name} is on the meta device ('{key}' has a shape and no numbers); give it weights first: "
-                "module.to_empty(device='cpu'), then module.load_state_dict(weights)."
-            )
+    for prefix, part in places:
+        for key, tensor in tensors_of(part):
+            if tensor.is_meta:
+                raise BadInput(
+                    f"{name} is on the meta device ('{prefix}{key}' has a shape and no numbers); give it weights "
+                    "first: module.to_empty(device='cpu'), then module.load_state_dict(weights)."
+                )
 
 
 def extract_scores(output: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import numbers
@@ -31,9 +32,14 @@ def image_seeds(images: Tensor, seed: int) -> list[int]:
     Pixels are rounded to bfloat16 and summed as whole numbers, which is exact everywhere.
     """
     bits = images.bfloat16().contiguous().view(torch.int16).flatten(1).long()  # [B, n]
-    weights = torch.arange(1, bits.shape[1] + 1, device=images.device) * _STRIDE % _MODULUS
-    sums = (bits * weights).remainder_(_MODULUS).sum(1).tolist()
+    sums = (bits * _position_weights(bits.shape[1], images.device)).remainder_(_MODULUS).sum(1).tolist()
     return [zlib.crc32(number.to_bytes(8, "little"), seed & 0xFFFFFFFF) for number in sums]
+
+
+@functools.lru_cache(maxsize=4)
+def _position_weights(count: int, device: torch.device) -> Tensor:
+    """Return one weight per pixel value, int64 [count]."""
+    return torch.arange(1, count + 1, device=device) * _STRIDE % _MODULUS
 
 
 def make_generator(seed: int, stream: int = 0) -> torch.Generator:

@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Comparison, Explanation
+from clairvit.methods.recipe import Recipe
 from clairvit.metrics.score import Score, Scores
+from clairvit.plotting.canvas import INK, LINE, PALE
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.curves import mean_line
 from clairvit.plotting.figures import explanation_figure
-from clairvit.plotting.labels import ARROWS
+from clairvit.plotting.intervals import draw_rows
+from clairvit.plotting.labels import ARROWS, count_images
 from clairvit.plotting.overlay import Scale, overlay, to_numpy
 from clairvit.plotting.patch_outline import draw_outlines
 from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes
@@ -30,6 +33,7 @@ from clairvit.plotting.style import PlotStyle, plot_style
 from clairvit.plotting.tiles import MOST_ROWS, explanation_photo, map_scales, target_label
 
 TILE = 2.4  # inches, width and height of one map in a new figure
+RANKING_WIDTH, RANKING_PITCH, RANKING_EDGES = 4.6, 0.19, 0.85  # inches: a ranking, one of its rows, above and below
 MOST_COLUMNS = 6
 CHECK_LETTERS = 48  # in a line under a map
 HTML_DPI = 80  # a notebook stores the picture inside the file
@@ -132,6 +136,44 @@ def plot_scores(scores: Scores, axes: Any = None) -> AxesArray:
     return panels[: len(metrics)]
 
 
+def plot_ranking(recipe: Recipe, ax: Any = None) -> Axes:
+    """Draw the ranking of a recipe: means with 95 % intervals; the best and what does not differ from it in colour."""
+    if not recipe.ranking:
+        raise BadInput("The recipe has no ranking; expected one that was made by cv.choose.")
+    means = {row["method"]: _as_float(row["mean"]) for row in recipe.ranking}
+    if ax is None:
+        ax = _new_axes(1, 1, width=RANKING_WIDTH, height=RANKING_PITCH * len(means) + RANKING_EDGES)[0, 0]
+    colours = [PALE if row["differs_from_best"] else COLOURS[0] for row in recipe.ranking]
+    intervals = [(_as_float(row["interval"][0]), _as_float(row["interval"][1])) for row in recipe.ranking]
+    draw_rows(ax, list(zip(means.values(), intervals, colours, strict=True)), means.get(BASELINE))
+    ax.set_yticks(range(len(means)), list(means), parse_math=False)
+    for label, row in zip(ax.get_yticklabels(), recipe.ranking, strict=True):
+        best = not row["differs_from_best"]
+        label.set(color=INK, style="italic" if row["baseline"] else "normal", weight="bold" if best else "normal")
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.spines["bottom"].set_color(LINE)
+    ax.tick_params(labelsize="small")
+    ax.set_title(f"{recipe.by} · {recipe.model} · {count_images(recipe.images)}", fontsize="small", loc="left")
+    dashed = "; dashed: random patches" if BASELINE in means else ""
+    ax.set_xlabel(f"mean and 95 % interval{dashed}", fontsize="small", color=PALE)
+    return ax  # type: ignore[no-any-return]
+
+
+def _as_float(value: float | None) -> float:
+    """Return NaN for null, which a recipe's file has in its place."""
+    return math.nan if value is None else value
+
+
+def ranking_html(recipe: Recipe) -> str:
+    """Return the ranking of a recipe as a picture, with the conclusion in sentences."""
+    if not recipe.ranking:
+        return _list_html([repr(recipe)])
+    figure = Figure(figsize=(RANKING_WIDTH, RANKING_PITCH * len(recipe.ranking) + RANKING_EDGES), layout="constrained")
+    plot_ranking(recipe, figure.add_subplot())
+    return _figure_html(figure, f"{recipe.method}, chosen for {recipe.model}", recipe.answer)
+
+
 def explanation_html(explanation: Explanation) -> str:
     """Return the picture and the notes of an explanation as HTML."""
     figure = explanation_figure(explanation[:MOST_ROWS], PlotStyle())
@@ -188,12 +230,12 @@ def _draw_map(axes: Axes, explanation: Explanation, item: int, scale: Scale, sty
     axes.set_yticks([])
 
 
-def _new_axes(rows: int, columns: int, width: float = TILE) -> AxesArray:
+def _new_axes(rows: int, columns: int, width: float = TILE, height: float = TILE + 0.3) -> AxesArray:
     """Return axes [rows, columns] of a new pyplot figure, which a notebook or `plt.show()` displays."""
     from matplotlib import pyplot
 
     _, axes = pyplot.subplots(
-        rows, columns, figsize=(width * columns, (TILE + 0.3) * rows), squeeze=False, layout="constrained"
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained"
     )
     return np.asarray(axes)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
 
@@ -14,6 +14,8 @@ from clairvit.plotting.series import BASELINE, RANDOM, LineStyle, set_round_tick
 
 WIDTH, PITCH, TOP, BELOW = 3.4, 0.16, 0.06, 0.2  # inches: the figure, a row, what is above and below the rows
 WIDEST_NAME = 1.6
+
+IntervalRow: TypeAlias = tuple[float, tuple[float, float], str]  # mean, interval, colour
 
 
 def intervals_figure(scores: Mapping[str, Score], styles: Mapping[str, LineStyle]) -> Figure:
@@ -38,15 +40,20 @@ def ranked(scores: Mapping[str, Score], styles: Mapping[str, LineStyle]) -> list
 def draw_intervals(axes: Any, scores: Mapping[str, Score], styles: Mapping[str, LineStyle]) -> None:
     """Draw a point per mean, a line per interval, and a dashed line at the mean of the random baseline."""
     methods = ranked(scores, styles)
-    for row, method in enumerate(methods):
-        score, style = scores[method], styles.get(method, BASELINE)
-        if math.isfinite(score.interval[0]):
-            axes.plot(score.interval, [row, row], color=style.colour, linewidth=1.1, zorder=3)
-        axes.plot([score.mean], [row], "o", color=style.colour, markersize=4.2, markeredgewidth=0, zorder=4)
-    if RANDOM in scores:
-        axes.axvline(scores[RANDOM].mean, color=PALE, linestyle=BASELINE.dash, linewidth=0.8, zorder=2)
-    axes.set_ylim(len(methods) - 0.5, -0.5)
-    axes.set_yticks(range(len(methods)))
+    rows = [(scores[method].mean, scores[method].interval, styles.get(method, BASELINE).colour) for method in methods]
+    draw_rows(axes, rows, random=scores[RANDOM].mean if RANDOM in scores else None)
+
+
+def draw_rows(axes: Any, rows: Sequence[IntervalRow], random: float | None) -> None:
+    """Draw a point per mean and a line per interval, the first row on top; a dashed line at `random`."""
+    for row, (mean, interval, colour) in enumerate(rows):
+        if math.isfinite(interval[0]):
+            axes.plot(interval, [row, row], color=colour, linewidth=1.1, zorder=3)
+        axes.plot([mean], [row], "o", color=colour, markersize=4.2, markeredgewidth=0, zorder=4)
+    if random is not None:
+        axes.axvline(random, color=PALE, linestyle=BASELINE.dash, linewidth=0.8, zorder=2)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)))
     set_round_ticks(axes.xaxis)
     axes.grid(axis="x", color=LINE, linewidth=0.4)
     axes.set_axisbelow(True)

@@ -91,5 +91,20 @@ class Selection:
         """Write the recipe, which `cv.explain(model, image, "recipe.json")` and `explain --recipe` follow."""
         return self.recipe.save(path)
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the ranking: a mean with its 95 % interval per method, the best on top.
+
+        Args:
+            ax: Matplotlib axes; None makes a figure.
+
+        Returns:
+            The axes.
+        """
+        return self.recipe.plot(ax)
+
+    def _repr_html_(self) -> str:
+        """Return the ranking and the conclusion, as a notebook shows them."""
+        return self.recipe._repr_html_()
+
     def __repr__(self) -> str:
         return f"Selection({self.best}; {self.answer[0]})"

@@ -32,7 +32,8 @@ def resolve_classes(label: Any, context: ScoreContext) -> list[int]:
                 "This model gives an embedding, so it predicts no class; load it with prompts "
                 '(labels=["a cat", "a dog"]), or pass target= an index or a function of the output.'
             )
-        return [int(c) for c in context.logits.argmax(-1)]
+        predicted: list[int] = context.logits.argmax(-1).tolist()  # one transfer
+        return predicted
     if isinstance(label, bool) or not (isinstance(label, str) or hasattr(label, "__index__")):
         raise BadInput(
             f"The target {label!r} is a {type(label).__name__}; expected a class index, a class name, Contrast(a, b), "

@@ -55,6 +55,7 @@ class Capture(TorchFunctionMode):
         self.keeps_calls = True  # False: attention that is not part of the token stream, such as a vision tower's
         self._batch = batch
         self._switch = switch
+        self._handlers = _handlers(frozenset() if switch is None else switch.roles)
         self._recorders = tuple(recorders)
         self._before = [r.before_op for r in recorders if type(r).before_op is not Recorder.before_op]
         self._on_any = [r.on_op for r in recorders if r.kinds is None]
@@ -73,13 +74,22 @@ class Capture(TorchFunctionMode):
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
         self._stream = ResidualStream()
 
+    @property
+    def sees_operations(self) -> bool:
+        """Whether it does more than to record attention: rules of other operations, or recorders that ask for some."""
+        return self._switch is not None or bool(self._before or self._on_any or self._on_kind)
+
     def enter_block(self, tokens: Tensor) -> None:
         """Begin the next block, whose input is `tokens`."""
         self._block += 1
-        self._attending.clear()
-        self._product = self._scores = self._activated = None
+        self.forget_products()
         for recorder in self._recorders:
             recorder.on_block(self._block, tokens, self.calls)
+
+    def forget_products(self) -> None:
+        """Drop the products and activations that an attention call or a gate to come might refer to."""
+        self._attending.clear()
+        self._product = self._scores = self._activated = None
 
     def end_blocks(self, tokens: Tensor | None) -> None:
         """End the last block, whose output is `tokens`."""
@@ -89,7 +99,7 @@ class Capture(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
+        handler = self._handlers.get(func)
         for before_op in self._before:
             before_op(func, args, kwargs)
         out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
@@ -357,20 +367,31 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.MATMUL: Capture._matmul,
     ops.BIASED_MATMUL: Capture._biased_matmul,
     ops.EINSUM: Capture._einsum,
-    ops.LINEAR: Capture._linear,
-    ops.CONV: Capture._conv,
-    ops.NORM: Capture._norm,
     ops.BATCH_NORM: Capture._batch_norm,
-    ops.NORMALIZE: Capture._normalize,
-    ops.VECTOR_NORM: Capture._length,
-    ops.INVERSE_ROOT: Capture._length,
-    ops.ACTIVATION: Capture._activation,
-    ops.GATE: Capture._gate,
-    ops.MULTIPLY: Capture._multiply,
-    ops.ADD: Capture._add,
-    ops.ADD_IN_PLACE: Capture._add,
 }
-_HANDLERS = {function: handler for kind, handler in _HANDLER_OF_KIND.items() for function in ops.functions_of(kind)}
+# Those that only give an operation another backward: needed if a rule table in use names one of the roles.
+_HANDLER_OF_ROLES: dict[str, tuple[tuple[str, ...], Callable[[Capture, Any, Any, Any], Any]]] = {
+    ops.LINEAR: (("linear",), Capture._linear),
+    ops.CONV: (("conv",), Capture._conv),
+    ops.NORM: (("norm",), Capture._norm),
+    ops.NORMALIZE: (("length",), Capture._normalize),
+    ops.VECTOR_NORM: (("gate",), Capture._length),
+    ops.INVERSE_ROOT: (("gate",), Capture._length),
+    ops.ACTIVATION: (("activation", "product"), Capture._activation),
+    ops.GATE: (("gate",), Capture._gate),
+    ops.MULTIPLY: (("product",), Capture._multiply),
+    ops.ADD: (("add",), Capture._add),
+    ops.ADD_IN_PLACE: (("add",), Capture._add),
+}
+
+
+@functools.cache
+def _handlers(roles: frozenset[str]) -> dict[Any, Callable[[Capture, Any, Any, Any], Any]]:
+    """Return torch function -> handler, for rule tables with these roles."""
+    by_kind = _HANDLER_OF_KIND | {
+        kind: handler for kind, (needed, handler) in _HANDLER_OF_ROLES.items() if not roles.isdisjoint(needed)
+    }
+    return {function: handler for kind, handler in by_kind.items() for function in ops.functions_of(kind)}
 
 
 def stream_hooks(module: nn.Module, capture: Capture) -> list[RemovableHandle]:

@@ -17,6 +17,7 @@ from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture, stream_hooks
+from clairvit.tracing.capture_plan import CapturePlan, Fingerprint, WindowSwitch, fingerprint, same_calls
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
@@ -155,12 +156,18 @@ def record(
         raise blocked_gradient(structure.barriers, "A trace with a backward", attention=bool(structure.sites))
     pixels = pixels.detach().clone().requires_grad_(differentiable)
     tables = tuple(map(rule_table, rules))
-    used = {kind: kind() for kind in recorders}
-    forward = _ForwardPass(
-        structure, pixels, ActiveRuleTable.among(tables) if differentiable else None, used.values(), start
-    )
+    kinds = tuple(dict.fromkeys(recorders))
+
+    def forward_pass(*, planned: bool) -> tuple[_ForwardPass, dict[type[Recorder], Recorder], Tensor]:
+        used = {kind: kind() for kind in kinds}
+        switch = ActiveRuleTable.among(tables) if differentiable else None
+        forward = _ForwardPass(structure, pixels, switch, used.values(), start)
+        return forward, used, forward.run(model, planned=planned)
+
     with frozen_eval(model.module), torch.set_grad_enabled(differentiable):
-        logits = forward.run(model)
+        forward, used, logits = forward_pass(planned=True)
+        if forward.has_left_plan:  # never a guess: the same pass again, every operation seen
+            forward, used, logits = forward_pass(planned=False)
     calls = forward.checked_calls(differentiable)
     layers = structure.layer_calls
     inputs: tuple[Tensor | None, ...] = tuple(
@@ -217,6 +224,7 @@ class _ForwardPass:
         self._last_block = structure.sites[last].block if last >= 0 else None
         self._hooks_end = structure.whole_blocks and self._last_block is not None
         self._ended = False
+        self.has_left_plan = False  # a planned pass did not meet the attention calls it expected
         self._output: Tensor | None = None  # of the last block
         self._last_sum = _LastSum()
         for recorder in recorders:
@@ -230,17 +238,43 @@ class _ForwardPass:
             differentiated=structure.decoder_calls,
         )
 
-    def run(self, model: Model) -> Tensor:
-        """Return the logits."""
+    def run(self, model: Model, *, planned: bool) -> Tensor:
+        """Return the logits; with `planned` the capture is on only where attention is computed, if that is known."""
+        plan = self.structure.plan if planned and not self.capture.sees_operations else None
+        state = None if plan is None else fingerprint(model.module)  # before hooks of ours are part of it
         hooks = self.stages.hooks()
         try:
             hooks += self._block_hooks()
             hooks += stream_hooks(model.module, self.capture)
-            with self.capture:
-                return model.logits(self.pixels)
+            if plan is None or state is None or state in plan.rejected:
+                with self.capture:
+                    return model.logits(self.pixels)
+            if plan.confirmed == state:
+                return self._run_planned(model, plan, state)
+            return self._check_plan(model, plan, state)
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _run_planned(self, model: Model, plan: CapturePlan, state: Fingerprint) -> Tensor:
+        with plan.installed(WindowSwitch(self.capture)):
+            logits = model.logits(self.pixels)
+        sizes = [(call.queries, call.keys) for call in self.capture.calls]
+        self.has_left_plan = sizes != [(site.queries, site.keys) for site in self.structure.sites]
+        if self.has_left_plan:
+            plan.reject(state)
+        return logits
+
+    def _check_plan(self, model: Model, plan: CapturePlan, state: Fingerprint) -> Tensor:
+        """Run with the capture on throughout; confirm the plan if a second one in its windows sees the same calls."""
+        second = Capture(len(self.pixels))
+        with self.capture, plan.installed(WindowSwitch(second)):
+            logits = model.logits(self.pixels)
+        if same_calls(self.capture.calls, second.calls):
+            plan.confirmed = state
+        else:
+            plan.reject(state)
+        return logits
 
     def _block_hooks(self) -> list[RemovableHandle]:
         blocks = {id(site.block): site.block for site in self.structure.layers if site.block is not None}

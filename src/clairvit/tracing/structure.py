@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,10 +26,12 @@ from torch.utils.hooks import RemovableHandle
 from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
+from clairvit.models.submodules import submodules
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture, stream_hooks
+from clairvit.tracing.capture_plan import CapturePlan, PlanLearner
 from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import (
@@ -74,6 +76,7 @@ class ModelStructure:
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
     in_order: bool  # patch tokens lie row by row in the sequence
     barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
+    plan: CapturePlan | None = field(default=None, compare=False, repr=False)  # None: every operation must be seen
 
     @cached_property
     def layer_calls(self) -> tuple[int, ...]:
@@ -115,7 +118,7 @@ def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
     """Return the structure, found by one forward of the first image and cached while the model is built the same."""
     if isinstance(model.module, Readout):
         model.module.prepare(pixels[:1])
-    modules = tuple(id(module) for module in model.module.modules())
+    modules = tuple(map(id, submodules(model.module)))
     pool = getattr(model.module, "global_pool", None)
     key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, modules, pool)
     cache = _structures.setdefault(model.module, {})
@@ -142,7 +145,9 @@ class _Visit:
 class _ModuleVisits(Recorder):
     """Hooks on every module, and the attention, convolutions and linear layers, of one forward."""
 
-    kinds = frozenset({ops.ATTENTION, ops.MATMUL, ops.EINSUM, ops.CONV, ops.LINEAR})
+    kinds = frozenset(
+        {ops.ATTENTION, ops.SOFTMAX, ops.CONV, ops.LINEAR, ops.BATCH_NORM, ops.BIASED_MATMUL, *ops.MATRIX_PRODUCTS}
+    )
 
     def __init__(self, module: nn.Module, pixels: Tensor) -> None:
         self.module = module
@@ -156,9 +161,13 @@ class _ModuleVisits(Recorder):
         self.read_by_head: list[Tensor] = []  # inputs of the last linear layers, one vector per image
         self.outermost: list[ModuleCall] = []  # every call of a module, as a tree
         self.call_counts: Counter[nn.Module] = Counter()
+        self.learner = PlanLearner()
 
     def on_op(self, op: Op) -> None:
+        if len(self.visits) == len(op.calls):
+            self.learner.operation(op.kind)
         while len(self.visits) < len(op.calls):
+            self.learner.call(op.calls[len(self.visits)])
             self.visits.append(list(self.stack))
             self.grad_enabled.append(torch.is_grad_enabled())
             self.read_by_head.clear()
@@ -184,6 +193,7 @@ class _ModuleVisits(Recorder):
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.finder.busy:
             return
+        self.learner.boundary(module, leaving=False)
         tokens = tokens_among(args, kwargs)
         if tokens is not None and (tokens is self.pixels or tokens.data_ptr() == self.pixels.data_ptr()):
             tokens = None
@@ -197,6 +207,7 @@ class _ModuleVisits(Recorder):
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         if self.finder.busy:
             return None
+        self.learner.boundary(module, leaving=True)
         visit = self.stack.pop()
         linked = self.finder.check(module, args, kwargs, out)
         out = out if linked is None else linked
@@ -269,6 +280,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         whole_blocks=_are_whole(visits),
         in_order=model.layout is not None or layout is None or located is not None,
         barriers=tuple(watch.finder.barriers),
+        plan=watch.learner.plan(module),
     )
 
 

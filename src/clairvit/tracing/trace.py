@@ -118,15 +118,16 @@ class Trace:
     def has_zero_gradient(self) -> list[bool]:
         """For each image, whether its score has no gradient at all, so that gradients say nothing of the target."""
         batch = len(self.pixels)
-        nonzero = torch.zeros(batch, dtype=torch.bool, device=self.pixels.device)
         # A score inside the last block (`Neuron`) does not depend on the block's output, but on its attention.
         gradients = [g for g in (self.final_gradient, *(layer.out_gradient for layer in self.layers)) if g is not None]
         gradients = [g for g in gradients if len(g) % batch == 0]
+        is_zero = [bool(gradients)] * batch
         for gradient in gradients:
-            nonzero |= gradient.reshape(batch, -1).any(1)
-            if nonzero.all():
+            some = gradient.reshape(batch, -1).any(1).tolist()  # one transfer, and as a rule the only one
+            is_zero = [zero and not nonzero for zero, nonzero in zip(is_zero, some, strict=True)]
+            if not any(is_zero):
                 break
-        return nonzero.logical_not().tolist() if gradients else [False] * batch
+        return is_zero
 
     @functools.cached_property
     def readout_weights(self) -> Tensor:

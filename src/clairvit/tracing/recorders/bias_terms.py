@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
+from clairvit.numerics import widened
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import repeated, scaled_scores
 from clairvit.tracing.grid import MOST_PREFIX_TOKENS
@@ -50,12 +51,13 @@ class BiasAccumulator:
         """Add terms [B, M] of an operation on M rows: all tokens, the patches, tokens after late ones, or no tokens."""
         rows, count = terms.shape[1], layout.tokens
         if pooled or not (rows == layout.patches or count <= rows <= count + MOST_PREFIX_TOKENS):
-            self.other[block] = self.other.get(block, 0) + terms.sum(1)
-            return
-        if rows == layout.patches:
-            terms = layout.pad_patches(terms)
-        self.tokens[block] = self.tokens.get(block, 0) + terms[:, -count:]
-        self.other[block] = self.other.get(block, 0) + terms[:, :-count].sum(1)
+            _add_to(self.other, block, terms.sum(1))
+        elif rows == layout.patches:
+            _add_to(self.tokens, block, layout.pad_patches(terms))
+        else:
+            _add_to(self.tokens, block, terms[:, -count:] if rows > count else terms)
+            if rows > count:
+                _add_to(self.other, block, terms[:, :-count].sum(1))
 
     def by_layer(self, blocks: Sequence[int], tokens: int, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sums [L, B, N] and [L, B] from each layer's block to the next; the last has the head's too."""
@@ -69,6 +71,11 @@ class BiasAccumulator:
                     if start <= block < stop:
                         total[layer] += value
         return of_tokens, of_others
+
+
+def _add_to(sums: dict[int, Tensor], block: int, terms: Tensor) -> None:
+    earlier = sums.get(block)
+    sums[block] = terms if earlier is None else earlier + terms
 
 
 class BiasTerms(Recorder):
@@ -135,7 +142,7 @@ class BiasTerms(Recorder):
 
         def add_terms(gradient: Tensor | None) -> None:  # holds the sums alone, not this recorder
             if sums.is_open and gradient is not None:  # a rule may pass nothing on
-                wide = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32))
+                wide = widened(gradient.detach())
                 if isinstance(b, Tensor) and b.ndim == 1 and not second:  # a learned bias, the same for all rows
                     terms = wide @ b.to(wide)
                 else:
@@ -255,6 +262,8 @@ def _by_row(terms: Tensor, batch: int, rows: int, transposed: bool) -> Tensor:
     """Return the terms as [B, rows], heads summed."""
     if transposed:
         return terms.reshape(rows, batch).T
+    if terms.shape == (batch, rows):
+        return terms
     if terms.ndim > 2 and terms.shape[1] == rows:  # [B, N, H], [B, queries, keys]
         return terms.flatten(2).sum(-1)
     return terms.reshape(batch, -1, rows).sum(1)

@@ -7,6 +7,7 @@ ordinary vector-Jacobian product of z_i c_i / Z_i: nothing is divided by an acti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,11 +56,12 @@ class Affine:
     weight: Tensor
     bias: Tensor | None
     geometry: dict[str, Any]  # stride, padding, … of a convolution
+    output: Tensor | None = None  # z, where it was kept
 
     @staticmethod
     def of(call: Call) -> Affine:
         geometry = {key: value for key, value in call.arguments.items() if key not in ("weight", "bias", "inside")}
-        return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), geometry)
+        return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), geometry, call.output)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.ndim == 2:
@@ -77,9 +79,9 @@ class Affine:
 
     @property
     def z(self) -> Tensor:
-        return self(self.x, self.weight, self.bias)
+        return self(self.x, self.weight, self.bias) if self.output is None else self.output
 
-    @property
+    @functools.cached_property
     def signs(self) -> tuple[Tensor, Tensor]:
         """W⁺ and W⁻."""
         return self.weight.clamp(min=0), self.weight.clamp(max=0)

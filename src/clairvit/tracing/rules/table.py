@@ -33,6 +33,12 @@ class Call:
     end: GradientEdge  # a place in the graph, not the output itself: that would be 6 N d per block
     arguments: dict[str, Any]  # what the rules need: eps, weight, slope, scale, …
     function: Callable[..., Tensor]  # the operation itself, for rules that run it on other inputs
+    kept: tuple[Tensor, int] | None = None  # of a linear layer: its output and the version of that
+
+    @property
+    def output(self) -> Tensor | None:
+        """The output, if it was kept and the model has not written into it since; else None."""
+        return None if self.kept is None or self.kept[0]._version != self.kept[1] else self.kept[0]
 
     def vjp(self, gradient: Tensor) -> Gradients:
         """Return the ordinary gradients of the inputs."""
@@ -102,6 +108,11 @@ def with_custom_backward(
         detached = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
         output = function(*detached)
         call = Call(detached, get_gradient_edge(output), arguments, function)
+    if role == "linear":  # most of these are kept by the next operation anyway, so rules need not compute them again
+        kept = (
+            output.detach()
+        )  # not the tensor that is returned: that one refers to the graph, which refers to the call
+        call.kept = (kept, kept._version)
     return _CustomBackward.apply(role, switch, call, [output.detach()], *inputs)  # type: ignore[no-any-return]
 
 

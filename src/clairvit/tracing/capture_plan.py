@@ -1,0 +1,218 @@
+"""Capture plan: where in a forward pass attention is computed, so that a capture need not see every torch call.
+
+The first look at a model (`structure.py`) notes, per attention call, the last module that was entered or left before
+its first operation (q kᵀ, or the fused call) and the next one afterwards: a window. In later forward passes hooks at
+these two places switch the capture on and off, and the operations of norms, MLPs and projections run without it.
+
+A plan is used only after a check: a pass with one capture on throughout and a second one on inside the windows, which
+must see the same attention calls. It holds for the module as it was in that pass (`fingerprint`); whenever something
+has been changed since (submodules, hooks, flags, methods of their classes), it is checked again. A planned pass that
+does not meet the expected attention calls is repeated without a plan (`recording.py`). Rule tables that swap the
+backward of other operations, and recorders that ask for operations, see every call as before.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode
+from torch.utils.hooks import RemovableHandle
+
+from clairvit.models.submodules import submodules
+from clairvit.tracing import ops
+from clairvit.tracing.attention_call import AttentionCall
+from clairvit.tracing.capture import Capture
+from clairvit.tracing.module_state import this_thread_only
+
+Fingerprint = tuple[Any, ...]
+_PLAIN_VALUES = (bool, int, float, str, type(None))
+# These decide by themselves whether they run as one fused call, and a function mode is part of that decision.
+_WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The moment when a module is entered, or left."""
+
+    module: nn.Module
+    leaving: bool
+
+
+@dataclass(frozen=True)
+class Window:
+    """From before the first operation of an attention call to after its last; `closes` None: to the end."""
+
+    opens: Boundary
+    closes: Boundary | None
+
+
+@dataclass(eq=False)
+class CapturePlan:
+    """The windows of all attention calls of a forward pass, and the state of the module for which they were checked."""
+
+    windows: tuple[Window, ...]
+    confirmed: Fingerprint | None = None
+    rejected: list[Fingerprint] = field(default_factory=list)  # states in which a planned pass went wrong
+
+    def reject(self, state: Fingerprint) -> None:
+        """Use the plan no more while the module is in this state."""
+        self.confirmed = None
+        self.rejected = [*self.rejected[-3:], state]
+
+    @contextmanager
+    def installed(self, switch: WindowSwitch) -> Iterator[None]:
+        """Let a switch open and close at the boundaries, inside the `with`."""
+        opening = {window.opens for window in self.windows}
+        closing = {window.closes for window in self.windows if window.closes is not None}
+        handles: list[RemovableHandle] = []
+        try:
+            for boundary in dict.fromkeys([*closing, *opening]):
+                actions = [switch.close] * (boundary in closing) + [switch.open] * (boundary in opening)
+                handles.append(_hook(boundary, actions))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            switch.close()
+
+
+def _hook(boundary: Boundary, actions: Sequence[Callable[[], None]]) -> RemovableHandle:
+    def act(*_: Any) -> None:
+        for action in actions:
+            action()
+
+    module, hook = boundary.module, this_thread_only(act)
+    return module.register_forward_hook(hook) if boundary.leaving else module.register_forward_pre_hook(hook)
+
+
+class WindowSwitch:
+    """Switch a capture on when a window opens, and off when it closes."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._is_open = False
+
+    def open(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._capture.forget_products()  # older ones than the window's belong to other calls
+            self._capture.__enter__()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        # A function mode that was entered meanwhile and is still there comes off first; the window stays open for now.
+        if self._is_open and _get_current_function_mode() is self._capture:  # type: ignore[no-untyped-call]
+            self._is_open = False
+            self._capture.__exit__(None, None, None)
+
+
+class PlanLearner:
+    """Find the windows of the attention calls in a forward pass that is told of every module and product."""
+
+    def __init__(self) -> None:
+        self._last: Boundary | None = None
+        self._before_product: Boundary | None = None  # the last boundary before q kᵀ
+        self._before_softmax: Boundary | None = None
+        self._windows: list[tuple[Boundary | None, Boundary | None]] = []
+        self._closed = 0  # how many windows have their end
+        self._entered: Counter[nn.Module] = Counter()
+        self.is_possible = True
+
+    def boundary(self, module: nn.Module, *, leaving: bool) -> None:
+        """Note that a module is entered or left."""
+        self._last = Boundary(module, leaving)
+        self._entered[module] += not leaving
+        self._windows[self._closed :] = [(opens, self._last) for opens, _ in self._windows[self._closed :]]
+        self._closed = len(self._windows)
+
+    def operation(self, kind: str | None) -> None:
+        """Note an operation that is no attention call."""
+        if kind == ops.SOFTMAX:
+            self._before_softmax = self._last
+        elif kind in (ops.MATMUL, ops.EINSUM, ops.BIASED_MATMUL):
+            self._before_product = self._last
+        elif kind == ops.BATCH_NORM:  # the capture corrects its gradient wherever it is
+            self.is_possible = False
+
+    def call(self, call: AttentionCall) -> None:
+        """Note an attention call that has just been computed."""
+        first = self._before_product if call.q is not None else self._before_softmax
+        self._windows.append((self._last if call.weights is None else first, None))
+
+    def plan(self, module: nn.Module) -> CapturePlan | None:
+        """Return the plan; None where a boundary is not unique in the pass, or modules choose their own path."""
+        windows = [Window(opens, closes) for opens, closes in self._windows if opens is not None]
+        ends = [end for window in windows for end in (window.opens, window.closes) if end is not None]
+        if not windows or len(windows) < len(self._windows) or not self.is_possible:
+            return None
+        if any(self._entered[end.module] != 1 for end in ends):
+            return None
+        if any(isinstance(part, _WITH_FAST_PATH) for part in submodules(module)):
+            return None
+        return CapturePlan(tuple(windows))
+
+
+def same_calls(calls: Sequence[AttentionCall], others: Sequence[AttentionCall]) -> bool:
+    """Return whether two captures of one pass saw the same attention calls, with the same tensors."""
+
+    def address(tensor: Tensor | None) -> tuple[Any, ...] | None:
+        return None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride())
+
+    def tensors(call: AttentionCall) -> tuple[Any, ...]:
+        kept = (address(tensor) for tensor in (call.q, call.k, call.v, call.mask, call.weights, call.scores))
+        return (id(call.out), call.scale, *kept)
+
+    return len(calls) == len(others) and all(tensors(a) == tensors(b) for a, b in zip(calls, others, strict=True))
+
+
+def fingerprint(module: nn.Module) -> Fingerprint | None:
+    """Return what decides which operations a module runs, in a form that can be compared; None: it cannot be told.
+
+    These are its submodules, their hooks and classes, and, for modules other than torch's own, the methods of the
+    class and the plain values (flags, names, sizes) among their attributes and those of their configurations. Weak
+    references stand for objects: none is kept alive, and a new object at an old address is another one. Not told:
+    global variables and closures that a forward reads.
+    """
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        return None
+    state: list[Any] = []
+    classes: dict[type, None] = {}
+    configurations: dict[int, Any] = {}
+    for part in submodules(module):
+        attributes = part.__dict__
+        if "forward" in attributes or "__call__" in attributes:
+            return None  # patched: what it does may change without a trace of it
+        state += (weakref.ref(part), part.training, *attributes["_forward_hooks"], *attributes["_forward_pre_hooks"])
+        if not type(part).__module__.startswith("torch.nn."):
+            classes[type(part)] = None
+            state += _plain_values(attributes)
+            configurations |= {id(value): value for value in attributes.values() if _is_configuration(value)}
+    for configuration in configurations.values():
+        state += _plain_values(vars(configuration))
+    for kind in classes:
+        for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+            state += _methods(base)
+    return tuple(state)
+
+
+def _plain_values(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in attributes.items() if type(value) in _PLAIN_VALUES)
+
+
+def _is_configuration(value: Any) -> bool:
+    """Return whether a module's attribute is an object with values of its own: a config, a namespace, a dataclass."""
+    return hasattr(value, "__dict__") and not isinstance(value, Tensor | nn.Module | type | types.FunctionType)
+
+
+def _methods(kind: type) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(kind).items():
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        if isinstance(function, types.FunctionType):
+            yield name, weakref.ref(function)
