@@ -30,7 +30,7 @@ score) to 0 and may leave that range; where nothing changes the score it is unde
 
 * Normalised: `deletion`, `insertion`, `insertion-deletion`, `aopc`, `comprehensiveness`, `sufficiency`, `road`, `irof`,
   `srg`.
-* Not normalised, because they have no unit: `faithfulness-correlation`, `sensitivity-n`, `faithfulness-estimate`
+* Not normalised, because they have no unit: `faithfulness-correlation`, `sensitivity-n`, `faithfulness-estimate`,
   `idsds` (correlations), `saco` (a share of pairs), `monotonicity` (a share of steps), `completeness` (relative
   already).
 * Not normalised, in the unit of the score squared: `infidelity`.
