@@ -10,7 +10,7 @@ Inputs in half precision are multiplied on tensor cores; float32 is multiplied i
 Everything is accumulated in float32. This file imports Triton and is imported only where a kernel is launched.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
