@@ -60,15 +60,29 @@ def several(page: Page) -> None:
         png(ImageOps.grayscale(cat).convert("RGB"), "grey.png"),
     ]
     page.set_input_files("#file", photos)
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('#photos td:last-child')].every((cell) => cell.textContent)", timeout=WAIT
-    )
+    rows = "[...document.querySelectorAll('#photos tbody tr')]"
+    page.wait_for_function(f"() => {rows}.every((row) => /upport|chance/.test(row.textContent))", timeout=WAIT)
 
 
 def compare(page: Page) -> None:
     page.locator("#compare summary").click()
     page.wait_for_selector("#thumbs button", timeout=WAIT)
     page.locator("#all").scroll_into_view_if_needed()
+    page.evaluate("() => scrollTo(0, document.body.scrollHeight)")
+
+
+def two_photos(page: Page) -> None:
+    page.set_input_files("#other-file", png(ImageOps.mirror(read_image("demo")), "mirrored.png"))
+    page.wait_for_selector("#pair-options:not([hidden])", timeout=WAIT)
+    tested(page)
+    page.wait_for_function("() => /upport|chance|tested/.test(document.getElementById('badge-1').textContent)")
+
+
+def features(page: Page) -> None:
+    page.locator("#features summary").click()
+    page.wait_for_selector("#features-grid[data-layer]", timeout=WAIT)
+    page.locator("#alike-map").press("ArrowRight")
+    page.wait_for_function("() => document.getElementById('alike-text').textContent.includes('other parts')")
     page.evaluate("() => scrollTo(0, document.body.scrollHeight)")
 
 
@@ -87,11 +101,11 @@ STATES: list[tuple[str, str, Callable[[Page], object], dict[str, Any]]] = [
     ("1  first screen", "", nothing, DESK),
     ("2  a part under the pointer", "", point, DESK),
     ("3  the test as a film", "", play, DESK),
-    ("4  two answers on one scale", "#method=legrad&target=5&target=11", nothing, DESK),
+    ("4  two photos on one scale", "", two_photos, DESK),
     ("5  one head of one layer", "#method=genatt&layer=9&head=1", nothing, DESK),
     ("6  several photos", "", several, DESK),
     ("7  all quick methods", "", compare, DESK),
-    ("8  search", "", lambda page: page.locator("#filter").fill("integrated gradients"), DESK),
+    ("8  which parts are alike to the model", "", features, DESK),
     ("9  a photo of nothing", "", flat, DESK),
     ("10  a control", "#method=random", nothing, DESK),
     ("11  dark", "#method=grad-rollout", nothing, {**DESK, "color_scheme": "dark"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.models.load_options import seeded
+from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.recording import record
 from helpers.method_conditions import allow_declared_zeros
 from helpers.module_fingerprint import messy, unchanged
@@ -133,6 +135,28 @@ def test_models_that_share_a_backbone_wait_for_each_other() -> None:
     for number, own in enumerate(maps):
         for ours, theirs in zip(own, expected[number % 2], strict=True):
             assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_models_around_the_same_weights_wait_for_each_other_unless_these_are_frozen(frozen: bool) -> None:
+    """A server has one model per queue around the same frozen weights: a slow trace must not hold up a quick one."""
+    module = build(NAME).requires_grad_(not frozen)
+    copied = copy.deepcopy(module, {id(tensor): tensor for tensor in module.parameters()})
+    entered, release = threading.Event(), threading.Event()
+
+    def trace() -> None:
+        with frozen_eval(copied):
+            entered.set()
+            release.wait(60)
+
+    with frozen_eval(module):
+        worker = threading.Thread(target=trace)
+        worker.start()
+        assert entered.wait(60 if frozen else 0.1) == frozen
+        release.set()
+    worker.join(60)
+    assert entered.is_set()
+    assert all(parameter.requires_grad is not frozen for parameter in module.parameters())
 
 
 @pytest.mark.parametrize("place", ["patch_embed", "blocks.0.attn", "blocks.1.attn", "blocks.1.mlp"])

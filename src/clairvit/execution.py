@@ -14,6 +14,11 @@ PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bf16": torc
 _DEVICES = ("cpu", "cuda", "mps")
 
 
+def precision_name(autocast: str) -> str:
+    """Return the full name of a precision: "bf16" is "bfloat16"; raise BadInput for an unknown one."""
+    return str(PRECISIONS[ExecutionOptions(autocast=autocast).autocast or ""]).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class ExecutionOptions:
     """How perturbed inputs are run. Verbs make it with `from_caller`; it travels with the `Recording`.

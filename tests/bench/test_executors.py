@@ -23,6 +23,7 @@ from clairvit.bench.executors import (
     WorkerConfig,
     WorkerProcess,
     _actor_capacity,
+    _gpus_per_actor,
     local,
     on_ray,
     threads_per_worker,
@@ -287,6 +288,13 @@ def test_actors_fit_on_single_nodes() -> None:
         _actor_capacity(two, 2)  # two in all, and no node has both
     with pytest.raises(ClairError, match="1 CPU, and the nodes of the Ray cluster have: 0 CPUs and 0 GPUs"):
         _actor_capacity(Nodes({"memory": 5.0}), 0)
+
+
+def test_there_is_an_actor_per_gpu_unless_another_device_is_named() -> None:
+    mixed, plain = Nodes({"CPU": 8.0, "GPU": 4.0}, {"CPU": 2.0}), Nodes({"CPU": 8.0})
+    assert [_gpus_per_actor(mixed, device) for device in (None, "cuda", "cpu")] == [1.0, 1.0, 0.0]
+    assert _gpus_per_actor(plain, None) == 0.0, "the node with GPUs is gone"
+    assert _actor_capacity(mixed, _gpus_per_actor(mixed, None)) == 4
 
 
 def test_workers_share_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

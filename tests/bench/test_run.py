@@ -19,7 +19,7 @@ import clairvit as cv
 import clairvit.bench.worker as worker_module
 from clairvit.bench.plan import ModelConfig, Shard, Study, Unit, image_set_hash, settings_of
 from clairvit.bench.results import combinations, read_scores, unreadable_images
-from clairvit.bench.run import Outcome, run_study
+from clairvit.bench.run import Outcome, StudyProgress, run_study
 from clairvit.bench.store import Row, Store
 from clairvit.bench.worker import Worker
 from clairvit.errors import BadInput, ClairError, ClairWarning
@@ -428,6 +428,27 @@ def test_shards_together_are_the_study(tmp_path: Path) -> None:
     assert merged.studies() == alone.studies()
     assert merged.models() == alone.models()
     assert run(own, merged).computed == 0, "nothing is missing"
+
+
+def test_progress_is_of_all_units_and_autocast_is_another_study(tmp_path: Path) -> None:
+    own, store = study(tmp_path, images=3, at_once=1), Store.open(tmp_path / "store")
+    steps: list[StudyProgress] = []
+    run_study(own, store, worker=Counting(own.resolved()), on_unit=steps.append)
+    assert [(step.done, step.units, step.failed, step.images) for step in steps] == [(n, 3, 0, n) for n in (1, 2, 3)]
+    assert steps[-1].cells == len(store.cells())
+    assert steps[-1].remaining == 0
+    assert replace(steps[0], seconds=10.0).remaining == 20.0
+    assert replace(steps[1], seconds=4.0).images_per_second == 0.5
+    half = replace(own, autocast="bf16").resolved()
+    assert settings_of(half) == f"{settings_of(own)},autocast=bfloat16"
+    assert run(half, store).computed == 3
+    assert {row[0] for row in store.query("select settings from results")[1]} == {settings_of(own), settings_of(half)}
+    assert "autocast" not in own.as_document(), "stores of earlier versions know the study"
+    assert store.compact() == 6
+    assert run(half, store).computed == 0
+    assert run(own, store).computed == 0
+    with pytest.raises(BadInput, match="autocast='int8' was given"):
+        replace(own, autocast="int8").resolved()
 
 
 @pytest.mark.parametrize("text", ["3", "3/3", "-1/3", "a/b", "1/0", "1.5/3"])

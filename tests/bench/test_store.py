@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import time
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 from filelock import FileLock, SoftFileLock
 
-from clairvit.bench.plan import Cell, DataConfig, ModelConfig, Study, Unit
-from clairvit.bench.store import Store
+from clairvit.bench.plan import Cell, CellSet, DataConfig, ModelConfig, Study, Unit
+from clairvit.bench.store import Store, forget_checks
 from clairvit.errors import BadInput, ClairError, ClairWarning
 
 STUDY = Study((ModelConfig("pets"),), (DataConfig("folder:x"),), ("legrad",), ("deletion",))
@@ -99,11 +100,15 @@ def test_a_part_that_cannot_be_read_is_moved_only_if_the_disk_lost_it(
 ) -> None:
     part = store.write(unit(), rows(unit()))
 
-    def unreadable(self: Path) -> bytes:
-        raise OSError(number, os.strerror(number))
+    kept = Path.open
+
+    def unreadable(self: Path, *mode: Any, **options: Any) -> Any:
+        if self.suffix == ".parquet":
+            raise OSError(number, os.strerror(number))
+        return kept(self, *mode, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_bytes", unreadable)
+        patched.setattr(Path, "open", unreadable)
         if moved:
             with pytest.warns(ClairWarning, match="is damaged and was moved"):
                 assert store.cells() == frozenset()
@@ -313,3 +318,141 @@ def test_a_wrong_query_says_what_there_is(store: Store) -> None:
     for nothing in ("", " ", ";"):
         with pytest.raises(BadInput, match="The query is empty; expected one such as 'select"):
             store.query(nothing)
+
+
+def filled(store: Store, count: int = 5) -> list[tuple[Any, ...]]:
+    """Write so many units of two cells and return all rows."""
+    for number in range(count):
+        own = unit(f"k{number}", (f"a{number}", f"b{number}"))
+        store.write(own, rows(own, number / 8))
+    return contents(store)
+
+
+def contents(store: Store) -> list[tuple[Any, ...]]:
+    return sorted(store.query("select unit, image_hash, value, y from parts")[1])
+
+
+def part_names(store: Store) -> list[str]:
+    return sorted(file.name for file in (store.path / "parts").iterdir())
+
+
+def test_compacted_parts_have_the_same_rows_and_units(store: Store) -> None:
+    before, cells = filled(store), store.cells()
+    assert store.compact(rows=5) == 5, "one file of three units and one of two"
+    assert len(part_names(store)) == 2
+    assert contents(store) == before
+    assert store.cells() == cells == {Cell("w", f"{m}{n}", "legrad", "deletion", "s") for m in "ab" for n in range(5)}
+    assert all(store.has(unit(f"k{number}")) for number in range(5))
+    assert not store.has(unit("k5"))
+    own = unit("k9", ("x", "y"))
+    store.write(own, rows(own))
+    assert store.compact(rows=100) == 3, "what was compacted before is compacted again with what is new"
+    (name,) = part_names(store)
+    assert name.startswith("units-")
+    assert store.compact(rows=100) == 0
+    assert [row for row in contents(store) if row[0] != "k9"] == before
+
+
+@pytest.mark.parametrize("removed", [0, 1, 5])
+def test_a_compaction_that_is_killed_is_finished_by_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    """After the large file is written, some or none of the parts are removed; no row is lost or doubled."""
+    before = filled(store)
+    unlink, left = Path.unlink, [removed]
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".parquet":
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        if removed < 5:
+            with pytest.raises(KeyboardInterrupt):
+                store.compact()
+        else:
+            store.compact()
+    assert len(part_names(store)) == 1 + 5 - removed
+    assert contents(store) == before, "readers leave out what is in the large file"
+    assert store.compact() == 5 - removed
+    assert len(part_names(store)) == 1
+    assert contents(store) == before
+
+
+def test_a_query_whose_parts_are_compacted_meanwhile_reads_the_large_file(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, kept, calls = filled(store), Store.parts, []
+
+    def listed_then_compacted(self: Store) -> Any:
+        found = kept(self)
+        calls.append(len(found[0]))
+        if len(calls) == 1:
+            Store(self.path).compact()  # by another process, between the listing and the query
+        return found
+
+    monkeypatch.setattr(Store, "parts", listed_then_compacted)
+    assert sorted(store.query("select unit, image_hash, value, y from results")[1]) == before
+    assert calls[0] == 5
+    assert calls[-1] == 1
+
+
+def test_a_damaged_compacted_part_is_named_and_its_units_are_computed_again(store: Store) -> None:
+    filled(store)
+    store.compact()
+    (name,) = part_names(store)
+    content = bytearray((store.path / "parts" / name).read_bytes())
+    content[len(content) // 3] ^= 1
+    (store.path / "parts" / name).write_bytes(content)
+    with pytest.warns(ClairWarning, match=f"{name}.*computed again"):
+        assert store.cells() == frozenset()
+    assert not store.has(unit("k1"))
+
+
+def test_compacted_stores_merge_and_copies_are_kept_once(tmp_path: Path) -> None:
+    first, second = Store.open(tmp_path / "first"), Store.open(tmp_path / "second")
+    before = filled(first)
+    filled(second)
+    first.compact()
+    assert first.merge(second) == 0, "its units are in the large file"
+    own = unit("k7", ("x", "y"))
+    second.write(own, rows(own))
+    assert first.merge(second) == 1
+    second.compact()
+    assert first.merge(second) == 0
+    assert [row for row in contents(first) if row[0] != "k7"] == before
+
+
+def test_a_file_is_checked_once_and_again_when_it_changes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(store, 2)
+    digests: list[str] = []
+    kept = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: digests.append(file.name) or kept(file, kind))
+    forget_checks()
+    store.parts()
+    store.query("select 1 from results")
+    assert len(digests) == 2
+    (store.path / "parts" / part_names(store)[0]).touch()
+    store.parts()
+    assert len(digests) == 3
+
+
+def test_a_store_at_a_url_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"'s3://bucket/store' is at a URL.*expected a folder of a disk"):
+        Store.open("s3://bucket/store")
+
+
+def test_a_set_of_cells_is_a_set() -> None:
+    cells = {Cell("w", image, method, "deletion", "s") for image in "ab" for method in ("legrad", "ixg")}
+    compact = CellSet.of(cells)
+    assert compact == cells == set(compact)
+    assert len(compact) == 4
+    assert Cell("w", "a", "legrad", "deletion", "s") in compact
+    assert Cell("w", "a", "legrad", "insertion", "s") not in compact
+    assert "legrad" not in compact
+    assert compact.pairs("w", "a", "s") is compact.pairs("w", "b", "s"), "equal sets are kept once"
+    assert CellSet.of(compact) is compact
+    assert CellSet({}) == frozenset()

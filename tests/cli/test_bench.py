@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from clairvit.bench.config import DataConfig, StudyConfig
+from clairvit.bench.loggers import LOGGERS, FunctionLogger, run_logger
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.cli import main
@@ -353,6 +354,19 @@ def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> Non
     left = answer(capsys, *options[:-2], "--plan")["plan"]
     assert 0 < left["units"] < 6
     assert left["done"] > 0
+
+
+def test_progress_and_means_are_logged_and_parts_compacted(home: Path, capsys: Captured) -> None:
+    logged: list[tuple[dict[str, float], int]] = []
+    with LOGGERS.restored():
+        run_logger("fake")(lambda place: FunctionLogger(lambda *step: logged.append(step), lambda: None))
+        said(capsys, *USUAL, "--log", "fake", "--quiet")
+        assert "There is no logger 'fak'. Did you mean 'fake'" in refusal(capsys, *USUAL, "--log", "fak")
+    assert [values["study/units"] for values, _ in logged[:-1]] == [float(step) for _, step in logged[:-1]] == [1.0]
+    means = answer(capsys, "--out", "store", "--sql", "select method, avg(value) from results group by all")["rows"]
+    assert len(means) == 4
+    assert len(logged[-1][0]) == 8, "every method and baseline by every metric"
+    assert json.loads(said(capsys, "--out", "store", "--compact", "--json"))["parts"] == 1
 
 
 def test_a_log_says_now_and_then_how_far_it_is() -> None:

@@ -99,6 +99,11 @@ def test_a_suffix_makes_a_file_and_anything_else_a_folder(tmp_path: Path) -> Non
         output_path("cat.bmp")
 
 
+def test_results_are_not_written_to_urls() -> None:
+    with pytest.raises(BadInput, match=r"--out 's3://bucket/maps/' is a URL.*disk of this machine"):
+        output_path("s3://bucket/maps/")
+
+
 def test_images_with_the_same_name_do_not_overwrite_each_other() -> None:
     assert list(file_stems(["a/cat.jpg", "b/Cat.png", "cat-2.jpg", "demo"]).values()) == [
         "cat",

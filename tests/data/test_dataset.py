@@ -32,7 +32,7 @@ def test_only_the_images_of_a_batch_are_read(photos: list[str], monkeypatch: pyt
     opened: list[str] = []
     kept = Image.open
     monkeypatch.setattr(Image, "open", lambda path, *rest: opened.append(Path(path).name) or kept(path, *rest))
-    some = iter_batches(as_dataset(photos, MODEL), MODEL, 2)
+    some = iter_batches(as_dataset(photos, MODEL), MODEL, 2, workers=0)
     assert opened == []
     first = next(some)
     assert opened == ["photo0.png", "photo1.png"]

@@ -18,7 +18,7 @@ needs_a_browser = [
     pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning"),
 ]
 WAIT = 60_000  # milliseconds, for a machine that is busy with other things
-API = re.compile(r"/api/(models|methods|explain|(?:trace|similarity)/\d+|curve|check)$")
+API = re.compile(r"/api/(models|methods|explain|(?:trace|features)/\d+|curve|check)$")
 
 
 @pytest.fixture(scope="module")  # two modules may not both have playwright open

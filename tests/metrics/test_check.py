@@ -216,6 +216,7 @@ def test_sentence_of_a_probability_is_in_per_cent() -> None:
     assert "brightest 30 % of the photo" in larger.sentence  # the smaller removal says too little
     score = replace(larger, quantity="score", removals=(replace(removals[0], effect=SUPPORTED - 0.1), removals[1]))
     assert "brightest 30 % of the photo the model's score for cat falls from 0.83 to 0.05" in score.sentence
+    assert "the similarity to b.jpg falls from 0.83" in replace(score, target="similar to b.jpg").sentence
 
 
 def test_raw_scores_are_never_per_cent_of_confidence() -> None:

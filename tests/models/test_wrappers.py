@@ -142,7 +142,7 @@ def test_tensors_on_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch)
     module = classifier()
     module.classifier.to("meta")
     monkeypatch.setattr("clairvit.models.model._check_materialised", lambda places, name: None)
-    words = r"lie on 2 devices \('.*' on cpu, 'classifier.bias' on meta\), and a trace combines layers on one; load"
+    words = r"lie on 2 devices \(.*'classifier.bias' on meta.*\), and a trace combines layers on one; load"
     with pytest.raises(BadInput, match=words):
         cv.wrap(module)
     with pytest.raises(BadInput, match=words):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from clairvit.errors import BadInput, UnknownName
-from clairvit.plotting.overlay import DIVERGING, SEQUENTIAL, scale_of
+from clairvit.plotting.canvas import BAR, Canvas
+from clairvit.plotting.overlay import DIVERGING, SEQUENTIAL, Scale, scale_of
 from clairvit.plotting.style import PlotStyle, plot_style
 
 
@@ -75,3 +76,13 @@ def test_display_options_are_checked() -> None:
     for wrong in ({"robust": 50}, {"opacity": 1.5}, {"dpi": 0}):
         with pytest.raises(BadInput, match="try"):
             plot_style(wrong)
+
+
+@pytest.mark.parametrize("bound", [0.551, 0.0888, 88.8, 888.0, 5.55e-5])
+def test_the_numbers_of_a_colour_bar_end_before_the_next_tile(bound: float) -> None:
+    canvas = Canvas(3.0, 3.0)
+    canvas.colour_bar(Scale(-bound, bound, DIVERGING, True, clipped=(True, True)), 0.8, 0.06, 0.5, 2.0)
+    (axes, *_) = canvas.figure.axes
+    canvas.figure.canvas.draw()
+    right = max(label.get_window_extent().x1 for label in axes.get_yticklabels()) / canvas.figure.dpi
+    assert right < BAR, "a tile is followed by BAR inches"

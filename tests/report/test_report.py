@@ -69,14 +69,14 @@ def test_headings_are_in_order_and_every_link_leads_to_one(page: Reader) -> None
     anchors = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(set(anchors)) == len(anchors)
     links = [attributes["href"] for attributes, _ in page.all("a")]
-    assert len(links) == 3
+    assert len(links) == 4
     assert {link.lstrip("#") for link in links} <= set(anchors)
 
 
 def test_the_page_has_every_section(page: Reader) -> None:
     heads = [text for tag in ("h2", "h3") for _, text in page.all(tag)]
     wanted = ["Ranking", "Radar", "Curves", "Examples", "Classes", "Agreement between metrics", "Cost", "Warnings"]
-    assert heads[:3] == ["What was run", f"{MODEL.name} on folder:photos", "Environment"]
+    assert heads[:4] == ["In short", "What was run", f"{MODEL.name} on folder:photos", "Environment"]
     assert [head for head in heads if head in wanted] == wanted
     assert "could not be read" not in page.section("Warnings")
 

@@ -129,19 +129,42 @@ def test_record_and_arrays_to_keep(client: TestClient) -> None:
     assert json.loads(str(arrays["about"]))["method"] == "attnlrp+plus"
 
 
-def test_similarity_is_that_of_the_librarys_features(wide_client: TestClient, wide: cv.Model) -> None:
+def test_features_are_the_librarys(wide_client: TestClient, wide: cv.Model) -> None:
     expected = cv.features(wide, "demo", layer=7)
-    reply = wide_client.get("/api/similarity/7").json()
-    assert (reply["grid"], reply["patch"]) == ([14, 14], None)
+    reply = wide_client.get("/api/features/7").json()
+    assert (reply["grid"], reply["patch"], reply["layer_name"]) == ([14, 14], None, "block 7")
     assert_same(array(reply["cosine"]), expected.similarities()[0], growth=growth(1, 192) + SENT, dtype=torch.float32)
-    row = wide_client.get("/api/similarity/7", params={"y": 0.5, "x": 0.99}).json()
+    for name in ("pca", "limits", "norms"):
+        assert_same(array(reply[name]), getattr(expected, name), growth=SENT, dtype=torch.float32)
+    assert_same(reply["explained_variance_ratio"], expected.explained_variance_ratio.tolist())
+    row = wide_client.get("/api/features/7", params={"y": 0.5, "x": 0.99}).json()
     assert row["patch"] == 7 * 14 + 13
     assert_same(array(row["cosine"])[0], expected.similarity(7, 13)[0].flatten(), growth=SENT, dtype=torch.float32)
-    for params, words in (({"y": 0.5}, "One of y and x was given; expected both"), ({"y": 1, "x": 0}, "less than 1")):
-        refused = wide_client.get("/api/similarity/7", params=params)
+    refusals = [
+        ({"y": 0.5}, "One of y and x was given; expected both"),
+        ({"y": 1, "x": 0}, "less than 1"),
+        ({"y": 0, "x": 0, "of_other": True}, "there is one photo"),
+    ]
+    for params, words in refusals:
+        refused = wide_client.get("/api/features/7", params=params)
         assert refused.status_code == 422
         assert words in refused.json()["message"]
-    assert "expected 0 to 11" in wide_client.get("/api/similarity/12").json()["message"]
+    assert "expected 0 to 11" in wide_client.get("/api/features/12").json()["message"]
+
+
+def test_features_of_two_photos_are_in_one_basis(wide_client: TestClient, wide: cv.Model) -> None:
+    """Both are the demo: equal components, and a patch of one is as like the other's as its own."""
+    expected = cv.features(wide, ["demo", "demo"], layer=3)
+    reply = wide_client.get("/api/features/3", params={"other": "demo"}).json()
+    assert array(reply["pca"]).shape == (2, 14, 14, 3)
+    assert_same(array(reply["pca"]), expected.pca, growth=SENT, dtype=torch.float32)
+    assert array(reply["cosine"]).shape == (392, 392)
+    of_other = {"other": "demo", "y": 0.5, "x": 0.99, "of_other": True}
+    row = wide_client.get("/api/features/3", params=of_other).json()
+    assert row["patch"] == 196 + 7 * 14 + 13
+    cosines = expected.similarity(7, 13, image=1).flatten()
+    assert_same(array(row["cosine"])[0], cosines, growth=SENT, dtype=torch.float32)
+    assert wide_client.get("/api/features/3", params={"other": "0" * 32}).status_code == 404
 
 
 def test_trace_is_the_librarys_attention(wide_client: TestClient, wide: cv.Model) -> None:
@@ -397,3 +420,13 @@ def test_pictures_that_mean_little_come_with_a_caution(client: TestClient) -> No
     assert client.post("/api/explain").json()["cautions"] == []
     unsure = [cautions(Image.effect_noise((224, 224), sigma).convert("RGB")) for sigma in (20, 60, 120)]
     assert any("37 classes" in text for text in unsure)
+
+
+def test_a_method_without_layers_is_not_computed_again_for_them(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"method": "gradcam", "layers": "true", "target": "3"}
+    first = client.post("/api/explain", data=fields).json()
+    assert first["explanations"][0]["layers"] is None
+    monkeypatch.setattr("clairvit.web.handlers.explain_photo", lambda *_: pytest.fail("computed again"))
+    assert client.post("/api/explain", data=fields).json() == first

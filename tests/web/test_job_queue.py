@@ -39,6 +39,25 @@ def test_a_full_queue_says_when_to_retry() -> None:
     asyncio.run(run())
 
 
+def test_memory_is_returned_when_the_queue_has_been_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after each job: the next one would take the same pages again."""
+    trimmed = threading.Event()
+    monkeypatch.setattr("clairvit.web.job_queue.TRIM_AFTER", 0.01)
+    monkeypatch.setattr("clairvit.web.job_queue.release_free_memory", trimmed.set)
+
+    async def run() -> None:
+        queue, gate = JobQueue("test", capacity=2, time_limit=60), threading.Event()
+        first, second = queue.submit(lambda: 1), queue.submit(gate.wait)
+        assert await first.wait(never_disconnected) == 1
+        assert not trimmed.wait(0.1), "the second job is running"
+        gate.set()
+        await second.wait(never_disconnected)
+        assert await asyncio.to_thread(trimmed.wait, 60)
+        queue.close()
+
+    asyncio.run(run())
+
+
 def steps(count: int = 1000) -> int:
     for _ in track(range(count), "steps"):
         time.sleep(0.01)

@@ -341,8 +341,8 @@ def test_methods_are_found_by_the_names_people_use(visit: Callable[..., Any]) ->
 
 def test_pointing_at_a_part_colours_the_parts_that_are_alike(visit: Callable[..., Any]) -> None:
     page = visit()
-    page.locator("#similar summary").click()
-    canvas = page.locator("#similar-map")
+    page.locator("#features summary").click()
+    canvas = page.locator("#alike-map")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 6.5 / 14, box["y"] + box["height"] * 5.5 / 14)
@@ -351,9 +351,9 @@ def test_pointing_at_a_part_colours_the_parts_that_are_alike(visit: Callable[...
     cosines[5 * 14 + 6] = -1
     assert int(canvas.get_attribute("data-best")) == int(cosines.argmax())
     assert abs(float(canvas.get_attribute("data-cosine")) - float(cosines.max())) < 1e-4  # float32, another batch
-    sync_api.expect(page.locator("#similar-text")).to_contain_text("of 195 other parts are above 0.5")
+    sync_api.expect(page.locator("#alike-text")).to_contain_text("of 195 other parts are above 0.5")
     canvas.press("ArrowRight")
     sync_api.expect(canvas).to_have_attribute("data-part", str(5 * 14 + 7))
-    page.locator("#similar-layer").fill("1")  # another layer, the same part
-    sync_api.expect(page.locator("#similar-layer-text")).to_have_text("1 of 12")
+    page.locator("#features-layer").fill("1")  # another layer, the same part
+    sync_api.expect(page.locator("#features-layer-text")).to_have_text("1 of 12")
     sync_api.expect(canvas).to_have_attribute("data-part", str(5 * 14 + 7))

@@ -273,8 +273,10 @@ def test_several_photos_are_listed_with_answer_and_test(visit: Callable[..., Any
         sync_api.expect(rows.nth(number)).to_contain_text(re.compile(r"%\s*(Supported|Weak|No better)"), timeout=WAIT)
     sync_api.expect(rows.nth(2)).to_contain_text("not a photo", timeout=WAIT)
     sync_api.expect(page.locator("#photo-caption")).to_have_text("cat-0.jpg")
-    rows.nth(1).locator("button").click()
+    rows.nth(1).locator("button").first.click()
     sync_api.expect(page.locator("#photo-caption")).to_have_text("cat-1.jpg", timeout=WAIT)
+    rows.nth(0).locator(".second").click()
+    sync_api.expect(page.locator("#other-caption")).to_have_text("cat-0.jpg", timeout=WAIT)
 
 
 def test_a_photo_of_one_colour_comes_with_a_caution(visit: Callable[..., Any]) -> None:
@@ -297,32 +299,44 @@ def test_arrow_keys_pass_through_methods_without_running_each(visit: Callable[..
     assert len(asked) == 1
 
 
+FOCUSED = "() => { const e = document.activeElement; return e.id || e.dataset.key || e.name || e.className; }"
+
+
 def test_the_main_path_by_keyboard_alone(visit: Callable[..., Any]) -> None:
-    """Help, class, method, layer, film: each is reached and used without a pointer."""
+    """Help, answer, part of the map, layer, method, film: each is reached by Tab and used without a pointer."""
     page = visit()
     checked(page)
-    page.locator("#help-open").focus()
+
+    def tab_to(name: str) -> None:
+        for _ in range(45):
+            page.keyboard.press("Tab")
+            if page.evaluate(FOCUSED) == name:
+                return
+        raise AssertionError(f"{name} is not reached")
+
+    page.keyboard.press("Tab")
+    assert page.evaluate(FOCUSED) == "skip", "the first stop skips to the map"
+    tab_to("help-open")
     page.keyboard.press("Enter")
     sync_api.expect(page.locator("#help")).to_be_visible()
     page.keyboard.press("Escape")
-    sync_api.expect(page.locator("#help")).to_be_hidden()
-    reached: list[str] = []
-    for _ in range(45):
-        page.keyboard.press("Tab")
-        name = page.evaluate(
-            "() => document.activeElement.id || document.activeElement.dataset.key || document.activeElement.name"
-        )
-        reached.append(name)
-        if name == "class-5":
-            page.keyboard.press("Enter")
-            sync_api.expect(page.locator("#caption-0")).to_contain_text("Bengal", timeout=WAIT)
-        if name == "badge":
-            assert page.locator("#badge").is_enabled()
-        if name == "play-deletion":
-            page.keyboard.press("Enter")
-            break
-    wanted = ["model", "badge", "file", "map-0", "layer", "save-report", "filter", "method", "play-deletion"]
-    assert [name for name in wanted if name not in reached] == []
+    sync_api.expect(page.locator("#help-open")).to_be_focused()
+    for name in ("model", "badge", "file", "class-11"):
+        tab_to(name)
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("Egyptian Mau", timeout=WAIT)
+    tab_to("map-0")
+    page.keyboard.press("ArrowRight")
+    sync_api.expect(page.locator("#tooltip")).to_be_visible()
+    tab_to("layer")
+    page.keyboard.press("ArrowRight")
+    sync_api.expect(page.locator("#layer-text")).to_have_text("1 of 12")
+    for name in ("save-report", "filter", "method"):
+        tab_to(name)
+    page.keyboard.press("ArrowDown")
+    settled(page, cv.recommended_methods()[1].method)
+    tab_to("play-deletion")
+    page.keyboard.press("Enter")
     sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", re.compile("playing|waiting|ended"))
 
 

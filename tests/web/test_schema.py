@@ -37,7 +37,7 @@ OPERATIONS = [
     ("/api/methods", "GET"),
     ("/api/explain", "POST"),
     ("/api/trace/{layer}", "GET"),
-    ("/api/similarity/{layer}", "GET"),
+    ("/api/features/{layer}", "GET"),
     ("/api/curve", "POST"),
     ("/api/check", "POST"),
 ]

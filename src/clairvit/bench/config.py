@@ -97,6 +97,7 @@ class StudyConfig:
     target: StrictStr | None = None
     maps: StrictStr | None = None
     at_once: StrictInt = IMAGES_PER_UNIT
+    autocast: StrictStr | None = None
 
 
 _TABLES: Mapping[str, tuple[type, str]] = {  # key of the file -> its class, and an example of a spec

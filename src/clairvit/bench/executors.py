@@ -208,7 +208,7 @@ def on_ray(
     workers: int | None = None,
     *,
     address: str | None = None,
-    num_gpus: float = 0.0,
+    num_gpus: float | None = None,
     device: str | None = None,
     batch_size: int | None = None,
 ) -> Executor:
@@ -217,13 +217,14 @@ def on_ray(
     Args:
         workers: Actors; None starts as many as the cluster has resources for.
         address: Of the cluster; "auto" is the one that this machine belongs to, None starts one on this machine.
-        num_gpus: GPUs per actor, a fraction or whole ones.
+        num_gpus: GPUs per actor, a fraction or whole ones; None is one where the cluster has GPUs and `device` is no
+            other, so that there is an actor per GPU.
         device: Where models run; None is "cuda" for actors with GPUs.
         batch_size: Images per forward pass; None chooses.
     """
     if workers is not None and workers < 1:
         raise BadInput(f"workers={workers} was given; expected 1 or more actors.")
-    if num_gpus < 0 or (num_gpus > 1 and num_gpus != int(num_gpus)):
+    if num_gpus is not None and (num_gpus < 0 or (num_gpus > 1 and num_gpus != int(num_gpus))):
         raise BadInput(
             f"num_gpus={num_gpus:g} was given; expected a part of a GPU or whole ones for each actor, such as 0.5 or 1."
         )
@@ -236,9 +237,10 @@ def on_ray(
             return
         connected = _connect(ray, address)
         try:
-            config = WorkerConfig(study, device or ("cuda" if num_gpus else None), batch_size, folder=os.getcwd())
-            capacity = _actor_capacity(ray, num_gpus)  # checked in any case: actors without resources wait for ever
-            yield from _on_actors(ray, config, itertools.chain([first], remaining), workers or capacity, num_gpus)
+            gpus = _gpus_per_actor(ray, device) if num_gpus is None else num_gpus
+            config = WorkerConfig(study, device or ("cuda" if gpus else None), batch_size, folder=os.getcwd())
+            capacity = _actor_capacity(ray, gpus)  # checked in any case: actors without resources wait for ever
+            yield from _on_actors(ray, config, itertools.chain([first], remaining), workers or capacity, gpus)
         finally:
             if connected:
                 ray.shutdown()
@@ -283,6 +285,12 @@ def _check_connection(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
 
 
+def _gpus_per_actor(ray: Any, device: str | None) -> float:
+    """Return 1 where the cluster has GPUs and models are to run on them, else 0."""
+    on_gpu = device is None or device.startswith("cuda")
+    return float(on_gpu and any(node["Alive"] and node["Resources"].get("GPU", 0.0) >= 1 for node in ray.nodes()))
+
+
 def _actor_capacity(ray: Any, num_gpus: float) -> int:
     """Return how many actors the cluster has resources for; each takes a CPU and its GPUs of one node."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -312,6 +320,7 @@ class _Actor:
 def _on_actors(ray: Any, config: WorkerConfig, units: Iterable[Unit], count: int, num_gpus: float) -> Iterator[Answer]:
     """Compute units on actors; Ray restarts an actor whose node died elsewhere, with the same unit."""
     actor_class = ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=-1, max_task_retries=ATTEMPTS - 1)(_Actor)
+    shared = ray.put(config)  # by reference: sent to each node once, however many actors it has
     remaining = iter(units)
     pending: dict[Any, tuple[Any, Unit]] = {}  # object reference -> actor and unit
 
@@ -320,7 +329,7 @@ def _on_actors(ray: Any, config: WorkerConfig, units: Iterable[Unit], count: int
 
     try:
         while len(pending) < count and (unit := next(remaining, None)) is not None:
-            submit(actor_class.remote(config), unit)
+            submit(actor_class.remote(shared), unit)
         while pending:
             (reference, *_), _ = ray.wait(list(pending))
             actor, done = pending.pop(reference)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from clairvit.bench.config import IMAGES_PER_UNIT
@@ -12,7 +13,9 @@ from clairvit.bench.config import DataConfig as DataConfig
 from clairvit.bench.config import ModelConfig as ModelConfig
 from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import digest
+from clairvit.data.pipeline import decode_workers, read_ahead
 from clairvit.errors import BadInput, ClairError
+from clairvit.execution import precision_name
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
@@ -33,6 +36,7 @@ class Study:
     target: str | None = None  # None: the predicted class; "label": the true class
     maps: str = "raw"
     at_once: int = IMAGES_PER_UNIT
+    autocast: str | None = None  # precision of perturbed passes; None: that of the weights
 
     def resolved(self) -> Study:
         """Return the study with canonical names and the baselines among its methods.
@@ -46,12 +50,14 @@ class Study:
             raise BadInput(f"target={self.target!r} was given; expected 'label', or nothing for the prediction.")
         if self.at_once < 1:
             raise BadInput(f"at_once={self.at_once} was given; expected 1 or more images in a unit.")
+        autocast = None if self.autocast is None else precision_name(self.autocast)
         methods = dict.fromkeys((*(resolve_method(text).text for text in self.methods), *BASELINES))
         metrics = dict.fromkeys(resolve_metric(text).text for text in self.metrics)
-        return replace(self, methods=tuple(methods), metrics=tuple(metrics))
+        return replace(self, methods=tuple(methods), metrics=tuple(metrics), autocast=autocast)
 
     def as_document(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the study as JSON values; without autocast as versions that had none wrote it."""
+        return {key: value for key, value in asdict(self).items() if key != "autocast" or value is not None}
 
 
 class Cell(NamedTuple):  # there may be millions of them
@@ -63,6 +69,58 @@ class Cell(NamedTuple):  # there may be millions of them
     metric: str
     settings: str  # seed, target, transformation of maps
     image_set: str = ""  # hash of all images, for a metric of a whole set
+
+
+ImageKey = tuple[str, str, str, str]  # of a cell: model, image, settings, image_set
+Pair = tuple[str, str]  # method and metric
+
+
+class CellSet(Set[Cell]):
+    """A set of cells, kept as the methods and metrics that each image has.
+
+    Images of a study nearly all have the same ones, and equal sets are kept once: 20 million cells take the memory of
+    their images.
+    """
+
+    def __init__(self, pairs: Mapping[ImageKey, frozenset[Pair]]) -> None:
+        shared: dict[frozenset[Pair], frozenset[Pair]] = {}
+        self._pairs = {key: shared.setdefault(of_image, of_image) for key, of_image in pairs.items()}
+
+    @classmethod
+    def of(cls, cells: Set[Cell]) -> CellSet:
+        """Return any set of cells as a `CellSet`."""
+        if isinstance(cells, CellSet):
+            return cells
+        pairs: dict[ImageKey, set[Pair]] = {}
+        for cell in cells:
+            key = (cell.model, cell.image, cell.settings, cell.image_set)
+            pairs.setdefault(key, set()).add((cell.method, cell.metric))
+        return cls({key: frozenset(of_image) for key, of_image in pairs.items()})
+
+    def pairs(self, model: str, image: str, settings: str, image_set: str = "") -> frozenset[Pair]:
+        """Return the methods and metrics that are computed for an image."""
+        return self._pairs.get((model, image, settings, image_set), frozenset())
+
+    @classmethod
+    def _from_iterable(cls, cells: Iterable[Any]) -> frozenset[Any]:
+        """Return the result of a set operation (&, |, -)."""
+        return frozenset(cells)
+
+    def __contains__(self, cell: object) -> bool:
+        if not isinstance(cell, Cell):
+            return False
+        return (cell.method, cell.metric) in self.pairs(cell.model, cell.image, cell.settings, cell.image_set)
+
+    def __iter__(self) -> Iterator[Cell]:
+        for (model, image, settings, image_set), pairs in self._pairs.items():
+            for method, metric in pairs:
+                yield Cell(model, image, method, metric, settings, image_set)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pairs.values()))
+
+    def __repr__(self) -> str:
+        return f"CellSet({len(self)} cells of {len(self._pairs)} images)"
 
 
 @dataclass(frozen=True)
@@ -154,19 +212,19 @@ class StoredPlan:
 
 def settings_of(study: Study) -> str:
     """Return what every cell of a study depends on besides its model, image, method and metric."""
-    return f"seed={study.seed},target={study.target or 'predicted'},maps={study.maps}"
+    settings = f"seed={study.seed},target={study.target or 'predicted'},maps={study.maps}"
+    return settings if study.autocast is None else f"{settings},autocast={study.autocast}"
 
 
-def make_plan(study: Study, hashes: Sequence[str], datasets: Sequence[ImageDataset], done: frozenset[Cell]) -> Plan:
+def make_plan(study: Study, hashes: Sequence[str], datasets: Sequence[ImageDataset], done: Set[Cell]) -> Plan:
     """Return units for all cells of a resolved study that are not done; `hashes` are those of its models."""
-    images = tuple(
-        tuple((name, image_hash(dataset, row)) for row, name in enumerate(dataset.names)) for dataset in datasets
-    )
+    images = tuple(tuple(zip(dataset.names, image_hashes(dataset), strict=True)) for dataset in datasets)
+    computed = CellSet.of(done)
     units = [
         unit
         for model, weights in enumerate(hashes)
         for data, names in enumerate(images)
-        for unit in _units(study, model, data, weights, [hashed for _, hashed in names], done)
+        for unit in _units(study, model, data, weights, [hashed for _, hashed in names], computed)
     ]
     cells = len(hashes) * sum(map(len, images)) * len(study.methods) * len(study.metrics)
     return Plan(tuple(units), cells, cells - sum(unit.cells for unit in units), tuple(hashes), images)
@@ -180,14 +238,19 @@ def image_hash(dataset: ImageDataset, row: int) -> str:
         return digest(repr(("unread", dataset.names[row], str(error))).encode())
 
 
+def image_hashes(dataset: ImageDataset) -> list[str]:
+    """Return `image_hash` of every image; several are read at a time where the data set allows it."""
+    workers = decode_workers() if dataset.concurrent else 0
+    with read_ahead(lambda row: image_hash(dataset, row), range(len(dataset)), workers=workers, ahead=64) as hashes:
+        return [read() for read in hashes]
+
+
 def image_set_hash(image_hashes: Sequence[str]) -> str:
     """Return the hash of a set of images in its order."""
     return digest(repr(tuple(image_hashes)).encode())
 
 
-def _units(
-    study: Study, model: int, data: int, weights: str, images: Sequence[str], done: frozenset[Cell]
-) -> Iterator[Unit]:
+def _units(study: Study, model: int, data: int, weights: str, images: Sequence[str], done: CellSet) -> Iterator[Unit]:
     """Yield units of at most `study.at_once` images that lack the same cells, then those of metrics of whole sets."""
     of_image = tuple(text for text in study.metrics if not resolve_metric(text).metric.needs_whole_set)
     of_set = tuple(text for text in study.metrics if text not in of_image)
@@ -213,20 +276,24 @@ def _units(
 
 
 def _missing(
-    study: Study, weights: str, images: Sequence[str], metrics: Sequence[str], image_set: str, done: frozenset[Cell]
+    study: Study, weights: str, images: Sequence[str], metrics: Sequence[str], image_set: str, done: CellSet
 ) -> MethodGroups:
     """Return methods that lack the same metrics on any of the images, with those metrics: one unit each."""
-    groups: dict[tuple[str, ...], list[str]] = {}
     settings = settings_of(study)
-    for method in study.methods:
-        missing = tuple(
-            metric
-            for metric in metrics
-            if any(Cell(weights, image, method, metric, settings, image_set) not in done for image in images)
-        )
+    if not images:
+        return ()
+    common = frozenset.intersection(*(done.pairs(weights, image, settings, image_set) for image in images))
+    return _lacking(study.methods, tuple(metrics), common)
+
+
+@lru_cache(maxsize=64)  # images of a study nearly all have the same pairs
+def _lacking(methods: tuple[str, ...], metrics: tuple[str, ...], computed: frozenset[Pair]) -> MethodGroups:
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for method in methods:
+        missing = tuple(metric for metric in metrics if (method, metric) not in computed)
         if missing:
             groups.setdefault(missing, []).append(method)
-    return tuple((tuple(methods), missing) for missing, methods in groups.items())
+    return tuple((tuple(group), missing) for missing, group in groups.items())
 
 
 def forwards_of(methods: Sequence[str], metrics: Sequence[str]) -> int:

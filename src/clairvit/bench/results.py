@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from clairvit.bench.plan import Cell, StoredPlan, image_set_hash, settings_of
+from clairvit.bench.plan import Cell, CellSet, StoredPlan, image_set_hash, settings_of
 from clairvit.bench.store import Store
 from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.methods.explanation import Cost
@@ -224,26 +224,25 @@ class Missing:
         ]
 
 
-def find_missing(plan: StoredPlan, cells: frozenset[Cell]) -> list[Missing]:
+def find_missing(plan: StoredPlan, cells: Set[Cell]) -> list[Missing]:
     """Return what the cells of a store lack of a plan, for each model and data set that is not complete."""
-    study = plan.study
+    study, computed = plan.study, CellSet.of(cells)
     statuses = [
-        _missing(plan, model, data, cells) for model in range(len(study.models)) for data in range(len(study.data))
+        _missing(plan, model, data, computed) for model in range(len(study.models)) for data in range(len(study.data))
     ]
     return [missing for missing in statuses if missing.cells_done < missing.cells]
 
 
-def _missing(plan: StoredPlan, model: int, data: int, cells: frozenset[Cell]) -> Missing:
+def _missing(plan: StoredPlan, model: int, data: int, cells: CellSet) -> Missing:
     study, weights, images = plan.study, plan.hashes[model], plan.images[data]
     settings = settings_of(study)
     missing_scores = dict.fromkeys(images, 0)
     lacking: dict[tuple[str, int], list[str]] = {}  # metric and number of images -> methods
     for metric in study.metrics:
         image_set = image_set_hash(images) if resolve_metric(metric).metric.needs_whole_set else ""
+        pairs = {image: cells.pairs(weights, image, settings, image_set) for image in images}
         for method in study.methods:
-            unscored = [
-                image for image in images if Cell(weights, image, method, metric, settings, image_set) not in cells
-            ]
+            unscored = [image for image in images if (method, metric) not in pairs[image]]
             for image in unscored:
                 missing_scores[image] += 1
             if unscored:

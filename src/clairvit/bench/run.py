@@ -31,6 +31,28 @@ class Outcome:
     plan: Plan
 
 
+@dataclass(frozen=True)
+class StudyProgress:
+    """How far a run is, over all its workers."""
+
+    done: int  # units, with failed ones
+    units: int
+    failed: int
+    cells: int  # computed in this run
+    images: int  # of the units computed; an image counts once per unit
+    seconds: float
+
+    @property
+    def remaining(self) -> float:
+        """Return the seconds left if the other units take as long as those done."""
+        return self.seconds / self.done * (self.units - self.done) if self.done else float("nan")
+
+    @property
+    def images_per_second(self) -> float:
+        """Return the rate of all workers together."""
+        return self.images / self.seconds if self.seconds > 0 else float("nan")
+
+
 def plan_study(study: Study, store: Store | None, worker: Worker | None = None) -> tuple[Plan, Worker]:
     """Return the plan of a resolved study, and the worker with its models loaded and its images hashed."""
     worker = worker or Worker(study)
@@ -85,6 +107,7 @@ def run_study(
     worker: Worker | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
     shard: Shard | None = None,
+    on_unit: Callable[[StudyProgress], None] = lambda progress: None,
 ) -> Outcome:
     """Compute what the store lacks.
 
@@ -97,6 +120,7 @@ def run_study(
         worker: A worker that has models or data loaded already.
         on_plan: Called with the plan before the work begins.
         shard: Compute this part of the units only; stores of all parts are joined by `Store.merge`.
+        on_unit: Called after each unit, whichever worker computed it.
     """
     study = study.resolved()
     store.add_study(study)
@@ -107,7 +131,8 @@ def run_study(
     if shard is not None:
         plan = replace(plan, units=tuple(unit for unit in plan.units if shard.holds(unit)))
     on_plan(plan)
-    started, computed = time.monotonic(), 0
+    started = time.monotonic()
+    progress = StudyProgress(0, len(plan.units), 0, 0, 0, 0.0)
     failed: list[tuple[Unit, str]] = []
     remaining = list(plan.units)
     with report_progress("study", len(remaining)) as tell:
@@ -116,13 +141,27 @@ def run_study(
                 for unit, rows, error in engine(study, units, worker):
                     if error is None:
                         store.write(unit, rows)
-                        computed += 1
                     else:
                         store.write_failure(unit, error)
                         failed.append((unit, error))
                     units.release(unit)
+                    progress = _advanced(progress, unit, error, time.monotonic() - started)
+                    on_unit(progress)
                     tell(1)
             remaining = units.elsewhere
             if remaining:
                 time.sleep(POLL)
-    return Outcome(computed, tuple(failed), time.monotonic() - started, plan)
+    return Outcome(progress.done - progress.failed, tuple(failed), time.monotonic() - started, plan)
+
+
+def _advanced(progress: StudyProgress, unit: Unit, error: str | None, seconds: float) -> StudyProgress:
+    """Return the progress after one more unit."""
+    computed = error is None
+    return replace(
+        progress,
+        done=progress.done + 1,
+        failed=progress.failed + (not computed),
+        cells=progress.cells + unit.cells * computed,
+        images=progress.images + len(unit.rows) * computed,
+        seconds=seconds,
+    )

@@ -3,6 +3,7 @@
 store/
   store.json            the format, the studies that were run, and a record of each model
   parts/KEY-SUM.parquet the rows of one unit, written atomically; SUM is a checksum of its bytes
+  parts/units-KEY-SUM.parquet  the rows of many units, whose keys its metadata lists: `Store.compact` writes it
   plans/KEY.json        the weights and images that a study planned, from which a report knows what is missing
   failed/KEY.json       the error of a unit; removed once it is computed
   claims/KEY            locked by the process that computes the unit; the lock ends with the process
@@ -21,6 +22,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from clairvit._io import replace_file
 from clairvit._version import __version__
-from clairvit.bench.plan import Cell, Study, Unit
+from clairvit.bench.plan import CellSet, Study, Unit
+from clairvit.data.locations import is_url
 from clairvit.errors import BadInput, ClairError, ClairWarning
 
 FORMAT = 1  # raised with every change of COLUMNS or of the folders
@@ -66,6 +69,12 @@ COLUMNS = {
 }
 # A cell and the names by which it was requested; two studies that ran at the same time may both have computed it.
 CELL_COLUMNS = ("model_hash", "data", "image", "image_hash", "method", "metric", "settings", "among")
+COMPACTED = "units"  # the beginning of the names of parts that hold many units
+COMPACTED_ROWS = 1_000_000
+UNITS_KEY = b"clairvit.units"  # of a compacted part's metadata
+SORTED_BY = ("metric", "method", "image")  # rows of a compacted part
+ROW_GROUP = 100_000  # rows
+READ_ATTEMPTS = 5  # of a query whose parts are compacted while it begins
 Row = dict[str, Any]
 
 
@@ -139,12 +148,9 @@ class Store:
     def write(self, unit: Unit, rows: Sequence[Row]) -> Path:
         """Write the rows of a unit atomically."""
         import pyarrow as arrow
-        import pyarrow.parquet as parquet
 
         table = arrow.Table.from_pylist([{**dict.fromkeys(COLUMNS), **row} for row in rows], schema=_arrow_schema())
-        buffer = io.BytesIO()
-        parquet.write_table(table, buffer, compression="zstd")
-        content = buffer.getvalue()
+        content = _parquet_bytes(table)
         target = self.path / "parts" / f"{unit.key}-{_checksum(content)}.parquet"
         with self._os_errors():
             replace_file(target, content)
@@ -157,9 +163,10 @@ class Store:
         Parts are named by their content, so that what is here already is not written again.
         """
         added = 0
+        present = self._units()
         for part in other.parts()[0]:
             target = self.path / "parts" / part.name
-            if not target.exists():
+            if not target.exists() and not units_of(part) <= present:
                 with self._os_errors():
                     replace_file(target, part.read_bytes())
                 added += 1
@@ -174,7 +181,16 @@ class Store:
         return added
 
     def has(self, unit: Unit) -> bool:
-        return any((self.path / "parts").glob(f"{unit.key}-*.parquet"))
+        """Return whether the rows of a unit are stored, alone or compacted."""
+        folder = self.path / "parts"
+        return any(folder.glob(f"{unit.key}-*.parquet")) or any(
+            unit.key in units_of(file) for file in folder.glob(f"{COMPACTED}-*.parquet")
+        )
+
+    def _units(self) -> frozenset[str]:
+        """Return the keys of all units that are stored."""
+        files = (self.path / "parts").glob("*.parquet")
+        return frozenset(key for file in files for key in units_of(file))
 
     def write_failure(self, unit: Unit, error: str) -> None:
         self._write_json(self.path / "failed" / f"{unit.key}.json", {"unit": unit.key, "error": error, **vars(unit)})
@@ -186,13 +202,16 @@ class Store:
     def parts(self) -> tuple[list[Path], list[Path]]:
         """Return the intact parts, and the damaged ones after moving them to broken/, so that they are computed again.
 
+        A part whose unit was compacted and that is not removed yet is left out. A file is checked once per process,
+        and again if it changes.
+
         Raises:
             ClairError: If a part cannot be read although the disk did not lose it.
         """
         intact, broken = [], []
         for file in sorted((self.path / "parts").glob("*.parquet")):
             try:
-                if file.stem.rpartition("-")[2] == _checksum(file.read_bytes()):
+                if _is_intact(file):
                     intact.append(file)
                     continue
                 broken.append(self._move_to_broken(file))
@@ -205,7 +224,60 @@ class Store:
                         "to read it, then type the same again."
                     ) from error
                 broken.append(self._move_to_broken(file))
-        return intact, broken
+        compacted = {key for file in intact if _is_compacted(file) for key in units_of(file)}
+        return [file for file in intact if _is_compacted(file) or not units_of(file) <= compacted], broken
+
+    def compact(self, rows: int = COMPACTED_ROWS) -> int:
+        """Write the rows of many units into few large files and remove their parts; return the parts removed.
+
+        Readers and writers may go on: a large file is complete before its parts are removed, and readers leave out
+        parts whose units are in one. A process that is killed leaves both, and the next call removes the parts.
+
+        Args:
+            rows: About as many rows of one file; files of half as many or more are left as they are.
+        """
+        with self._locked("compact"):
+            removed = self._remove_compacted()
+            group: list[Path] = []
+            count = 0
+            for file in [*self._small_parts(rows), None]:
+                if group and (file is None or count >= rows):
+                    removed += self._compact_files(group) if len(group) > 1 else 0
+                    group, count = [], 0
+                if file is not None:
+                    group.append(file)
+                    count += _row_count(file)
+        return removed
+
+    def _small_parts(self, rows: int) -> list[Path]:
+        return [file for file in self.parts()[0] if _row_count(file) < rows / 2]
+
+    def _compact_files(self, files: Sequence[Path]) -> int:
+        """Write one file with the rows of several, sorted so that equal texts are together, then remove these."""
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+
+        tables = [parquet.read_table(file, schema=_arrow_schema()) for file in files]
+        units = sorted(frozenset(key for file in files for key in units_of(file)))
+        table = arrow.concat_tables(tables).sort_by([(name, "ascending") for name in SORTED_BY])
+        table = table.replace_schema_metadata({UNITS_KEY: json.dumps(units).encode()})
+        content = _parquet_bytes(table)
+        key = hashlib.blake2b("".join(units).encode(), digest_size=8).hexdigest()
+        with self._os_errors():
+            replace_file(self.path / "parts" / f"{COMPACTED}-{key}-{_checksum(content)}.parquet", content)
+            for file in files:
+                file.unlink(missing_ok=True)
+        return len(files)
+
+    def _remove_compacted(self) -> int:
+        """Remove parts whose units are in a larger file: a compaction was stopped before it could."""
+        compacted = frozenset(key for file in self.parts()[0] if _is_compacted(file) for key in units_of(file))
+        files = [file for file in (self.path / "parts").glob("*.parquet") if not _is_compacted(file)]
+        leftover = [file for file in files if units_of(file) <= compacted]
+        with self._os_errors():
+            for file in leftover:
+                file.unlink(missing_ok=True)
+        return len(leftover)
 
     def _move_to_broken(self, file: Path) -> Path:
         target = self.path / "broken" / file.name
@@ -223,35 +295,41 @@ class Store:
         """Return the versions of ClairViT that computed the results."""
         return [str(version) for (version,) in self.query("select distinct version from parts order by all")[1]]
 
-    def cells(self) -> frozenset[Cell]:
-        """Return the cells that are computed."""
-        columns = "model_hash, image_hash, method, metric, settings, coalesce(among, '')"
-        _, rows = self.query(f"select distinct {columns} from parts")
-        return frozenset(map(Cell._make, rows))
+    def cells(self) -> CellSet:
+        """Return the cells that are computed.
+
+        The database numbers the pairs of method and metric and returns the images that have the same ones together, so
+        that neither it nor this process holds a text per cell.
+        """
+        _, rows = self.query(
+            "with numbers as (select method, metric, row_number() over () as number "
+            "from (select distinct method, metric from parts)), "
+            "of_image as (select model_hash, image_hash, settings, coalesce(among, '') as image_set, "
+            "list_sort(list(distinct number)) as numbers from parts join numbers using (method, metric) group by all) "
+            "select numbers, list([model_hash, image_hash, settings, image_set]) as images, null as pair "
+            "from of_image group by numbers "
+            "union all select [number], null, [method, metric] from numbers"
+        )
+        pairs = {numbers[0]: (pair[0], pair[1]) for numbers, _, pair in rows if pair is not None}
+        groups = [(frozenset(pairs[number] for number in numbers), images) for numbers, images, pair in rows if images]
+        return CellSet({(key[0], key[1], key[2], key[3]): of_image for of_image, images in groups for key in images})
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return column names and rows; the table `results` has each cell once, `parts` as often as it was computed."""
         import duckdb
 
-        intact, _ = self.parts()
-        with duckdb.connect() as database:
-            if intact:
-                database.from_parquet([str(file) for file in intact]).create_view("parts")
-            else:
-                database.execute(f"create table parts ({_sql_columns()})")
-            is_first_copy = f"row_number() over (partition by {', '.join(CELL_COLUMNS)} order by unit) = 1"
-            database.execute(f"create view results as select * from parts qualify {is_first_copy}")
+        for attempt in range(READ_ATTEMPTS):
+            intact, _ = self.parts()
             try:
-                result = database.execute(sql)
-                if result is None:
-                    raise BadInput("The query is empty; expected one such as 'select * from results limit 9'.")
-                names = [column[0] for column in result.description or ()]
-                return names, result.fetchall()
+                return _query(intact, sql)
             except duckdb.Error as error:
+                if attempt + 1 < READ_ATTEMPTS and not all(file.exists() for file in intact):
+                    continue  # parts were compacted since they were listed
                 raise BadInput(
                     f"The query failed: {' '.join(str(error).split())} The table is 'results' with the columns "
                     f"{', '.join(COLUMNS)}."
                 ) from error
+        raise AssertionError("unreachable")
 
     # locks
 
@@ -329,7 +407,12 @@ class Store:
 
 
 def check_place(path: str | Path, *, create: bool = True) -> None:
-    """Raise `BadInput` for a folder that is no store, or one of another format; create nothing."""
+    """Raise `BadInput` for a URL, a folder that is no store, or one of another format; create nothing."""
+    if is_url(str(path)):
+        raise BadInput(
+            f"The store '{path}' is at a URL, where units cannot be locked nor parts renamed; expected a folder of a "
+            "disk. Copy it there afterwards: its parts never change."
+        )
     folder = Path(path)
     index_file = folder / "store.json"
     if index_file.exists():
@@ -349,6 +432,95 @@ def check_place(path: str | Path, *, create: bool = True) -> None:
         raise BadInput(f"'{folder}' is a file; expected a new folder, or a store.")
     elif folder.exists() and any(file.name not in FOLDERS and file.suffix != ".tmp" for file in folder.iterdir()):
         raise BadInput(f"The folder '{folder}' is not empty and no store; expected a new folder, or a store.")
+
+
+def units_of(file: Path) -> frozenset[str]:
+    """Return the keys of the units in a part."""
+    return _listed_units(str(file)) if _is_compacted(file) else frozenset((file.stem.rpartition("-")[0],))
+
+
+@lru_cache(maxsize=4096)  # a file's name has a checksum of its bytes
+def _listed_units(path: str) -> frozenset[str]:
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    try:
+        metadata = parquet.read_schema(path).metadata or {}
+        return frozenset(map(str, json.loads(metadata.get(UNITS_KEY, b"[]"))))
+    except (OSError, ValueError, arrow.ArrowException):  # damaged, which `parts` reports
+        return frozenset()
+
+
+def _is_compacted(file: Path) -> bool:
+    return file.name.startswith(f"{COMPACTED}-")
+
+
+def _row_count(file: Path) -> int:
+    import pyarrow.parquet as parquet
+
+    return int(parquet.read_metadata(file).num_rows)
+
+
+_CHECKED: set[tuple[str, int, int, int]] = set()  # path, size and times of files whose checksum is right
+_WITHOUT_COPIES: set[frozenset[str]] = set()  # sets of parts in which every cell is once
+
+
+def forget_checks() -> None:
+    """Forget what this process checked, as a new process does."""
+    _CHECKED.clear()
+    _WITHOUT_COPIES.clear()
+
+
+def _is_intact(file: Path) -> bool:
+    """Return whether a file has the checksum of its name."""
+    status = file.stat()
+    state = (str(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if state in _CHECKED:
+        return True
+    with file.open("rb") as opened:
+        checksum = hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+    if file.stem.rpartition("-")[2] != checksum:
+        return False
+    _CHECKED.add(state)
+    return True
+
+
+def _query(files: Sequence[Path], sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Run a query on the views `parts` and `results` of these files; errors are DuckDB's."""
+    import duckdb
+
+    with duckdb.connect() as database:
+        if files:
+            database.from_parquet([str(file) for file in files]).create_view("parts")
+        else:
+            database.execute(f"create table parts ({_sql_columns()})")
+        database.execute(f"create view results as {_first_copies(database, files)}")
+        result = database.execute(sql)
+        if result is None:
+            raise BadInput("The query is empty; expected one such as 'select * from results limit 9'.")
+        return [column[0] for column in result.description or ()], result.fetchall()
+
+
+def _first_copies(database: Any, files: Sequence[Path]) -> str:
+    """Return the query of each cell once; two studies that ran at the same time may both have computed one.
+
+    Sorting millions of rows takes long, so they are sorted only if a hash of their cell occurs twice.
+    """
+    columns, key = ", ".join(CELL_COLUMNS), frozenset(map(str, files))
+    if key not in _WITHOUT_COPIES:
+        hashes = f"select hash({columns}) as cell from parts group by cell having count(*) > 1 limit 1"
+        if database.execute(hashes).fetchall():
+            return f"select * from parts qualify row_number() over (partition by {columns} order by unit) = 1"
+        _WITHOUT_COPIES.add(key)
+    return "select * from parts"
+
+
+def _parquet_bytes(table: Any) -> bytes:
+    import pyarrow.parquet as parquet
+
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer, compression="zstd", row_group_size=ROW_GROUP)
+    return buffer.getvalue()
 
 
 def _arrow_schema() -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clairvit._version import __version__
-from clairvit.bench.plan import Study, Unit, image_hash, settings_of
+from clairvit.bench.plan import Study, Unit, image_hashes, settings_of
 from clairvit.bench.store import Row
 from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import weights_hash
@@ -71,6 +71,7 @@ class Worker:
             on_error=lambda name, error: errors.update({name: str(error)}),
             seed=study.seed,
             batch_size=self.batch_size,
+            autocast=study.autocast,
         )
         shared = {
             "unit": unit.key,
@@ -96,8 +97,9 @@ class Worker:
                 f"{self.study.data[unit.data].spec} has {len(dataset)} images here, fewer than where the study was "
                 "planned; expected the same files everywhere."
             )
-        for row, hashed in zip(unit.rows, unit.image_hashes, strict=True):
-            if image_hash(dataset, row) != hashed:
+        images = dataset.take(unit.rows)
+        for row, present, hashed in zip(unit.rows, image_hashes(images), unit.image_hashes, strict=True):
+            if present != hashed:
                 raise ClairError(
                     f"{dataset.names[row]} is not the image that it was when the study was planned; expected files "
                     "that stay as they are. Start the study again."

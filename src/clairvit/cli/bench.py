@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,10 @@ from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.bench.executors import Executor
+    from clairvit.bench.loggers import RunLogger
     from clairvit.bench.plan import Plan, Shard, Study
+    from clairvit.bench.run import StudyProgress
+    from clairvit.bench.store import Store
     from clairvit.bench.worker import Worker
 
 REPORT_INTERVAL = 30.0  # seconds between two progress messages where there is no bar
@@ -36,6 +39,8 @@ clairvit bench study.toml --out study/ --plan
 clairvit bench study.toml --out study/ --engine local --workers 4
 
 clairvit bench study.toml --out part-3/ --shard 3/64, then: clairvit bench --out study/ --merge part-0/ --merge …
+
+clairvit bench --data 'wds:shards/{000..063}.tar' --autocast bfloat16 --workers 8 --log tensorboard:runs --out study/
 
 clairvit bench --out study/ --sql "select method, metric, avg(value) from results group by all order by all"
 """
@@ -64,8 +69,14 @@ class EngineOptions(options.OptionGroup):
         ),
     ] = None
     num_gpus: Annotated[
-        float, typer.Option(min=0, help="GPUs for each Ray actor, such as 1 or 0.5.", rich_help_panel="Engine")
-    ] = 0.0
+        float | None,
+        typer.Option(
+            min=0,
+            help="GPUs for each Ray actor, such as 1 or 0.5.",
+            show_default="1 where the cluster has GPUs",
+            rich_help_panel="Engine",
+        ),
+    ] = None
 
     shard: Annotated[
         str | None,
@@ -85,7 +96,7 @@ class EngineOptions(options.OptionGroup):
             return on_ray(
                 self.workers, address=self.address, num_gpus=self.num_gpus, device=device, batch_size=batch_size
             )
-        if self.address is not None or self.num_gpus:
+        if self.address is not None or self.num_gpus is not None:
             raise BadInput("--address and --num-gpus were given without --engine ray; expected them with it only.")
         if self.workers is None or self.workers == 1:
             return None
@@ -133,10 +144,24 @@ def bench(
     ] = None,
     engine_options: EngineOptions,
     batch_size: options.BatchSize = None,
+    autocast: options.Autocast = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:PLACE]",
+            help="Log progress and means: tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT; may be repeated.",
+            show_default=False,
+            rich_help_panel="Result",
+        ),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="STORE", help="The folder of the store.", rich_help_panel="Result"),
     ] = None,
+    compact: Annotated[
+        bool,
+        typer.Option("--compact", help="Join the parts into few large files and stop.", rich_help_panel="Result"),
+    ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Show the plan and stop.", rich_help_panel="Result")] = False,
     merge: Annotated[
         list[str] | None,
@@ -149,6 +174,7 @@ def bench(
     output: options.OutputOptions,
 ) -> None:
     from clairvit.bench.config import StudyConfig, read_config
+    from clairvit.bench.loggers import opened_loggers
     from clairvit.bench.plan import Shard
     from clairvit.bench.store import Store, check_place
     from clairvit.bench.worker import Worker
@@ -160,10 +186,13 @@ def bench(
         return
     if merge:
         _merge(out, merge, output)
+    if compact:
+        _compact(out, output)
+    if merge or compact:
         return
     shard = None if engine_options.shard is None else Shard.parse(engine_options.shard)
     config = read_config(study) if study is not None else StudyConfig()
-    typed = StudyOptions(model, model_options, data, masks, mask_kind, method, metric, target, maps, seed)
+    typed = StudyOptions(model, model_options, data, masks, mask_kind, method, metric, target, maps, seed, autocast)
     requested = study_of(config, typed)
     device = device if device is not None or engine_options.engine == "ray" else _gpu()
     engine = engine_options.create(device, batch_size)
@@ -175,7 +204,8 @@ def bench(
     if plan:
         _plan_only(resolved, worker, Path(out), output)
     else:
-        _run(resolved, requested.methods, worker, engine, out, output, shard)
+        with opened_loggers(log or []) as loggers:
+            _run(resolved, requested.methods, worker, engine, out, output, shard, loggers)
 
 
 bench.__doc__ = f"Run a study: every method by every metric, for each model on each set of images.\n\n{EXAMPLES}"
@@ -193,6 +223,19 @@ def _merge(out: str, others: list[str], output: options.OutputOptions) -> None:
         print(json.dumps({"command": "bench", "merged": others, "added": added, "parts": parts}))
     elif not output.quiet:
         print_message(f"Added {added} parts of {len(others)} stores; '{out}' has {parts}.")
+
+
+def _compact(out: str, output: options.OutputOptions) -> None:
+    """Join the parts of a store."""
+    from clairvit.bench.store import Store
+
+    store = Store.open(out, create=False)
+    removed = store.compact()
+    parts = len(store.parts()[0])
+    if output.as_json:
+        print(json.dumps({"command": "bench", "compacted": removed, "parts": parts}))
+    elif not output.quiet:
+        print_message(f"Joined {removed} parts; '{out}' has {parts}.")
 
 
 def _plan_only(study: Study, worker: Worker, out: Path, output: options.OutputOptions) -> None:
@@ -214,6 +257,7 @@ def _run(
     out: str,
     output: options.OutputOptions,
     shard: Shard | None = None,
+    loggers: Sequence[RunLogger] = (),
 ) -> None:
     """Compute what the store lacks and print the scores; `methods` are those of the study without baselines."""
     from clairvit.bench.executors import in_process
@@ -233,8 +277,40 @@ def _run(
 
     store = Store.open(out)
     with progress_bar("study", 1, hidden=output.hidden), _progress_messages(output.hidden):
-        outcome = run_study(study, store, worker=worker, on_plan=on_plan, engine=engine or in_process, shard=shard)
+        outcome = run_study(
+            study,
+            store,
+            worker=worker,
+            on_plan=on_plan,
+            engine=engine or in_process,
+            shard=shard,
+            on_unit=lambda progress: _log_progress(loggers, progress),
+        )
+    _log_means(loggers, store, study, len(outcome.plan.units))
     print_study(store, study, methods, outcome, output.as_json, output.quiet)
+
+
+def _log_progress(loggers: Sequence[RunLogger], progress: StudyProgress) -> None:
+    """Log the progress of all workers together."""
+    for logger in loggers:
+        values = {"units": progress.done, "failed": progress.failed, "cells": progress.cells}
+        rates = {"images_per_second": progress.images_per_second, "seconds_left": progress.remaining}
+        logger.log({f"study/{name}": float(value) for name, value in {**values, **rates}.items()}, progress.done)
+
+
+def _log_means(loggers: Sequence[RunLogger], store: Store, study: Study, step: int) -> None:
+    """Log the mean of each model, method and metric over the images in the store."""
+    from clairvit.bench.plan import settings_of
+
+    if not loggers:
+        return
+    _, rows = store.query(
+        "select model, method, metric, avg(value) from results where value is not null and "
+        f"settings = '{settings_of(study)}' group by all order by all"
+    )
+    values = {f"{metric}/{model}/{method}": float(mean) for model, method, metric, mean in rows}
+    for logger in loggers:
+        logger.log(values, step)
 
 
 def _gpu() -> str | None:

@@ -32,6 +32,7 @@ class StudyOptions:
     target: str | None = None
     maps: str | None = None
     seed: int | None = None
+    autocast: str | None = None
 
 
 def study_of(config: StudyConfig, typed: StudyOptions) -> Study:
@@ -53,6 +54,7 @@ def study_of(config: StudyConfig, typed: StudyOptions) -> Study:
         target=_first(typed.target, config.target),
         maps=maps,
         at_once=config.at_once,
+        autocast=_first(typed.autocast, config.autocast),
     )
 
 

@@ -21,6 +21,7 @@ from clairvit.cli.finish import (
     print_statistics,
 )
 from clairvit.cli.image_job import ImageJob, SaveResult, WrittenResult
+from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
@@ -42,6 +43,8 @@ clairvit explain cat.jpg --contrast Bengal Sphynx --method genatt+plus --layers
 clairvit explain cat.jpg --method rollout --layers --heads
 
 clairvit explain cat.jpg --method lime --samples 2000 --removal blur
+
+clairvit explain photos/ --keep-maps --out maps/
 
 clairvit explain cat.jpg --recipe recipe.json
 
@@ -90,6 +93,14 @@ def explain(
     check: Annotated[
         bool, typer.Option("--check", help="Say how far to trust each map, by removing its brightest patches.")
     ] = False,
+    keep_maps: Annotated[
+        bool,
+        typer.Option(
+            "--keep-maps",
+            help="Write the maps of all images into few NPZ files in half precision, and nothing else.",
+            rich_help_panel="Result",
+        ),
+    ] = False,
     out: options.Out = "out/",
     output: options.OutputOptions,
 ) -> None:
@@ -97,6 +108,8 @@ def explain(
     from clairvit.methods.recommended import default_method
     from clairvit.methods.spec import resolve_method
 
+    if keep_maps and (layers or heads or features):
+        raise BadInput("--keep-maps writes one map per image; expected it without --layers, --heads and --features.")
     typed = single_method(method, "explain")
     chosen = None if recipe is None else read_recipe(recipe)
     # Misspelt methods are refused before a model is loaded.
@@ -117,6 +130,7 @@ def explain(
         out=out,
         suffix=None,
         title=default_method() if spec is None else spec.text,
+        keep_maps=keep_maps,
     )
     results, failures = job.run()
     if output.as_json:

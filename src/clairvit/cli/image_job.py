@@ -5,8 +5,10 @@ An image that cannot be used becomes a `Failure`; the others are explained all t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,12 @@ from clairvit.cli.arguments import GeneratedAnswer, read_targets, targets_of_ima
 from clairvit.cli.console import progress_bar
 from clairvit.cli.hints import with_options
 from clairvit.cli.options import ModelOptions, OutputOptions, RunOptions, TargetOptions
+from clairvit.data.pipeline import WriteBehind, decode_workers, read_ahead
 from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
     from clairvit.methods.explanation import Cost, Explanation
+    from clairvit.methods.map_shards import MapShardWriter
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
@@ -85,6 +89,7 @@ class ImageJob:
         suffix: The end of the file names in a folder; None is the method that explained the image.
         title: The title of the progress bar.
         methods: The number of methods side by side in one picture.
+        keep_maps: Write the maps into few large files (`methods/map_shards.py`), and no files of single images.
     """
 
     images: Sequence[str]
@@ -99,10 +104,18 @@ class ImageJob:
     suffix: str | None
     title: str
     methods: int = 1
+    keep_maps: bool = False
 
     def run(self) -> tuple[list[WrittenResult], list[Failure]]:
         """Load the model once, then explain and write image by image."""
+        from clairvit.methods.map_shards import MapShardWriter
+
         out = output_path(self.out)  # refused before a model is loaded
+        if self.keep_maps and out.is_file:
+            raise BadInput(
+                f"--keep-maps writes many maps into files of a folder, and --out is '{self.out}'; expected a "
+                "folder: --out maps/."
+            )
         self.model_options.preprocess()
         readouts = self.targets.readouts()
         paths, failures = find_image_files(self.images)
@@ -111,18 +124,28 @@ class ImageJob:
         model = self.model_options.load(self.model)
         targets = [*read_targets(self.targets.target, self.targets.contrast, model), *readouts]
         self._check_rows(out, len(paths), len(targets))
-        results: list[WrittenResult] = []
+        shards = MapShardWriter(out.path) if self.keep_maps else None
         unwritten: list[ImageResult] = []  # written into one file at the end
         stems = file_stems(paths)
-        with progress_bar(self.title, len(paths), hidden=self.output.hidden) as advance:
-            for outcome in explain_images(paths, model, targets, self.batch_size, self.explain):
+        outcomes = explain_images(paths, model, targets, self.batch_size, self.explain)
+        with (
+            progress_bar(self.title, len(paths), hidden=self.output.hidden) as advance,
+            WriteBehind[WrittenResult](2 * self.batch_size) as writer,
+            closing(outcomes),
+        ):
+            for outcome in outcomes:
                 advance(1)
                 if isinstance(outcome, Failure):
                     failures.append(outcome)
                     continue
-                files = [] if out.is_file else out.files(f"{stems[outcome.image]}-{self._suffix(outcome)}")
-                results.append(self._write(model, outcome, files))
+                single = not out.is_file and shards is None
+                files = out.files(f"{stems[outcome.image]}-{self._suffix(outcome)}") if single else []
+                writer.submit(partial(self._write, model, outcome, files, shards))
                 unwritten += [outcome] if out.is_file else []
+            results = writer.finish()
+            if shards is not None:
+                shard_files = tuple(shards.close())
+                results = [replace(result, files=shard_files) for result in results]
             if unwritten:
                 shared_files = self._write_together(model, unwritten, out.path)
                 results = [replace(result, files=shared_files) for result in results]
@@ -146,9 +169,16 @@ class ImageJob:
         if out.is_file and check_suffix(out.path) in PICTURES:
             check_rows(images if self.methods == 1 else rows_needed(self.methods, images, max(1, targets)))
 
-    def _write(self, model: Model, result: ImageResult, paths: Sequence[Path]) -> WrittenResult:
+    def _write(
+        self, model: Model, result: ImageResult, paths: Sequence[Path], shards: MapShardWriter | None
+    ) -> WrittenResult:
         from clairvit.plotting.save import explanation_record
 
+        if shards is not None:
+            first = next(iter(result.explanations.values()))
+            for row, target in enumerate(first.targets):
+                maps = {name: explanation.maps[row] for name, explanation in result.explanations.items()}
+                shards.add(result.image, target, maps)
         files = tuple(file for path in paths for file in self.save(model, result.explanations, path))
         values = self.output.as_json  # keep the maps in the records, not only in the files
         records = {name: explanation_record(explanation, values) for name, explanation in result.explanations.items()}
@@ -198,23 +228,30 @@ class LoadedImage:
 
 def explain_images(
     images: Sequence[str], model: Model, targets: Sequence[Any], batch_size: int, explain: ExplainBatch
-) -> Iterator[ImageResult | Failure]:
-    """Explain in batches and yield one outcome per image; several targets are explained image by image."""
-    from clairvit.models.images import prepare
+) -> Generator[ImageResult | Failure, None, None]:
+    """Explain in batches and yield one outcome per image; several targets are explained image by image.
+
+    Threads decode the images of the next batch while the model explains one; close the generator to end them.
+    """
+    from clairvit.models.images import decode, prepare
 
     generated = any(isinstance(target, GeneratedAnswer) for target in targets)
     size = 1 if len(targets) > 1 or generated else batch_size
+    read = prepare if model.preprocess.frames is not None else decode
+    threads = min(decode_workers(), len(images)) if len(images) > 1 else 0
     any_succeeded = False
-    for start in range(0, len(images), size):
-        loaded: list[LoadedImage] = []
-        for image in images[start : start + size]:
-            try:
-                loaded.append(LoadedImage(image, prepare([image], model)))
-            except BadInput as error:
-                yield Failure(image, with_options(error))
-        for outcome in explain_or_split(model, loaded, targets, explain, any_succeeded):
-            any_succeeded = any_succeeded or isinstance(outcome, ImageResult)
-            yield outcome
+    with read_ahead(lambda image: read([image], model), images, workers=threads, ahead=max(size, threads)) as reads:
+        for start in range(0, len(images), size):
+            loaded: list[LoadedImage] = []
+            for image in images[start : start + size]:
+                decoded = next(reads)
+                try:
+                    loaded.append(LoadedImage(image, decoded()))
+                except BadInput as error:
+                    yield Failure(image, with_options(error))
+            for outcome in explain_or_split(model, loaded, targets, explain, any_succeeded):
+                any_succeeded = any_succeeded or isinstance(outcome, ImageResult)
+                yield outcome
 
 
 def explain_or_split(
@@ -242,12 +279,12 @@ def _explain_batch(
 ) -> Iterator[ImageResult]:
     import torch
 
-    from clairvit.models.images import Batch
+    from clairvit.models.images import Batch, to_device
 
     pixels = torch.cat([image.batch.pixels for image in images])
     names = tuple(name for image in images for name in image.batch.names)
     notes = tuple(dict.fromkeys(note for image in images for note in image.batch.notes))
-    batch = Batch(pixels, names, single=False, notes=notes)
+    batch = Batch(to_device(pixels, model), names, single=False, notes=notes)
     targets = targets_of_image(targets, model, batch)
     several = len(targets) > 1
     explanations = explain(model, replace(batch, single=several), list(targets) or None)
@@ -266,6 +303,7 @@ def output_path(out: str, check: Callable[[Path], object] | None = None) -> Outp
         out: What was typed.
         check: Raises BadInput for file names that cannot be written; None takes those of explanations.
     """
+    refuse_url_output(out)
     path = Path(out)
     if out.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
         return OutputPath(path, is_file=False)
@@ -275,6 +313,17 @@ def output_path(out: str, check: Callable[[Path], object] | None = None) -> Outp
         check = check_suffix
     check(path)
     return OutputPath(path, is_file=True)
+
+
+def refuse_url_output(out: str) -> None:
+    """Raise BadInput for a URL: files are written whole under another name and renamed, which needs a disk."""
+    from clairvit.data.locations import is_url
+
+    if is_url(out):
+        raise BadInput(
+            f"--out '{out}' is a URL, and results are written to a disk of this machine; expected a folder or file, "
+            "which can be copied there afterwards."
+        )
 
 
 def file_stems(images: Sequence[str]) -> dict[str, str]:

@@ -365,7 +365,8 @@ Data = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME:PATH",
-        help="A data set: pets:PATH, voc:PATH, folder:PATH, scenes, parts, …; a folder alone is folder:PATH.",
+        help="A data set: pets:PATH, folder:PATH, wds:SHARDS, parquet:PATH, hfds:NAME:SPLIT, scenes, …; a folder alone "
+        "is folder:PATH.",
         show_default=False,
         rich_help_panel="Data",
     ),

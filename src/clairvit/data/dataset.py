@@ -5,8 +5,9 @@ Memory does not grow with the number of images, and an image that cannot be read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ from torch import Tensor
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.data.parts import RemovableParts
+from clairvit.data.pipeline import decode_workers, read_ahead
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.image_files import picture_size, read_picture
-from clairvit.models.images import Batch, image_name, list_clips, list_images, prepare
-from clairvit.models.model import Model
+from clairvit.models.images import Batch, image_name, list_clips, list_images, prepare, to_device, to_pixels
+from clairvit.models.model import Model, check_placement
 
 ErrorHandler = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
 
@@ -49,6 +51,7 @@ class ImageDataset:
     has_others: bool = False
     notes: tuple[str, ...] = ()  # for the user: masks without an image, empty class folders, …
     has_parts: bool = False  # every image has `RemovableParts`
+    concurrent: bool = False  # `read` and `content_hash` may be called in several threads at once
 
     def __len__(self) -> int:
         return len(self.names)
@@ -112,27 +115,35 @@ def void_as_object(dataset: ImageDataset) -> ImageDataset:
 
 
 def iter_batches(
-    dataset: ImageDataset, model: Model, size: int, on_error: ErrorHandler | None = None
-) -> Iterator[SampleBatch]:
-    """Yield batches of at most `size` images.
+    dataset: ImageDataset, model: Model, size: int, on_error: ErrorHandler | None = None, workers: int | None = None
+) -> Generator[SampleBatch, None, None]:
+    """Yield batches of at most `size` images; the images of the next batch are decoded while the caller works on one.
+
+    Close the generator (`contextlib.closing`) where its consumer may raise: only then its threads end at once.
 
     Args:
         dataset: The images.
         model: Gives preprocessing, device and dtype.
         size: Images per batch.
         on_error: Called for each image that cannot be read; without it the first one raises.
+        workers: Threads that decode; 0 decodes in this one, None chooses. A dataset that is not `concurrent` has none.
     """
-    for start in range(0, len(dataset), size):
-        samples: dict[int, Sample] = {}
-        for row in range(start, min(start + size, len(dataset))):
-            try:
-                samples[row] = dataset.read(row, model)
-            except ClairError as error:
-                if on_error is None:
-                    raise
-                on_error(dataset.names[row], error)
-        if samples:
-            yield _stack(dataset, samples, model)
+    check_placement(model.module, model.name)
+    threads = decode_workers() if workers is None else workers
+    threads = min(threads, len(dataset)) if dataset.concurrent and len(dataset) > 1 else 0
+    with read_ahead(lambda row: dataset.read(row, model), range(len(dataset)), workers=threads, ahead=size) as reads:
+        for start in range(0, len(dataset), size):
+            samples: dict[int, Sample] = {}
+            for row in range(start, min(start + size, len(dataset))):
+                read = next(reads)
+                try:
+                    samples[row] = read()
+                except ClairError as error:
+                    if on_error is None:
+                        raise
+                    on_error(dataset.names[row], error)
+            if samples:
+                yield _stack(dataset, samples, model)
 
 
 def _stack(dataset: ImageDataset, samples: dict[int, Sample], model: Model) -> SampleBatch:
@@ -140,7 +151,7 @@ def _stack(dataset: ImageDataset, samples: dict[int, Sample], model: Model) -> S
     shapes = sorted({tuple(sample.pixels.shape[-2:]) for sample in samples.values()})
     if len(shapes) > 1:
         raise BadInput(f"The tensors in one batch have different sizes: {shapes}; expected equal ones.")
-    pixels = torch.stack([sample.pixels for sample in samples.values()]).to(model.device, model.dtype)
+    pixels = to_device(torch.stack([sample.pixels for sample in samples.values()]), model)
     empty = torch.zeros(pixels.shape[-2:], dtype=torch.bool)
     masks = [empty if sample.mask is None else sample.mask for sample in samples.values()]
     void = [empty if sample.void is None else sample.void for sample in samples.values()]
@@ -216,7 +227,15 @@ def as_dataset(
         annotation = (mask_kind, None if labels is None else labels[row], None if others is None else others[row])
         return digest(items[row], mask, repr(annotation).encode())
 
-    return ImageDataset(names, read, content_hash, masks is not None, labels is not None, others is not None)
+    return ImageDataset(
+        names,
+        read,
+        content_hash,
+        masks is not None,
+        labels is not None,
+        others is not None,
+        concurrent=not callable(masks) and isinstance(items, list) and all(isinstance(i, str | Path) for i in items),
+    )
 
 
 def _list_items(images: Any, model: Model) -> Sequence[Any]:
@@ -253,7 +272,7 @@ def _read_pixels_and_mask(
             raise BadInput("Masks are to be found on pictures, and a tensor was given; expected paths or pictures.")
         return pixels, *_check_mask(mask, pixels)
     picture = read_picture(item, model.preprocess.channels)
-    pixels = prepare([picture], model).pixels[0]
+    pixels = to_pixels(picture, model.preprocess)
     if callable(mask):
         mask = mask(name, picture)
     if mask is None or isinstance(mask, Tensor):

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput
+from clairvit.models.image_files import EncodedImage
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import unwrap_readout
@@ -37,6 +38,8 @@ def _bytes(part: Any) -> bytes:
     """Return the content of one part as bytes."""
     if isinstance(part, bytes):
         return part
+    if isinstance(part, EncodedImage):  # as the file with these bytes
+        return part.content
     if isinstance(part, Path) or (isinstance(part, str) and os.path.isfile(part)):  # False for a name that is too long
         try:
             return Path(part).read_bytes()

@@ -14,11 +14,12 @@ from clairvit.data.dataset import ImageDataset, Sample
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
 from clairvit.data.formats.registry import FORMATS, DataRequest, DatasetFormat, find_root, missing_files_error
 from clairvit.data.hashing import digest
+from clairvit.data.locations import is_url
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.data.trigger import TriggerSpec, parse_trigger_spec, with_trigger
 from clairvit.errors import BadInput, ClairError, UnknownName, did_you_mean
 from clairvit.models.image_files import picture_size, read_image, read_picture
-from clairvit.models.images import prepare
+from clairvit.models.images import to_pixels
 from clairvit.models.model import Model
 
 _VOID = 255  # in a mask of the kind voc
@@ -77,7 +78,8 @@ def open_data(
     left out.
 
     Args:
-        spec: NAME:PATH, with a name of `list_datasets()`, or scenes, parts, or trigger(…).
+        spec: NAME:PATH, with a name of `list_datasets()`, or scenes, parts, or trigger(…). The PATH of folder, csv,
+            parquet and wds may be a URL that fsspec reads.
         split: A split of the dataset; None is its first one.
         limit: The number of images, a stratified sample over classes, in the dataset's order; None is all.
         seed: Of the sample and of generated images.
@@ -108,10 +110,13 @@ def open_data(
         return _open_generated(spec, split, limit, seed)
     data, path = parsed
     split = _check_split(data, split)
-    root = _find_or_download(data, path, split, download)
-    index = data.open(DataRequest(root, split, None if masks is None else Path(masks).expanduser(), mask_kind))
+    root, location = _place(data, path, split, download)
+    mask_folder = None if masks is None else Path(masks).expanduser()
+    index = data.open(DataRequest(root, split, mask_folder, mask_kind, location))
     if not index.entries:
-        raise BadInput(f"'{root}' holds no images for {data.name}, split {split}. Expected:\n{data.layout(path)}")
+        raise BadInput(
+            f"'{location or root}' holds no images for {data.name}, split {split}. Expected:\n{data.layout(path)}"
+        )
     rows = range(len(index.entries)) if limit is None else stratified_sample(_strata(index, limit), limit, seed)
     return OpenedDataset(
         dataset=_image_dataset([index.entries[row] for row in rows], index),
@@ -210,8 +215,8 @@ def model_class(class_index: int, index: DatasetIndex, model: Model) -> int | No
     return int(name) if index.numbering == "names" and name.isdecimal() and not by_name else None
 
 
-def _parse_spec(spec: str) -> tuple[DatasetFormat, Path]:
-    """Return format and path of NAME:PATH."""
+def _parse_spec(spec: str) -> tuple[DatasetFormat, str]:
+    """Return format and path, or another location, of NAME:PATH."""
     name, _, path = str(spec).partition(":")
     if name not in FORMATS:
         hint = f" For a folder of images type folder:{spec}." if Path(spec).expanduser().is_dir() else ""
@@ -219,11 +224,26 @@ def _parse_spec(spec: str) -> tuple[DatasetFormat, Path]:
     data = FORMATS.resolve(name)
     if not path:
         raise BadInput(f"'{spec}' does not say where the data is; type {name}:PATH. Expected:\n{data.layout()}")
-    return data, Path(path).expanduser()
+    return data, path
+
+
+def _place(data: DatasetFormat, path: str, split: str, download: bool) -> tuple[Path, str]:
+    """Return the folder of a dataset and "", or an empty path and the location that the format opens itself."""
+    if data.accepts == "location" or (data.accepts == "folder or URL" and is_url(path)):
+        return Path(), path
+    if is_url(path):
+        names = ", ".join(f"{other.name}:" for other in FORMATS.values() if other.accepts != "folder")
+        raise BadInput(
+            f"{data.title} is read from a folder of this disk, and '{path}' is a URL; expected a copy of it here, or "
+            f"{names} with the URL."
+        )
+    return _find_or_download(data, Path(path).expanduser(), split, download), ""
 
 
 def _check_split(data: DatasetFormat, split: str | None) -> str:
     """Return the split, the first one for None; raise UnknownName if the dataset has no such split."""
+    if not data.splits:
+        return split or ""  # the dataset has its own, which are known once it is opened
     if split is None:
         return data.splits[0]
     if split not in data.splits:
@@ -295,7 +315,8 @@ def _image_dataset(entries: Sequence[Entry], index: DatasetIndex) -> ImageDatase
         return digest(image, *inputs, repr((classes, index.all_objects, index.has_others)).encode())
 
     names = tuple(entry.name for entry in entries)
-    return ImageDataset(names, read, content_hash, index.has_masks, index.has_labels, index.has_others, index.notes)
+    annotated = (index.has_masks, index.has_labels, index.has_others)
+    return ImageDataset(names, read, content_hash, *annotated, index.notes, concurrent=True)
 
 
 def _read_sample(entry: Entry, index: DatasetIndex, model: Model) -> Sample:
@@ -303,7 +324,7 @@ def _read_sample(entry: Entry, index: DatasetIndex, model: Model) -> Sample:
     image = entry.image if isinstance(entry.image, Path) else entry.image()
     picture = read_picture(image, model.preprocess.channels)
     size = picture_size(picture)  # columns, rows
-    pixels = prepare([picture], model).pixels[0]
+    pixels = to_pixels(picture, model.preprocess)
     annotation = entry.annotation(size)
     objects = {c: _prepare_object(mask, annotation, size, model) for c, mask in annotation.objects.items()}
     by_size = sorted(objects, key=lambda c: (-int(objects[c][0].sum()), -int(annotation.objects[c].sum()), c))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -46,6 +46,22 @@ class Aggregation(Protocol):
     def finish(self, row: Tensor, count: int, layout: Layout, /) -> Tensor: ...  # [B, N]
 
 
+@runtime_checkable
+class VectorAggregation(Aggregation, Protocol):
+    """An aggregation that reads a layer's matrix M as vector × matrix, so that M need not exist as a whole.
+
+    `left` returns the vector, given M's row sums, and `advance` takes the product:
+
+        row ← advance(row, left(row, read, M·1) · M, M·1)  =  step(row, M, read)
+
+    Entry i of `left` depends on row i alone, so that M may be read a tile of rows at a time.
+    """
+
+    def left(self, row: Tensor | None, read: Tensor, sums: Tensor, /) -> Tensor: ...  # [1 or B, rows]
+
+    def advance(self, row: Tensor | None, product: Tensor, sums: Tensor, /) -> Tensor: ...
+
+
 def one_by_one(aggregation: Aggregation, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
     """Return the row after several layers, one step each."""
     for layer_map in layer_maps:
@@ -76,6 +92,12 @@ class Single:
 
     def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
         return one_by_one(self, row, layer_maps, read)
+
+    def left(self, row: Tensor | None, read: Tensor, sums: Tensor) -> Tensor:
+        return read
+
+    def advance(self, row: Tensor | None, product: Tensor, sums: Tensor) -> Tensor:
+        return product
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row
@@ -111,6 +133,13 @@ class Total:
         parts = self.step(None, layer_maps.flatten(0, 1), each)  # [layers·B, N]
         total = parts.reshape(*layer_maps.shape[:2], -1).sum(0)
         return total if row is None else row + total
+
+    def left(self, row: Tensor | None, read: Tensor, sums: Tensor) -> Tensor:
+        return read if self.rows == "read" else torch.ones_like(read)
+
+    def advance(self, row: Tensor | None, product: Tensor, sums: Tensor) -> Tensor:
+        part = product if self.rows == "read" else product / sums.shape[-1]
+        return part if row is None else row + part
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return row / len(self.used(count)) if self.mean else row
@@ -161,7 +190,7 @@ class Product:
 
     def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
         assert row is not None
-        weight, residual = (1.0, self.residual) if self.alpha is None else (self.alpha, 1 - self.alpha)
+        weight, residual = self._weights
         start, shift, added = row.expand(layer_maps.shape[1], -1, -1).unbind(1)  # [B, N] each
         if self.normalise == "none":
             for matrix in layer_maps:
@@ -170,12 +199,7 @@ class Product:
                 shift = shift if residual == 1 else shift + passed * (residual - 1)
             return torch.stack([start, shift, added], 1)
         attended = layer_maps.sum(-1)  # [layers, B, N]
-        attended = attended if weight == 1 else attended.mul_(weight)
-        totals = attended + residual
-        empty = totals == 0  # a row of zeros stays one
-        totals = totals.masked_fill_(empty, 1)
-        # residual / total - 1, without cancellation
-        losses = torch.where(empty, residual - 1, -attended / totals)
+        totals, losses = _row_totals(attended if weight == 1 else attended.mul_(weight), residual)
         for matrix, total, loss in zip(layer_maps, totals, losses, strict=True):
             passed = start + shift
             if self.normalise == "rows":
@@ -184,6 +208,29 @@ class Product:
                 added = _plus_product(added, passed + added, matrix, weight, residual) / total
             shift = shift + passed * loss
         return torch.stack([start, shift, added], 1)
+
+    def left(self, row: Tensor | None, read: Tensor, sums: Tensor) -> Tensor:
+        """Return (i + a) weight, over the row's total where rows are normalised, [1 or B, rows]."""
+        assert row is not None
+        weight, residual = self._weights
+        left = row.sum(1) * weight
+        return left / _row_totals(sums * weight, residual)[0] if self.normalise == "rows" else left
+
+    def advance(self, row: Tensor | None, product: Tensor, sums: Tensor) -> Tensor:
+        assert row is not None
+        weight, residual = self._weights
+        start, shift, added = row.expand(len(product), -1, -1).unbind(1)  # [B, N] each
+        passed = start + shift
+        if self.normalise == "none":
+            return torch.stack([start, shift + passed * (residual - 1), residual * added + product], 1)
+        total, loss = _row_totals(sums * weight, residual)
+        added = residual * added / total + product if self.normalise == "rows" else (residual * added + product) / total
+        return torch.stack([start, shift + passed * loss, added], 1)
+
+    @property
+    def _weights(self) -> tuple[float, float]:
+        """The weights of M and of the identity."""
+        return (1.0, self.residual) if self.alpha is None else (self.alpha, 1 - self.alpha)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return without_constant(row, layout)
@@ -240,6 +287,15 @@ class Suffixes:
     def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
         return one_by_one(self, row, layer_maps, read)
 
+    def left(self, row: Tensor | None, read: Tensor, sums: Tensor) -> Tensor:
+        assert row is not None
+        return self.product.left(row[:, -3:], read, sums)
+
+    def advance(self, row: Tensor | None, product: Tensor, sums: Tensor) -> Tensor:
+        assert row is not None
+        rollout = self.product.advance(row[:, -3:], product, sums)
+        return torch.cat([row.expand(len(rollout), -1, -1), rollout], 1)
+
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         rollouts = torch.split(row[:, 3:], 3, 1)
         return torch.stack([without_constant(rollout, layout) for rollout in rollouts]).sum(0)
@@ -248,6 +304,14 @@ class Suffixes:
 def reading(layer_map: Tensor, read: Tensor) -> Tensor:
     """Return [B, N] of a layer map: token maps as they are, matrices [B, rows, N] read at the rows of the head."""
     return layer_map if layer_map.ndim == 2 else (read[:, None] @ layer_map)[:, 0]
+
+
+def _row_totals(sums: Tensor, residual: float) -> tuple[Tensor, Tensor]:
+    """Return the row sums of M + residual·I, 1 where they are 0, and residual / total - 1, without cancellation."""
+    total = sums + residual
+    empty = total == 0  # a row of zeros stays one
+    total = total.masked_fill_(empty, 1)
+    return total, torch.where(empty, residual - 1, -sums / total)
 
 
 def _plus_product(added: Tensor, row: Tensor, matrix: Tensor, weight: float, residual: float) -> Tensor:

@@ -11,12 +11,19 @@ from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.flow import Flow
 from clairvit.methods.layer_view import LayerView, mean_of_heads
-from clairvit.methods.registry import FORWARD, ExtraCost, Requires, method
+from clairvit.methods.registry import FORWARD, ExtraCost, Requires, WeightedHeads, method
 from clairvit.option_types import Range
 
 Fusion = Literal["mean", "max", "min"] | int
 Protect = Literal["none", "cls_cell", "cls_column"]
 DiscardRatio = Annotated[float, Range(ge=0, lt=1, unit="of the entries", example=0.9)]
+
+
+def _requires_attention(fusion: str | int, discard_ratio: float = 0.0, **_: object) -> Requires:
+    """Return what a method needs that reads A, its heads fused; discarding entries compares all rows."""
+    fuses_by_mean = fusion == "mean" and discard_ratio == 0
+    heads = WeightedHeads("A") if fuses_by_mean else None
+    return Requires(passes="forward", all_rows=discard_ratio > 0, heads=heads)
 
 
 @method(
@@ -25,7 +32,7 @@ DiscardRatio = Annotated[float, Range(ge=0, lt=1, unit="of the entries", example
     paper="common baseline, as in Chefer et al., CVPR 2021",
     output="matrix",
     aggregation=Single(-1),
-    requires=FORWARD,
+    requires=_requires_attention,
     class_specific=False,
 )
 def raw_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
@@ -39,7 +46,7 @@ def raw_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     paper="Abnar & Zuidema, ACL 2020",
     output="matrix",
     aggregation=Product(residual=1.0, normalise="rows"),
-    requires=Requires(passes="forward", all_rows=True),
+    requires=_requires_attention,
     class_specific=False,
     presets={"chefer": {"start_layer": 1}},
 )
@@ -47,7 +54,7 @@ def rollout(
     layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0, protect: Protect = "none"
 ) -> Tensor:
     """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers."""
-    return discard_smallest(fused_attention(layer, fusion), discard_ratio, protect)  # [B, N, N]
+    return discard_smallest(fused_attention(layer, fusion), discard_ratio, protect)  # [B, rows, N]
 
 
 @method(

@@ -36,7 +36,7 @@ def gradient_attention(layer: LayerView) -> Tensor:
 
 def mean_positive_gradient_attention(layer: LayerView) -> Tensor:
     """mean over queries of mean_h relu(A * G): a layer of Grad-SAM."""
-    return layer.AG_positive_mean.mean(1)  # [B, N]
+    return layer.column_means("AG+")  # [B, N]
 
 
 def _at_layer(method: str) -> Callable[[int], MethodSpec]:

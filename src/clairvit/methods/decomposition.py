@@ -153,7 +153,8 @@ def token_transformation(
     authors' code could not be read: this is METHODS 2.10, after a third party's version.
     """
     x, x_mid, x_out = layer.x, layer[PostAttentionResidual], _block_output(layer)
-    W_attn, W_mlp = transformation_weights(x, x_mid, necc), transformation_weights(x_mid, x_out, necc)  # [B, N]
+    W_attn = layer.once_per_layer(("W_attn", necc), lambda: transformation_weights(x, x_mid, necc))  # [B, N]
+    W_mlp = layer.once_per_layer(("W_mlp", necc), lambda: transformation_weights(x_mid, x_out, necc))  # [B, N]
     G = layer.G.clamp(min=0)
     AG = mean_of_heads(layer.A * G) if head_stage == "post" else layer.A_mean * mean_of_heads(G)
     matrix = AG * W_attn[:, None]  # [B, rows, N]

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.methods.aggregation import Aggregation, Total, reading
+from clairvit.methods.aggregation import Aggregation, Total, VectorAggregation, reading
 from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.explanation import Cost
+from clairvit.methods.layer_product import LayerProduct
 from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, check_plane, stacked, tokens_to_grid
 from clairvit.methods.result import MapFunction, as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.numerics import spread_evenly, widened
 from clairvit.tracing.attention_call import AttentionCall
+from clairvit.tracing.attention_reductions import query_tiles
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.rules import RuleTable
@@ -139,7 +141,9 @@ def _visit_group(passes: Sequence[_LayerPass], indices: list[int], trace: Trace,
     stack = stacked([trace.layers[index] for index in indices], context) if len(indices) > 1 else None
     singly = list(passes) if stack is None else _visit(passes, stack, indices)
     for position, index in enumerate(indices) if singly else ():
-        _visit(singly, LayerView(trace.layers[index], context, stack=stack, position=position), [index])
+        view = LayerView(trace.layers[index], context, stack=stack, position=position)
+        rest = _visit_large(singly, view) if stack is None and view.is_large else singly
+        _visit(rest, view, [index])
 
 
 def _visit(passes: Sequence[_LayerPass], view: LayerView, indices: list[int]) -> list[_LayerPass]:
@@ -158,6 +162,35 @@ def _visit(passes: Sequence[_LayerPass], view: LayerView, indices: list[int]) ->
                 except NotStackable:
                     unstackable.append(layer_pass)
     return unstackable
+
+
+def _visit_large(passes: Sequence[_LayerPass], view: LayerView) -> list[_LayerPass]:
+    """Read a layer without its N×N matrices where methods allow it; return the methods that need another view."""
+    index, rest = view.index, [layer_pass for layer_pass in passes if not layer_pass.multiplies(view)]
+    reading = [layer_pass for layer_pass in passes if layer_pass not in rest and layer_pass.wants(index)]
+    for layer_pass in reading:
+        with _Timed(layer_pass.result):
+            layer_pass.begin_product(view)
+    by_form = [p for p in reading if p.product is not None and p.spec.requires.heads is not None and _sums_pay(view)]
+    if by_form:
+        with _Timed(*(layer_pass.result for layer_pass in by_form)):
+            forms = [form for p in by_form if (form := p.spec.requires.heads) is not None]
+            LayerProduct.from_sums([p.product for p in by_form if p.product is not None], forms, view)
+    by_tile = [layer_pass for layer_pass in reading if layer_pass not in by_form]
+    for rows in query_tiles(view.layer.between_tokens(), view.tile_bytes) if by_tile else ():
+        tile = view.tile(rows)
+        for layer_pass in by_tile:
+            with _Timed(layer_pass.result):
+                layer_pass.add_tile(tile, rows)
+    for layer_pass in reading:
+        with _Timed(layer_pass.result):
+            layer_pass.finish_product(index)
+    return rest
+
+
+def _sums_pay(view: LayerView) -> bool:
+    """Return whether sums over A and G are computed by a kernel; else tiles are quicker, which all methods share."""
+    return view.reductions.use_kernels
 
 
 def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
@@ -201,6 +234,7 @@ class _LayerPass:
         self.last_index = self.used[-1]  # the layer that was added to `row` last
         self.stages: list[tuple[Tensor, int]] = []  # sums over layers of one size [B, N] each, and one of those layers
         self.rows_of_layers: dict[int, Tensor] = {}
+        self.product: LayerProduct | None = None  # of the large layer that is being read
 
     def wants(self, index: int) -> bool:
         return self.result.error is None and (index in self.used or self.keep_layers)
@@ -208,14 +242,8 @@ class _LayerPass:
     def visit(self, view: LayerView, indices: list[int]) -> None:
         """Add the map of a layer, or of several at once."""
         used = [position for position, index in enumerate(indices) if index in self.used]
-        try:
-            maps = view.once(
-                self.spec.key, lambda: as_map_result(self.spec.method.function(view, **dict(self.spec.options))).maps
-            )
-        except (NotApplicable, BadInput):
-            if used:
-                raise
-            self.keep_layers = False  # the method is defined for some layers only, so not all can be kept
+        maps = self._maps(view, is_used=bool(used))
+        if maps is None:
             return
         layer_maps = maps.reshape(len(indices), -1, *maps.shape[1:])  # [layers, B, …]
         read = self.trace.readout_weights if maps.ndim == 3 else maps[: layer_maps.shape[1]]
@@ -223,7 +251,7 @@ class _LayerPass:
             assert self.trace.readout_rows is not None
             read = read[:, self.trace.readout_rows]
         if used:
-            self._check_tokens(layer_maps)
+            self._check_tokens(layer_maps.shape[1], layer_maps.shape[-1], is_matrix=layer_maps.ndim == 4)
             self.row = self.aggregation.steps(self.row, layer_maps[used[0] : used[-1] + 1], read)
             self.last_index = indices[used[-1]]
         if self.keep_layers:
@@ -231,15 +259,64 @@ class _LayerPass:
                 i: reading(layer_map, read) for i, layer_map in zip(indices, layer_maps, strict=True)
             }
 
-    def _check_tokens(self, layer_maps: Tensor) -> None:
+    def _maps(self, view: LayerView, *, is_used: bool) -> Tensor | None:
+        """Return the method's layer map; None where it has none of a layer that it does not need."""
+        try:
+            return view.once(
+                self.spec.key, lambda: as_map_result(self.spec.method.function(view, **dict(self.spec.options))).maps
+            )
+        except (NotApplicable, BadInput):
+            if is_used:
+                raise
+            self.keep_layers = False  # the method is defined for some layers only, so not all can be kept
+            return None
+
+    def multiplies(self, view: LayerView) -> bool:
+        """Return whether it reads all rows of a layer's matrix, as vector × matrix, and can have them one by one."""
+        reads_all = self.spec.needs_all_rows or view.trace.readout_rows is None
+        return (
+            self.spec.method.output == "matrix"
+            and reads_all
+            and not self.spec.requires.all_rows
+            and isinstance(self.aggregation, VectorAggregation)
+        )
+
+    def begin_product(self, view: LayerView) -> None:
+        """Begin to read a large layer's matrix."""
+        call, is_used = view.layer.between_tokens(), view.index in self.used
+        assert isinstance(self.aggregation, VectorAggregation)
+        if is_used:
+            self._check_tokens(call.lead, call.keys, is_matrix=True)
+        aggregation = self.aggregation if is_used else None
+        self.product = LayerProduct(aggregation, self.row, self.trace.readout_weights, keep_layer=self.keep_layers)
+
+    def add_tile(self, tile: LayerView, rows: slice) -> None:
+        """Add some rows of the layer that is being read."""
+        if self.product is not None and self.wants(tile.index):
+            maps = self._maps(tile, is_used=tile.index in self.used)
+            self.product = None if maps is None else self.product
+            if self.product is not None and maps is not None:
+                self.product.add_tile(maps, rows)
+
+    def finish_product(self, index: int) -> None:
+        """Take what was read of a large layer."""
+        product, self.product = self.product, None
+        if product is None or not self.wants(index):
+            return
+        if index in self.used:
+            self.row, self.last_index = product.advance(), index
+        if self.keep_layers:
+            self.rows_of_layers[index] = product.layer_row()
+
+    def _check_tokens(self, batch: int, tokens: int, *, is_matrix: bool) -> None:
         """Begin a new stage where a sum comes to layers of another size; raise where layers are multiplied."""
         row = self.row
-        if row is not None and (row.shape[-1] != layer_maps.shape[-1] or len(row) not in (1, layer_maps.shape[1])):
-            if isinstance(self.aggregation, Total) and layer_maps.ndim == 3:  # [layers, B, N]: one number per token
+        if row is not None and (row.shape[-1] != tokens or len(row) not in (1, batch)):
+            if isinstance(self.aggregation, Total) and not is_matrix:  # one number per token
                 self.stages.append((row, self.last_index))
                 self.row = None
                 return
-            counts = [len(t) * t.shape[-1] // len(self.trace.pixels) for t in (row, layer_maps[0])]
+            counts = [size // len(self.trace.pixels) for size in (len(row) * row.shape[-1], batch * tokens)]
             raise NotApplicable(
                 f"'{self.spec.text}' adds up layers, and this model's token count changes between them "
                 f"({counts[0]} and {counts[1]}). Use one layer: {self.spec.method.name}+last."
@@ -307,18 +384,19 @@ def _parameters(function: MapFunction) -> Mapping[str, inspect.Parameter]:
 
 
 class _Timed:
-    """Add the time spent to a result; keep a NotApplicable error there, so that the other methods go on."""
+    """Add the time spent to a result, or to several alike; keep a NotApplicable error there: other methods go on."""
 
-    def __init__(self, result: Result) -> None:
-        self.result = result
+    def __init__(self, *results: Result) -> None:
+        self.results = results
 
     def __enter__(self) -> None:
         self.started = time.perf_counter()
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> bool:
-        self.result.seconds += time.perf_counter() - self.started
-        if isinstance(error, NotApplicable):
-            # The frames of its traceback would hold the trace until the next collection.
-            self.result.error = with_named_methods(error).with_traceback(None)
-            return True
-        return False
+        seconds = (time.perf_counter() - self.started) / len(self.results)
+        for result in self.results:
+            result.seconds += seconds
+            if isinstance(error, NotApplicable):
+                # The frames of its traceback would hold the trace until the next collection.
+                result.error = with_named_methods(error).with_traceback(None)
+        return isinstance(error, NotApplicable)

@@ -428,7 +428,10 @@ def _target_regions(request: _Request, pixels: Tensor) -> Tensor | None:
     """Return the part of each image that its target is about, bool [targets · B, H, W]; None if there is none."""
     parts: list[tuple[int, Tensor | None]] = []
     for target in request.targets or ():
-        for item, images in zip(target, pixels.split(1), strict=True) if _is_list(target) else [(target, pixels)]:
+        pairs = [(target, pixels)]
+        if _is_list(target):
+            pairs = [(item, pixels[row : row + 1]) for row, item in enumerate(target)]
+        for item, images in pairs:
             parts.append((len(images), item.region(request.model, images) if isinstance(item, Target) else None))
     if all(region is None for _, region in parts):
         return None

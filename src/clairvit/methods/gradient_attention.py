@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
@@ -12,15 +13,15 @@ from clairvit.compat.vit_explain import gradient_before_softmax
 from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads
 from clairvit.methods.gradient import Rules, requires_rules
-from clairvit.methods.layer_view import LayerView, mean_of_heads, weighted_heads
-from clairvit.methods.registry import OptionOverrides, Requires, method, register
+from clairvit.methods.layer_view import LayerView, mean_of_heads
+from clairvit.methods.registry import OptionOverrides, Requires, WeightedHeads, method, register
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear
 from clairvit.tracing.rules import PLAIN, RESIDUAL, rule_table
 
 
-def _rules_at_attention(rules: str = "plain", **_: object) -> Requires:
-    """Return what a method needs that reads G under the rule table that its options name."""
-    return Requires(rules=rule_table(rules))
+def _rules_at_attention(rules: str, fusion: str | int, **_: object) -> Requires:
+    """Return what a method needs that reads relu(A * G) under the rule table that its options name."""
+    return Requires(rules=rule_table(rules), heads=WeightedHeads("AG+") if fusion == "mean" else None)
 
 
 def positive_gradient_attention(layer: LayerView, fusion: Fusion = "mean", rules: Rules = "plain") -> Tensor:
@@ -52,16 +53,24 @@ register(
 )
 
 
+def _requires_gradient_rollout(
+    head_stage: str, fusion: str | int, discard_ratio: float, reversed_gradients: bool, gradient: str, **_: object
+) -> Requires:
+    is_plain = head_stage == "post" and fusion == "mean" and not reversed_gradients and gradient == "attention"
+    return Requires(
+        all_rows=discard_ratio > 0,
+        heads=WeightedHeads("AG+") if is_plain and discard_ratio == 0 else None,
+        first_layer=0 if reversed_gradients else None,  # the last layer's partner is the first
+    )
+
+
 @method(
     "grad-rollout",
     family="gradient × attention",
     paper="Gildenblat, vit-explain 2020; CMI report",
     output="matrix",
     aggregation=Product(residual=1.0, normalise="rows"),
-    requires=lambda reversed_gradients, **_: Requires(
-        all_rows=True,
-        first_layer=0 if reversed_gradients else None,  # the last layer's partner is the first
-    ),
+    requires=_requires_gradient_rollout,
 )
 def gradient_rollout(
     layer: LayerView,
@@ -110,9 +119,16 @@ def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patche
 
 
 def _register_gmar(p: int) -> None:
+    def head_weights(layer: LayerView, heads: str = "sum") -> Tensor:
+        weights = layer.head_weights(p)  # [B, H]
+        return weights if heads == "sum" else weights / weights.shape[1]
+
     def gmar(layer: LayerView, heads: Literal["sum", "mean"] = "sum") -> Tensor:
-        matrix = weighted_heads(layer.A, layer.head_weights(p))  # [B, rows, N]
-        return matrix if heads == "sum" else matrix / layer.A.shape[1]
+        return layer.weighted("A", head_weights(layer, heads))  # [B, rows, N]
+
+    def requires(heads: str, **_: object) -> Requires:
+        weights = functools.partial(head_weights, heads=heads)
+        return Requires(heads=WeightedHeads("A", weights, ("|G|",) if p == 1 else ()))
 
     gmar.__doc__ = (
         f"prod_l (sum_h w_h A_h + I), w_h a head's share of the gradient's L{p} norm: rollout by weighted heads."
@@ -124,6 +140,7 @@ def _register_gmar(p: int) -> None:
         paper="Jo et al., 2025 (arXiv 2504.19414)",
         output="matrix",
         aggregation=Product(residual=1.0, normalise="rows"),
+        requires=requires,
         presets={"paper_raw": {"normalise": "none"}},
     )
 
@@ -138,13 +155,18 @@ _register_gmar(2)
     paper="FocusViT, AISTATS 2026",
     output="matrix",
     aggregation=Total(start="half"),
+    requires=lambda head_weights, **_: Requires(
+        heads=WeightedHeads("AG+")
+        if head_weights == "uniform"
+        else WeightedHeads("AG+", lambda layer: layer.head_weights(1), ("|G|",))
+    ),
     option_overrides=OptionOverrides(aliases={"m": "start"}),
 )
 def focused_attention(layer: LayerView, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
     """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
     if head_weights == "uniform":
         return layer.AG_positive_mean
-    return weighted_heads(layer.AG_positive, layer.head_weights(1))  # [B, rows, N]
+    return layer.weighted("AG+", layer.head_weights(1))  # [B, rows, N]
 
 
 @method(
@@ -171,7 +193,7 @@ def layer_gradient(
     """
     if formula == "joita":
         return joita_legrad(layer.A, layer.G, layer.layout)
-    return layer.local_G(pool).clamp_(min=0).mean((1, 2))  # [B, N]
+    return layer.local_column_means(pool)  # [B, N]
 
 
 @method(
@@ -222,7 +244,7 @@ def attended_input_x_gradient(
     `pair=output` takes x and dy/dx at the block's output, as SkipPLUS's code does, which leaves out the last block.
     rules=libra takes LibraGrad's balanced gradient (see ixg).
     """
-    attended = layer.A.mean((1, 2))  # [B, N]: mean over heads and queries
+    attended = layer.column_means("A")  # [B, N]: mean over heads and queries
     if pair == "input":
         return attended * layer.x_dx
     output = layer.next_tokens()

@@ -12,7 +12,14 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
 from clairvit.numerics import widened
-from clairvit.tracing.attention_call import merged
+from clairvit.tracing.attention_call import Rows, merged
+from clairvit.tracing.attention_reductions import (
+    AttentionReductions,
+    Entry,
+    entry_values,
+    is_large,
+    tile_bytes,
+)
 from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.layer import Layer
@@ -101,20 +108,51 @@ class LayerView:
         layer: Layer,
         context: RunContext,
         all_rows: LayerView | None = None,
+        rows: Rows | None = None,
         stack: StackedLayers | None = None,
         position: int = 0,
     ) -> None:
         self.layer = layer
         self.context = context
-        self._all_rows = all_rows  # the view of all rows, if this one has only those the head reads
+        self._all_rows = all_rows  # the view of all rows, if this one has only some of them
+        self._rows = rows
         self._stack, self._position = stack, position  # a view of several layers, and which of them this one is
-        self._rows = None if all_rows is None else context.trace.readout_rows
         self._cache: dict[Hashable, Tensor] = {}
+        self._reductions: AttentionReductions | None = None
         self._decomposition: BlockDecomposition | None = None
 
     def reading_rows(self) -> LayerView:
         """Return the same layer with only the query rows that the head reads (all of them if it reads most)."""
-        return self if self.context.trace.readout_rows is None else type(self)(self.layer, self.context, all_rows=self)
+        rows = self.context.trace.readout_rows
+        return self if rows is None else self.tile(rows)
+
+    def tile(self, rows: Rows) -> LayerView:
+        """Return the same layer with only some query rows; what it caches is freed with it."""
+        return type(self)(self.layer, self.context, self, rows)
+
+    @property
+    def tile_bytes(self) -> int:
+        """How large a tile of its attention may be."""
+        return tile_bytes(self.layer.attention, self.count)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its attention is better not computed for all rows at once: read it in tiles, or as sums."""
+        call = self.layer.call
+        return call is not None and call.kind == "tokens" and is_large(call, self.count)
+
+    @property
+    def reductions(self) -> AttentionReductions:
+        """Sums over all rows of f(A, G), which need no N×N tensor; shared between methods."""
+        if self._all_rows is not None:
+            return self._all_rows.reductions
+        if self._reductions is None:
+            self._reductions = self._reductions_of(self.layer.out_gradient)
+        return self._reductions
+
+    def _reductions_of(self, gradient: Tensor | None) -> AttentionReductions:
+        call = self.layer.between_tokens()
+        return AttentionReductions(call, gradient, tile_bytes(call, self.count, sums_only=True))
 
     @property
     def index(self) -> int:
@@ -150,7 +188,7 @@ class LayerView:
     @property
     def A_mean(self) -> Tensor:
         """mean_h A, [B, rows, N]."""
-        return self.once("mean A", lambda: mean_of_heads(self.A))
+        return self.weighted("A")
 
     @property
     def AG_positive(self) -> Tensor:
@@ -160,7 +198,27 @@ class LayerView:
     @property
     def AG_positive_mean(self) -> Tensor:
         """mean_h relu(A * G), [B, rows, N]."""
-        return self.once("mean AG+", lambda: mean_of_heads(self.AG_positive))
+        return self.weighted("AG+")
+
+    def weighted(self, entry: Entry, weights: Tensor | None = None) -> Tensor:
+        """Return sum_h w_h f(A_h, G_h), [B, rows, N], for weights [B, H]; the mean over heads without them."""
+        if weights is None:
+            return self.once(("mean", entry), lambda: mean_of_heads(self._entries(entry)))
+        return weighted_heads(self._entries(entry), weights)
+
+    def column_means(self, entry: Entry) -> Tensor:
+        """Return the mean over heads and all queries of f(A, G), [B, N]."""
+        if self._all_rows is not None:
+            return self._all_rows.column_means(entry)
+        if not self.is_large:
+            return self.weighted(entry).mean(1)
+        return self.once(("columns", entry), lambda: self.reductions.column_means(entry))
+
+    def _entries(self, entry: Entry) -> Tensor:
+        """Return f(A, G), [B, H, rows, N]."""
+        if entry == "AG+":
+            return self.AG_positive
+        return self.A if entry == "A" else entry_values(entry, self.A if "A" in entry else None, self.G)
 
     @property
     def x(self) -> Tensor:
@@ -175,7 +233,7 @@ class LayerView:
     @property
     def x_dx(self) -> Tensor:
         """sum_d x_d dy/dx_d, [B, N]: gradient × input of the block's input."""
-        return (self._all_rows or self).once("x dx", lambda: (self.x * self.dx).sum(-1))
+        return self.once_per_layer("x dx", lambda: (self.x * self.dx).sum(-1))
 
     def __getitem__(self, recorder: type[Recorder]) -> Tensor:
         """Return what a recorder kept of this layer; the method must declare it in `requires`."""
@@ -199,14 +257,19 @@ class LayerView:
     @property
     def rows(self) -> Tensor:
         """Which queries the rows of A are."""
-        return torch.arange(self.x.shape[1], device=self.x.device) if self._rows is None else self._rows
+        if isinstance(self._rows, Tensor):
+            return self._rows
+        first, last = (0, self.x.shape[1]) if self._rows is None else (self._rows.start, self._rows.stop)
+        return torch.arange(first, last, device=self.x.device)
 
     def G_norm(self, p: int) -> Tensor:
         """Return the L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
         if self._all_rows is not None:
             return self._all_rows.G_norm(p)
         if p == 1:
-            return self.once("G1", lambda: self.G.abs().sum((-2, -1)))
+            return self.once(
+                "G1", lambda: self.reductions.head_sums("|G|") if self.is_large else self.G.abs().sum((-2, -1))
+            )
         if "G" in self._cache:
             return self.once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
         call = self.layer.between_tokens()
@@ -259,12 +322,23 @@ class LayerView:
         call = self.layer.between_tokens()
         return call.G(call.heads(self.context.local(self.index, pool)))
 
+    def local_column_means(self, pool: str) -> Tensor:
+        """Return the mean over heads and queries of relu(d s^l / dA) of this block alone, [B, N]."""
+        if not self.is_large or (self.layout.pooling == "map" and pool == "mean"):
+            return self.local_G(pool).clamp_(min=0).mean((1, 2))
+        gradient = self.layer.between_tokens().heads(self.context.local(self.index, pool))
+        return self._reductions_of(gradient).column_means("G+")
+
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return make(), computed once per key for all methods; rows of the view of all rows where that has it."""
         if key not in self._cache:
             shared = self._shared(key)
             self._cache[key] = make() if shared is None else shared
         return self._cache[key]
+
+    def once_per_layer(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Return make(), computed once per key for all tiles of rows too: it must not depend on the rows."""
+        return (self._all_rows or self).once(key, make)
 
     def _shared(self, key: Hashable) -> Tensor | None:
         """Return what this view, one of all rows or one of several layers has computed; None if none has."""

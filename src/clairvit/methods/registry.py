@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
+from torch import Tensor
+
 from clairvit._registry import Registry
 from clairvit.compat import reports, vit_explain
 from clairvit.errors import NotApplicable
@@ -18,6 +20,7 @@ from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction
 from clairvit.models.model import Model
+from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
 
@@ -43,6 +46,21 @@ _INJECTED = ("layer", "trace", "seed", "maps")  # parameters of a method's funct
 
 
 @dataclass(frozen=True)
+class WeightedHeads:
+    """A layer map of the form sum_h w_h f(A_h, G_h): vector × matrix, it is a sum that needs no N×N tensor.
+
+    Args:
+        entry: f, entry by entry.
+        weights: A function of the `LayerView` to w, [B, H]; None: the mean over heads.
+        head_sums: The sums over all entries of a head that `weights` reads, to be computed in the same pass.
+    """
+
+    entry: Entry
+    weights: Callable[[Any], Tensor] | None = None
+    head_sums: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True)
 class Requires:
     """What a method needs of the shared trace, and of the model.
 
@@ -56,6 +74,8 @@ class Requires:
         first_layer: The layer nearest to the image that it reads; by default the aggregation's first one. Negative
             numbers count from the end.
         all_rows: The layer map cannot be computed for single query rows.
+        heads: The form of the layer map, where it is a sum over heads: what is read of it can then be computed without
+            the matrix itself.
         poolings: The only poolings it is defined for; none named: all.
         plane: It needs rows and columns of an image: clips, whose grid has frames too, are refused.
         structure: What a model must have beyond attention: "residual" (x + attention, decomposed), "middle" (that sum).
@@ -74,6 +94,7 @@ class Requires:
     gradients: tuple[Place, ...] | None = None
     first_layer: int | None = None
     all_rows: bool = False
+    heads: WeightedHeads | None = field(default=None, repr=False)
     poolings: tuple[str, ...] = ()
     plane: bool = False
     structure: tuple[str, ...] = ()

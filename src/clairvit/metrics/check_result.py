@@ -20,6 +20,7 @@ from clairvit._io import to_json
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.numerics import percent
+from clairvit.targets.similar import SIMILAR_TO
 
 Verdict = Literal["supported", "weak", "not better than chance"]
 Quantity = Literal["probability", "score", "similarity"]
@@ -153,6 +154,8 @@ class MapCheck:
             return f"the model's confidence in {self.target}"
         if self.quantity == "similarity":
             return "the similarity of the model's output to that of the whole photo"
+        if self.target.startswith(SIMILAR_TO):
+            return f"the similarity to {self.target.removeprefix(SIMILAR_TO)}"
         return f"the model's score for {self.target}"
 
     def _text(self, value: float) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -297,8 +298,8 @@ def _evaluate(request: _Request) -> Scores:
     logits: list[Tensor] = []
     labels: list[int | None] = []
     size = CHUNK_SIZE.get(request.model.device.type, 8)
-    with report_progress("images", len(request.dataset)) as advance:
-        for model, part in _batches(request, size):
+    with report_progress("images", len(request.dataset)) as advance, closing(_batches(request, size)) as batches:
+        for model, part in batches:
             recording = record_for(specs, model, part.pixels, request.execution)
             target = _resolve_target(recording, part, request)
             if per_image:
@@ -324,14 +325,15 @@ def _evaluate(request: _Request) -> Scores:
     return scores
 
 
-def _batches(request: _Request, size: int) -> Iterator[tuple[Model, SampleBatch]]:
+def _batches(request: _Request, size: int) -> Generator[tuple[Model, SampleBatch], None, None]:
     """Yield batches of images whose targets read the same output of the model, in the order of the data set."""
-    for batch in iter_batches(request.dataset, request.model, size, request.on_error):
-        readouts = [request.readouts[row] for row in batch.rows]
-        for _, group in itertools.groupby(enumerate(readouts), lambda item: id(item[1])):
-            chosen = [position for position, _ in group]
-            part = batch if len(chosen) == len(batch.rows) else batch.take(chosen)
-            yield request.readouts[part.rows[0]], part
+    with closing(iter_batches(request.dataset, request.model, size, request.on_error)) as batches:
+        for batch in batches:
+            readouts = [request.readouts[row] for row in batch.rows]
+            for _, group in itertools.groupby(enumerate(readouts), lambda item: id(item[1])):
+                chosen = [position for position, _ in group]
+                part = batch if len(chosen) == len(batch.rows) else batch.take(chosen)
+                yield request.readouts[part.rows[0]], part
 
 
 def _check_set_metrics(request: _Request) -> None:

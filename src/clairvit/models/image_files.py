@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import glob
+import importlib
+import io
 import math
 import re
 import struct
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from clairvit.errors import BadInput, ClairWarning, did_you_mean, user_stacklevel
+from clairvit.errors import BadInput, ClairWarning, did_you_mean, install, user_stacklevel
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
+_COMMON = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
+SUFFIXES = (*_COMMON, ".heic", ".heif")
+HEIF = "HEIF"  # Pillow's name of the format, once pillow-heif is registered
+HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 DEMO = "demo"  # scikit-image's cat
 ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
@@ -30,6 +36,14 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # two letters or more: C:// is a drive
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """The bytes of an image file that is no file of its own: a member of an archive, a cell of a table, an object."""
+
+    name: str  # in messages
+    content: bytes
 
 
 def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -75,7 +89,7 @@ def files_below(folder: Path, suffixes: Sequence[str] = SUFFIXES, *, deep: bool 
     """
     paths = (path for path in folder.glob("**/*" if deep else "*") if path.suffix.lower() in suffixes)
     visible = (path for path in paths if not _is_hidden(path.relative_to(folder)) and path.is_file())
-    return sorted(visible, key=_natural_order)
+    return sorted(visible, key=natural_order)
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -91,7 +105,7 @@ def _expand(text: str | Path) -> list[Path]:
         return _images_below(path)
     if path.exists() or not glob.has_magic(str(path)):
         return [path]
-    matches = sorted((Path(match) for match in glob.glob(str(path), recursive=True)), key=_natural_order)
+    matches = sorted((Path(match) for match in glob.glob(str(path), recursive=True)), key=natural_order)
     images = [p for p in matches if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()]
     # a pattern may name folders ("pets/*"), but those inside a ** are in the list already
     folders = [p for p in matches if p.is_dir()] if "**" not in str(path) else []
@@ -114,7 +128,7 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _natural_order(path: Path) -> list[tuple[int, int, str]]:
+def natural_order(path: Path | str) -> list[tuple[int, int, str]]:
     """Return the sort key that puts cat2 before cat10."""
     parts = re.split(r"(\d+)", str(path).lower())
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
@@ -131,8 +145,29 @@ def open_image(source: Any, **options: Any) -> Image.Image:
     filters.insert(0, ignore)
     try:
         return Image.open(source, **options)
+    except UnidentifiedImageError:
+        if "formats" in options or not is_heic(_first_bytes(source)) or not register_heif():
+            raise
+        return Image.open(source)
     finally:
         filters.remove(ignore)
+
+
+def is_heic(data: bytes) -> bool:
+    """Return whether a file that begins with these bytes is a HEIC photo, as iPhones take them."""
+    return data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS
+
+
+def register_heif() -> bool:
+    """Let Pillow read HEIC photos by pillow-heif; return whether that is installed."""
+    try:
+        pillow_heif = importlib.import_module("pillow_heif")
+    except ModuleNotFoundError as error:
+        if error.name != "pillow_heif":
+            raise  # installed, and broken
+        return False
+    pillow_heif.register_heif_opener()
+    return True
 
 
 Picture = Image.Image | NDArray[Any]  # RGB or grey; [H, W, C] of 8 or 16 bits for any other number of channels
@@ -152,10 +187,12 @@ def read_picture(source: Any, channels: int) -> Picture:
         return _bands(np.asarray(upright(source, "the PIL image")), channels, "the PIL image")
     if isinstance(source, np.ndarray):
         return _bands(source, channels, "the image array")
+    if isinstance(source, EncodedImage):
+        return _bands(_read_bands(io.BytesIO(source.content), source.name), channels, f"'{source.name}'")
     if isinstance(source, str | Path) and str(source) != DEMO:
         refuse_url(source)
         check_file(as_path(source))
-        return _bands(_read_bands(as_path(source)), channels, f"'{source}'")
+        return _bands(_read_bands(as_path(source), str(as_path(source))), channels, f"'{source}'")
     return _bands(np.asarray(read_image(source)), channels, f"{source!r}")
 
 
@@ -164,20 +201,20 @@ def picture_size(picture: Picture) -> tuple[int, int]:
     return picture.size if isinstance(picture, Image.Image) else (int(picture.shape[1]), int(picture.shape[0]))
 
 
-def _read_bands(path: Path) -> NDArray[Any]:
+def _read_bands(source: Path | io.BytesIO, name: str) -> NDArray[Any]:
     """Return the bands of a file, [H, W, C] or [C, H, W]: TIFF by tifffile, which reads any number of them."""
-    if path.suffix.lower() not in (".tif", ".tiff"):
-        read_image(path)  # raise BadInput for what cannot be decoded
-        with open_image(path) as image:
-            return np.asarray(upright(image, f"'{path}'"))
+    if Path(name).suffix.lower() not in (".tif", ".tiff"):
+        _decode(source, name)  # raise BadInput for what cannot be decoded
+        with open_image(source) as image:
+            return np.asarray(upright(image, f"'{name}'"))
     import tifffile
 
     try:
-        bands = np.asarray(tifffile.imread(path))
+        bands = np.asarray(tifffile.imread(source))
         if bands.size == 0:
             raise ValueError("it has no pixels")
     except (tifffile.TiffFileError, ValueError, OSError, LookupError, struct.error) as error:
-        raise BadInput(f"'{path}' is a damaged TIFF ({error}); expected a whole image: save it again.") from error
+        raise BadInput(f"'{name}' is a damaged TIFF ({error}); expected a whole image: save it again.") from error
     return bands
 
 
@@ -200,10 +237,12 @@ def _bands(array: NDArray[Any], channels: int, name: str) -> NDArray[Any]:
     return array
 
 
-def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
+def read_image(source: str | Path | Image.Image | NDArray[Any] | EncodedImage) -> Image.Image:
     """Return any picture as an upright 8-bit RGB image; transparency becomes white."""
     if isinstance(source, Image.Image):
         return _rgb(source, "the PIL image")
+    if isinstance(source, EncodedImage):
+        return _decode(io.BytesIO(source.content), source.name)
     if isinstance(source, np.ndarray):
         return _from_array(source)
     if not isinstance(source, str | Path):
@@ -218,25 +257,35 @@ def read_image(source: str | Path | Image.Image | NDArray[Any]) -> Image.Image:
 
         return Image.fromarray(data.chelsea())
     check_file(path)
+    return _decode(path, str(path))
+
+
+def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
+    """Return the picture of a file, or of its bytes, as upright 8-bit RGB; raise BadInput if it cannot be decoded."""
     try:
-        with open_image(path) as image:
-            return _rgb(image, f"'{path}'")
+        with open_image(source) as image:
+            return _rgb(image, f"'{name}'")
     except BadInput:  # a ValueError too
         raise
     except Image.DecompressionBombError as error:
         raise BadInput(
-            f"'{path}' is too large to decode safely ({error}); make a smaller copy first, for instance with "
-            f"ImageMagick: convert '{path.name}' -resize 2000x2000 small.png."
+            f"'{name}' is too large to decode safely ({error}); make a smaller copy first, for instance with "
+            f"ImageMagick: convert '{Path(name).name}' -resize 2000x2000 small.png."
         ) from error
     except UnidentifiedImageError as error:
+        if is_heic(_first_bytes(source)) and not register_heif():
+            raise BadInput(
+                f"'{name}' is a HEIC photo, and pillow-heif, which reads these, is not installed; type: "
+                f"{install('heic')}, or export the photo as JPEG."
+            ) from error
         raise BadInput(
-            f"'{path}' is not an image, whatever its name says (it starts with {_first_bytes(path)!r}); expected JPEG, "
-            "PNG, WebP, TIFF, GIF or BMP."
+            f"'{name}' is not an image, whatever its name says (it starts with {_first_bytes(source)!r}); expected "
+            "JPEG, PNG, WebP, TIFF, GIF or BMP."
         ) from error
     except OSError as error:
-        raise BadInput(f"'{path}' cannot be opened ({error.strerror or error}); give an image you may read.") from error
+        raise BadInput(f"'{name}' cannot be opened ({error.strerror or error}); give an image you may read.") from error
     except (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, struct.error) as error:  # by its header
-        raise BadInput(f"'{path}' is damaged ({error}); expected a whole image: save or download it again.") from error
+        raise BadInput(f"'{name}' is damaged ({error}); expected a whole image: save or download it again.") from error
 
 
 def check_file(path: Path) -> None:
@@ -256,9 +305,15 @@ def check_file(path: Path) -> None:
         )
 
 
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(12)
+def _first_bytes(source: Any) -> bytes:
+    """Return the first 12 bytes of a path or of an open file, which is rewound."""
+    if isinstance(source, str | Path):
+        with Path(source).open("rb") as file:
+            return file.read(12)
+    source.seek(0)
+    first: bytes = source.read(12)
+    source.seek(0)
+    return first
 
 
 def _from_array(array: NDArray[Any]) -> Image.Image:

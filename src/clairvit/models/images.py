@@ -37,6 +37,16 @@ class Batch:
         return len(self.names)
 
 
+def to_device(pixels: Tensor, model: Model) -> Tensor:
+    """Return pixels on the model's device and in its dtype.
+
+    To a GPU they go through pinned memory and without waiting: the copy overlaps with what the GPU computes.
+    """
+    if model.device.type == "cuda" and pixels.device.type == "cpu":
+        return pixels.pin_memory().to(model.device, non_blocking=True).to(model.dtype)
+    return pixels.to(model.device, model.dtype)
+
+
 def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Batch:
     """Return images as one batch on the model's device.
 
@@ -51,7 +61,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
     """
     check_placement(model.module, model.name)
     if isinstance(images, Batch):
-        return replace(images, pixels=images.pixels.to(model.device, model.dtype))
+        return replace(images, pixels=to_device(images.pixels, model))
     if model.preprocess.frames is not None:
         return _prepare_clips(images, model)
     tensor = _preprocessed_batch(images, model)
@@ -60,8 +70,18 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         notes = (*shown, *_check_tensor(tensor, "", model))
         names = tuple(f"image {i + 1}" for i in range(len(tensor)))
         single = isinstance(images, Tensor) and images.ndim == 3
-        return Batch(tensor.detach().to(model.device, model.dtype), names, single, notes)
+        return Batch(to_device(tensor.detach(), model), names, single, notes)
     items, single = list_images(images)
+    batch = decode(items, model, single=single)
+    return replace(batch, pixels=to_device(batch.pixels, model))
+
+
+def decode(items: Sequence[Any], model: Model, *, single: bool = False) -> Batch:
+    """Return images that are not clips as one batch on the CPU, in float32 where they are decoded here.
+
+    It may be called in several threads; `prepare` moves the batch to the model's device.
+    """
+    shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
     notes = (*shown, *(model.assumptions if any(not is_preprocessed(item) for item in items) else ()))
     pixels: list[Tensor] = []
     for i, item in enumerate(items):
@@ -74,7 +94,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
             f"The tensors in one batch have different sizes: {shapes}; make them equal or explain one by one."
         )
     names = tuple(image_name(item, i) for i, item in enumerate(items))
-    return Batch(torch.stack(pixels).to(model.device, model.dtype), names, single, notes)
+    return Batch(torch.stack(pixels), names, single, notes)
 
 
 def _prepare_clips(images: Any, model: Model) -> Batch:

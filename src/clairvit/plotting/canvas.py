@@ -28,7 +28,7 @@ HEADING = 0.36  # inches above a tile, for a title and a subtitle
 GAP = 0.12  # between tiles
 MARGIN = 0.08
 BADGE = 0.15  # side of a mark on a tile
-BAR = 0.6  # next to a tile, for a colour bar with its numbers
+BAR = 0.66  # next to a tile, for a colour bar with its numbers
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -100,6 +100,16 @@ class Tile:
     alternative: str
     text: str
     detail: str = ""
+    diverging: bool | None = None  # the colour scale of a map; None for a photo
+
+
+@dataclass(frozen=True)
+class Badge:
+    """How far a map can be trusted: 'supported', 'weak' or 'chance', the words for it, and the sentence."""
+
+    kind: str
+    text: str
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,15 @@ class Example:
     block: ClassVar[str] = "example"
     caption: str
     tiles: tuple[Tile, ...]
+    badge: Badge | None = None
+
+
+@dataclass(frozen=True)
+class ColourBars:
+    """Legends of maps; each is the colours from low to high (CSS), and the words at its ends."""
+
+    block: ClassVar[str] = "bars"
+    bars: tuple[tuple[tuple[str, ...], str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -137,7 +156,7 @@ class Charts:
     charts: tuple[Chart, ...]
 
 
-Block: TypeAlias = "Table | Text | Items | Facts | Example | Charts"
+Block: TypeAlias = "Table | Text | Items | Facts | Example | ColourBars | Charts"
 
 
 @dataclass(frozen=True)

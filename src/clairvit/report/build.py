@@ -16,9 +16,10 @@ from clairvit.perturbation.progress import report_progress
 from clairvit.plotting.labels import ARROWS, UNDEFINED, count_images
 from clairvit.report import sections
 from clairvit.report.blocks import Block, Cell, Column, Document, Facts, Item, Items, Row, Section, Table, Text
-from clairvit.report.gallery import WorkerFactory, draw_examples, load_source, select_examples
+from clairvit.report.gallery import WorkerFactory, colour_bars, draw_examples, load_source, select_examples
 from clairvit.report.study_results import StoreContents, StudyResults, read_store
 from clairvit.report.study_warnings import store_warnings, warnings_section
+from clairvit.report.summary import summary_section
 
 TITLE = "Which explanation to trust"
 
@@ -43,7 +44,7 @@ def build_report(store: Store, options: ReportOptions | None = None) -> Document
     date = f" · results of {contents.written:%-d %B %Y}" if contents.written else ""
     about = f"Study in {contents.path.resolve().name}/{date} · ClairViT {__version__}"
     pairs = [(results.model, results.data) for results in contents.results]
-    parts = [study_section(contents)]
+    parts = [*([summary_section(contents)] if contents.results else []), study_section(contents)]
     workers = _WorkerCache(options.open_worker or Worker)
     with report_progress("report", len(contents.results)) as advance:
         for results in contents.results:
@@ -106,11 +107,9 @@ def _examples_section(
     blocks: list[Block] = []
     if examples:
         text = "Maps were computed again for this page with the study's model and seed, each drawn on its own scale"
-        colours = "Where there is no colour, a patch hardly matters; red speaks for the class and blue against it"
-        unsigned = "on maps without a sign yellow is much"
-        blocks.append(
-            Text(f"{text}; the number is the method's {results.key_metric} on the image. {colours}; {unsigned}.")
-        )
+        colours = "Where there is no colour, a patch hardly matters"
+        blocks.append(Text(f"{text}; the number is the method's {results.key_metric} on the image. {colours}."))
+        blocks.append(colour_bars(examples))
     if selected and not any(prediction.label is not None for prediction in results.scores.predictions):
         blocks.append(Text("The true classes are not known, so right and wrong predictions cannot be told apart."))
     blocks += [*(Text(sentence) for sentence in problems), *examples]

@@ -54,9 +54,9 @@ def radar_chart(radar: RadarData, arrows: Mapping[str, str], styles: Styles) -> 
     """Return a polygon per method that has a colour, from the worst (centre) to the best (rim) of all on each axis."""
     rows = [index for index, method in enumerate(radar.methods) if styles.get(method, OTHER) is not OTHER]
     polygons = {radar.methods[index]: radar.r[index].tolist() for index in rows}
-    canvas = Canvas(4.1, 2.55)
+    canvas = Canvas(4.7, 2.55)  # labels are in the reader's font, which may be wider than the one they are fitted by
     labels = [_axis_label(metric, arrows[metric]) for metric in radar.axes]
-    draw_radar(canvas.axes(1.15, 0.33, 1.8, 1.8, ticks=True, projection="polar"), labels, polygons, styles)
+    draw_radar(canvas.axes(1.45, 0.33, 1.8, 1.8, ticks=True, projection="polar"), labels, polygons, styles)
     areas = {radar.methods[index]: format_number(float(radar.areas[index]), 3) for index in rows}
     caption = (
         "Each axis goes from the worst (centre) to the best (rim) of the methods compared; numbers are areas (AUR)."

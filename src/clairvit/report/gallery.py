@@ -20,15 +20,24 @@ from clairvit.methods.explanation import Explanation
 from clairvit.metrics.score import Prediction
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.plotting.labels import class_label, decimals_for, format_number
-from clairvit.plotting.overlay import Array, denormalised_photo, overlay, scale_of, to_numpy
-from clairvit.report.blocks import Example, Tile
+from clairvit.numerics import percent
+from clairvit.plotting.labels import decimals_for, format_number
+from clairvit.plotting.overlay import Array, blend, denormalised_photo, overlay, scale_of, to_numpy
+from clairvit.plotting.style import LEGEND_WORDS, PlotStyle
+from clairvit.report.blocks import Badge, ColourBars, Example, Tile
 from clairvit.report.ranking import higher_is_better
 from clairvit.report.study_results import StudyResults
 
 MOST_METHODS = 6  # tiles next to the photo
 TILE_SIZE = 176  # pixels
 JPEG_QUALITY = 82
+BAR_STOPS = 9  # colours of a legend
+BADGES = {  # verdict: its style and the words of the page of `clairvit serve`
+    "supported": ("supported", "Supported by a test"),
+    "weak": ("weak", "Weak support"),
+    "not better than chance": ("chance", "No better than chance"),
+    None: ("unknown", "Not checked"),
+}
 WorkerFactory = Callable[[Study], Worker]
 
 
@@ -168,23 +177,39 @@ def _example(results: StudyResults, selected: SelectedImage, source: Source, row
         _map_tile(name, method, explanation, photo, format_number(values[method], decimals))
         for method, explanation in explanations.items()
     ]
-    return Example(f"{name}: {'; '.join(selected.reasons)}.{_check_text(explanations)}", tuple(tiles))
+    return Example(f"{name}: {'; '.join(selected.reasons)}.", tuple(tiles), _badge(explanations))
 
 
-def _check_text(explanations: Mapping[str, Explanation]) -> str:
-    """Return how far to trust the map of the first method, as a sentence that follows others; "" without maps."""
+def _badge(explanations: Mapping[str, Explanation]) -> Badge | None:
+    """Return how far to trust the map of the first method; None without maps."""
     for method, explanation in explanations.items():
-        return f" Check of {method}: {explanation.check()}"
-    return ""
+        check = explanation.check()
+        kind, text = BADGES[check.verdict]
+        return Badge(kind, text, f"Check of {method}: {check}")
+    return None
+
+
+def colour_bars(examples: Iterable[Example]) -> ColourBars:
+    """Return the legends of the kinds of maps that are shown, in the colours that they have on a grey photo."""
+    shown = {tile.diverging for example in examples for tile in example.tiles}
+    return ColourBars(tuple((_bar_colours(kind), *LEGEND_WORDS[kind]) for kind in (True, False) if kind in shown))
+
+
+def _bar_colours(signed: bool) -> tuple[str, ...]:
+    values = np.linspace(-1.0 if signed else 0.0, 1.0, BAR_STOPS)[None]
+    grey = np.full((1, BAR_STOPS, 3), 0.5)
+    colours = blend(grey, values, scale_of(values, signed, PlotStyle(robust=0)))[0]
+    return tuple(f"rgb({', '.join(str(round(255 * channel)) for channel in colour)})" for colour in colours.tolist())
 
 
 def _prediction_text(results: StudyResults, prediction: Prediction) -> str:
-    """Return 'Beagle 92% ✓' or 'Beagle 92%, is Pug'."""
-    text = class_label(results.class_name(prediction.predicted), prediction.probability)
+    """Return 'Beagle 92 % ✓' or 'Beagle 92 %, is Pug', with spaces that do not break before '%' and '✓'."""
+    probability = percent(prediction.probability).replace("%", "\u00a0%")
+    text = f"{results.class_name(prediction.predicted)} {probability}".rstrip()
     if prediction.label is None:
         return text
     correct = prediction.label == prediction.predicted
-    return f"{text} ✓" if correct else f"{text}, is {results.class_name(prediction.label)}"
+    return f"{text}\u00a0✓" if correct else f"{text}, is {results.class_name(prediction.label)}"
 
 
 def _value(results: StudyResults, method: str, image: str) -> float:
@@ -197,8 +222,9 @@ def _value(results: StudyResults, method: str, image: str) -> float:
 
 def _map_tile(image: str, method: str, explanation: Explanation, photo: Array, value: str) -> Tile:
     values = to_numpy(explanation.maps[0])
-    picture = overlay(photo, values, scale_of(values, explanation.signed))
-    return Tile(data_uri(picture), f"Map of {method} for {explanation.targets[0]} on {image}", method, value)
+    scale = scale_of(values, explanation.signed)
+    alternative = f"Map of {method} for {explanation.targets[0]} on {image}"
+    return Tile(data_uri(overlay(photo, values, scale)), alternative, method, value, scale.diverging)
 
 
 def data_uri(picture: Array) -> str:

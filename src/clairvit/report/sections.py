@@ -77,33 +77,63 @@ def _in_plain_words(method: str) -> str:
     return f"{words.title}: {words.sentence}"
 
 
+@dataclass(frozen=True)
+class Gap:
+    """By how much the first method is better than the next one, or than random where it is the only one."""
+
+    metric: str
+    rival: str
+    difference: float  # mean over images, more is better
+    interval: tuple[float, float]  # 95 %; NaN with too few images
+    p: float  # corrected for having picked the best; NaN against random, where the interval decides
+
+    @property
+    def certain(self) -> bool | None:
+        """Return whether the difference is significant; None where there are too few images to say."""
+        if math.isnan(self.interval[0]):
+            return None
+        return excludes_zero(self.interval) if math.isnan(self.p) else self.p < LEVEL
+
+
+def first_gap(results: StudyResults) -> Gap | None:
+    """Return the gap between the first method and the next by the key metric; None where one has no score."""
+    best, *rivals = results.methods
+    metric, rival = results.key_metric, rivals[0] if rivals else RANDOM
+    if metric is None:
+        return None
+    score, rival_score = results.scores.get((best, metric)), results.scores.get((rival, metric))
+    if score is None or rival_score is None:
+        return None
+    difference, interval = lead(score, rival_score)
+    p = corrected_p_values(results, best, metric)[rival] if rivals and not math.isnan(interval[0]) else math.nan
+    return Gap(metric, rival, difference, interval, p)
+
+
 def _summary(results: StudyResults, mean: Mapping[str, float]) -> str:
     """Return which method is the best, and whether its difference to the next is significant."""
     best, *rivals = results.methods
     image_count = count_images(len(results.scores.predictions))
-    metric = results.key_metric
-    if metric is None:
+    if results.key_metric is None:
         return f"None of the metrics is defined on these {image_count}."
     if rivals:
-        by = f"over {len(results.metrics)} metrics" if len(results.metrics) > 1 else f"by {metric}"
+        by = f"over {len(results.metrics)} metrics" if len(results.metrics) > 1 else f"by {results.key_metric}"
         rank = f"has the best mean rank of {len(results.methods)} methods ({mean[best]:.1f} {by})."
-        text, rival = f"On {image_count}, {best} {rank}", rivals[0]
+        text = f"On {image_count}, {best} {rank}"
     else:
-        text, rival = f"On {image_count}, {best} is the only method that was scored.", RANDOM
-    score, rival_score = results.scores.get((best, metric)), results.scores.get((rival, metric))
-    if score is None or rival_score is None:
+        text = f"On {image_count}, {best} is the only method that was scored."
+    gap = first_gap(results)
+    if gap is None:
         return text
-    gap, (low, high) = lead(score, rival_score)
-    decimals = decimals_for((gap, low, high), 2)
-    distance = f"{format_number(abs(gap), decimals)} {'ahead of' if gap >= 0 else 'behind'} {rival}"
-    if math.isnan(low):
-        return f"{text} By {metric} it is {distance}; with fewer than {FEWEST} images nothing says how sure that is."
-    text += f" By {metric} it is {distance}, 95 % interval {' to '.join(format_interval(low, high, decimals))}"
-    if not rivals:
-        return f"{text}{'' if excludes_zero((low, high)) else ': no clear difference'}."
-    p = corrected_p_values(results, best, metric)[rival]
-    unclear = "" if p < LEVEL else ": no clear difference"
-    return f"{text}, p = {p:.2g} corrected for having picked the best of {len(results.methods)}{unclear}."
+    low, high = gap.interval
+    decimals = decimals_for((gap.difference, low, high), 2)
+    side = "ahead of" if gap.difference >= 0 else "behind"
+    text += f" By {gap.metric} it is {format_number(abs(gap.difference), decimals)} {side} {gap.rival}"
+    if gap.certain is None:
+        return f"{text}; with fewer than {FEWEST} images nothing says how sure that is."
+    text += f", 95 % interval {' to '.join(format_interval(low, high, decimals))}"
+    if rivals:
+        text += f", p = {gap.p:.2g} corrected for having picked the best of {len(results.methods)}"
+    return f"{text}{'' if gap.certain else ': no clear difference'}."
 
 
 def corrected_p_values(results: StudyResults, best: str, metric: str) -> dict[str, float]:

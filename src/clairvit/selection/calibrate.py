@@ -14,6 +14,7 @@ import math
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -295,9 +296,10 @@ def observe(request: CalibrationRequest) -> Observations:
     missing = [row for row in keys if row not in arrays]
     notes = dict.fromkeys(setup.notes)
     size = CHUNK_SIZE.get(request.model.device.type, 8)
-    with report_progress("calibrate", len(keys)) as advance:
+    batches = iter_batches(request.dataset.take(missing), request.model, size, request.on_error)
+    with report_progress("calibrate", len(keys)) as advance, closing(batches) as parts:
         advance(len(arrays))
-        for part in iter_batches(request.dataset.take(missing), request.model, size, request.on_error):
+        for part in parts:
             batch = replace(part, rows=tuple(missing[row] for row in part.rows))
             sums, scores, probe_notes = _observe_batch(request, setup, batch)
             notes |= dict.fromkeys(probe_notes)

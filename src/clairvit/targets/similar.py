@@ -16,6 +16,8 @@ from clairvit.models.readout import evaluation_copy
 from clairvit.targets.base import ScoreContext, Target, TargetBatch
 from clairvit.targets.embedding import COSINE, Projection, image_embedding, projection_target
 
+SIMILAR_TO = "similar to "  # and the other image: the name of the target
+
 
 @dataclass(frozen=True, eq=False)
 class Similar(Target):
@@ -47,7 +49,7 @@ class Similar(Target):
         if context.model is None:
             raise NotApplicable("The similarity of two images needs the model that embeds them.")
         embedding, name = self._embedded(context.model)
-        title = f"similar to {self.name or PurePath(name).name or name}"
+        title = f"{SIMILAR_TO}{self.name or PurePath(name).name or name}"
         return projection_target(context, [title] * len(context), COSINE, Projection(embedding))
 
     def _embedded(self, model: Model) -> tuple[Tensor, str]:

@@ -20,6 +20,7 @@ Kind = Literal[
     "tokens", "pool", "window", "reduced", "channel", "encoder", "query", "cross", "reverse", "divided", "unrelated"
 ]
 DECODER_KINDS: tuple[Kind, ...] = ("query", "cross", "reverse")
+Rows = Tensor | slice  # query rows: their indices, or a tile of them
 
 
 @dataclass(eq=False)
@@ -62,7 +63,7 @@ class AttentionCall:
             tensor = getattr(self, name)
             setattr(self, name, None if tensor is None else tensor.detach())
 
-    def S(self, rows: Tensor | None = None) -> Tensor:
+    def S(self, rows: Rows | None = None) -> Tensor:
         """Return the scaled scores before the softmax, [B, H, rows, keys]; `rows` selects queries."""
         if self.weights is not None:
             if self.scores is None or self.scores.shape != self.weights.shape:
@@ -73,13 +74,13 @@ class AttentionCall:
             return _select(self.scores.detach(), rows)
         return scaled_scores(_required(self.q), _required(self.k), self.scale, self.mask, rows)
 
-    def A(self, rows: Tensor | None = None) -> Tensor:
+    def A(self, rows: Rows | None = None) -> Tensor:
         """Return the attention, [B, H, rows, keys]; row = query, rows sum to 1."""
         if self.weights is not None:
             return _wide(_select(self.weights.detach(), rows))
         return self.S(rows).softmax(-1)
 
-    def G(self, gradient: Tensor, rows: Tensor | None = None) -> Tensor:
+    def G(self, gradient: Tensor, rows: Rows | None = None) -> Tensor:
         """Return dy/dA from the gradient [B, H, queries, dh] of the output: O = A v, so it is exactly gradient · vᵀ."""
         return _wide_product(_select(gradient.detach(), rows), self.v.detach().transpose(-2, -1))
 
@@ -102,7 +103,7 @@ def merged(calls: Sequence[AttentionCall]) -> AttentionCall | None:
     return replace(first, v=v, out=v, q=q, k=k, weights=weights, scores=scores)
 
 
-def scaled_scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+def scaled_scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None, rows: Rows | None = None) -> Tensor:
     """Return q kᵀ · scale + mask, [B, H, rows, keys]."""
     if _tensor_cores(q):  # the scale comes after the product, where it is not rounded to half precision
         scores = _wide_product(_select(q.detach(), rows), k.detach().transpose(-2, -1)).mul_(scale)
@@ -142,7 +143,7 @@ def repeated(kv: Tensor, q: Tensor) -> Tensor:
     return kv.repeat_interleave(q.shape[-3] // kv.shape[-3], -3)
 
 
-def _select(matrix: Tensor, rows: Tensor | None) -> Tensor:
+def _select(matrix: Tensor, rows: Rows | None) -> Tensor:
     return matrix if rows is None else matrix[..., rows, :]
 
 

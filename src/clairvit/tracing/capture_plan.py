@@ -108,9 +108,9 @@ class WindowSwitch:
 
     def close(self) -> None:
         # A function mode that was entered meanwhile and is still there comes off first; the window stays open for now.
-        if self._is_open and _get_current_function_mode() is self._capture:
+        if self._is_open and _get_current_function_mode() is self._capture:  # type: ignore[no-untyped-call]
             self._is_open = False
-            self._capture.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._capture.__exit__(None, None, None)
 
 
 class PlanLearner:

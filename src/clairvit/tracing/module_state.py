@@ -15,8 +15,8 @@ from clairvit.errors import CaptureError
 from clairvit.models.submodules import submodules
 
 Result = TypeVar("Result")
-# Traces that are running: token -> the thread, and the modules and parameters that it uses.
-_running: dict[object, tuple[int, frozenset[int]]] = {}
+# Traces that are running: token -> the thread, the modules and parameters whose state it changes, and all that it uses.
+_running: dict[object, tuple[int, frozenset[int], frozenset[int]]] = {}
 _changed = threading.Condition()
 
 INFERENCE_WEIGHTS = (
@@ -81,24 +81,31 @@ def this_thread_only(hook: Callable[..., Result]) -> Callable[..., Result | None
 
 @contextmanager
 def _exclusive(module: nn.Module) -> Iterator[None]:
-    """Wait until no other thread traces a model that shares a module or a parameter with this one.
+    """Wait until no other thread traces a model that shares a module, or a parameter that has to be frozen.
 
+    Models around the same frozen weights are traced at the same time: nothing of a frozen parameter is changed.
     One entry of one dictionary says that a trace is running, so that an interruption leaves it there or not, never half
     of it. The same thread may enter again.
     """
-    thread = threading.get_ident()
-    parts = submodules(module)
-    parameters = (p for part in parts for p in part._parameters.values() if p is not None)
-    used = frozenset(map(id, parts)).union(map(id, parameters))
-    token = object()
+    thread, token, parts = threading.get_ident(), object(), submodules(module)
+    modules = frozenset(map(id, parts))
+    parameters = tuple(p for part in parts for p in part._parameters.values() if p is not None)
+    used = modules.union(map(id, parameters))
+
+    def changed() -> frozenset[int]:
+        return modules | {id(parameter) for parameter in parameters if parameter.requires_grad}
 
     def free() -> bool:
-        return all(other == thread or used.isdisjoint(parts) for other, parts in _running.values())
+        mine = changed()
+        return all(
+            other == thread or (theirs.isdisjoint(used) and mine.isdisjoint(they_use))
+            for other, theirs, they_use in _running.values()
+        )
 
     try:
         with _changed:
             _changed.wait_for(free)
-            _running[token] = (thread, used)
+            _running[token] = (thread, changed(), used)
         yield
     finally:
         with _changed:

@@ -30,11 +30,11 @@ from clairvit.web.schemas import (
     ExplainRequest,
     ExplainResponse,
     ExplanationRecord,
+    FeaturesRequest,
+    FeaturesResponse,
     MethodsResponse,
     ModelsResponse,
     Problem,
-    SimilarityRequest,
-    SimilarityResponse,
     TraceRequest,
     TraceResponse,
 )
@@ -137,18 +137,17 @@ async def trace(
     return await _respond(http, job, stream=False)
 
 
-@router.get("/similarity/{layer}", response_model=SimilarityResponse, summary="Which patches are alike in one layer")
-async def similarity(
+@router.get("/features/{layer}", response_model=FeaturesResponse, summary="What patches have in common in one layer")
+async def features(
     http: Request,
     state: State,
     layer: Annotated[int, PathParameter(ge=0, le=10_000)],
-    request: Annotated[SimilarityRequest, Query()],
+    request: Annotated[FeaturesRequest, Query()],
 ) -> Response:
     state.uploads.find(request.photo)  # an expired photo is reported before the job is queued
+    _earlier_photo(state, request.other)
     model = state.models["quick"][state.model_name(request.model)]
-    job = state.queues["quick"].submit(
-        lambda: _json(handlers.similarity_response(model, state.uploads, layer, request))
-    )
+    job = state.queues["quick"].submit(lambda: _json(handlers.features_response(model, state.uploads, layer, request)))
     return await _respond(http, job, stream=False)
 
 

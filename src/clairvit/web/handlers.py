@@ -21,7 +21,7 @@ from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.plain_language import plain_words
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import MethodSpec, resolve_method
-from clairvit.methods.token_features import features
+from clairvit.methods.token_features import PatchFeatures, features, unit_vectors
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
@@ -47,10 +47,10 @@ from clairvit.web.schemas import (
     CurveResponse,
     ExplainRequest,
     ExplainResponse,
+    FeaturesRequest,
+    FeaturesResponse,
     HeadMaps,
     MethodMaps,
-    SimilarityRequest,
-    SimilarityResponse,
     TraceRequest,
     TraceResponse,
     encode_array,
@@ -131,7 +131,8 @@ def cache_results(
     """Keep the explanation of a request of one method."""
     if len(comparison) == 1:
         ((text, explanation),) = comparison.items()
-        cache.add(result_key(photo, model, resolve_method(text), request), explanation)
+        key = result_key(photo, model, resolve_method(text), request)
+        cache.add(key, explanation, request.layers, request.heads)
 
 
 def explain_once(
@@ -268,27 +269,46 @@ def trace_response(model: Model, uploads: UploadStore, layer: int, request: Trac
     )
 
 
-def similarity_response(
-    model: Model, uploads: UploadStore, layer: int, request: SimilarityRequest
-) -> SimilarityResponse:
-    """Return the cosines between the patch tokens of one layer, [patches, patches], or those of one patch, [1, …]."""
-    batch = Batch(uploads.find(request.photo).pixels[model.name], (request.photo,), single=True)
-    result = features(model, batch, layer=layer)
-    rows, columns = result.grid
+def features_response(model: Model, uploads: UploadStore, layer: int, request: FeaturesRequest) -> FeaturesResponse:
+    """Return components, norms and cosines of the patch tokens of one layer, of one photo or of two in one basis."""
+    ids = (request.photo,) if request.other is None else (request.photo, request.other)
+    pixels = torch.cat([uploads.find(photo).pixels[model.name] for photo in ids])
+    result = features(model, Batch(pixels, ids), layer=layer)
+    patch, cosines = _requested_cosines(result, request)
+    return FeaturesResponse(
+        photo=request.photo,
+        other=request.other,
+        model=model.name,
+        layer=layer,
+        layer_name=result.layer_name,
+        grid=result.grid,
+        pca=encode_array(result.pca),
+        limits=encode_array(result.limits),
+        explained_variance_ratio=result.explained_variance_ratio.tolist(),
+        norms=encode_array(result.norms),
+        outliers=None if result.outliers is None else int(result.outliers.sum()),
+        patch=patch,
+        cosine=encode_array(cosines),
+        notes=list(result.notes),
+    )
+
+
+def _requested_cosines(result: PatchFeatures, request: FeaturesRequest) -> tuple[int | None, Tensor]:
+    """Return the cosines of all pairs of patches of all photos, or the patch at y, x and its row [1, patches]."""
     if (request.y is None) != (request.x is None):
         raise BadInput("One of y and x was given; expected both, for one patch, or none, for all pairs.")
+    rows, columns = result.grid
+    patches = len(result) * rows * columns
     if request.y is None or request.x is None:
-        if rows * columns > MOST_PAIRED_PATCHES:
-            raise BadInput(
-                f"The cosines of {rows * columns} patches to each other were requested; name one by y and x."
-            )
-        patch, cosines = None, result.similarities()[0]
-    else:
-        row, column = int(request.y * rows), int(request.x * columns)
-        patch, cosines = row * columns + column, result.similarity(row, column).flatten(1)
-    return SimilarityResponse(
-        photo=request.photo, model=model.name, layer=layer, grid=result.grid, patch=patch, cosine=encode_array(cosines)
-    )
+        if patches > MOST_PAIRED_PATCHES:
+            raise BadInput(f"The cosines of {patches} patches to each other were requested; name one by y and x.")
+        units = unit_vectors(result.tokens).flatten(0, 2)  # [patches, d]
+        return None, units @ units.T
+    if request.of_other and len(result) == 1:
+        raise BadInput("A patch of the second photo was requested, and there is one photo; name the second by other.")
+    row, column, image = int(request.y * rows), int(request.x * columns), int(request.of_other)
+    cosines = result.similarity(row, column, image).reshape(1, patches)
+    return (image * rows + row) * columns + column, cosines
 
 
 def curve_response(

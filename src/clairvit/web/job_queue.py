@@ -7,7 +7,6 @@ on the way out restores the model.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import ctypes
 import math
@@ -25,6 +24,7 @@ Result = TypeVar("Result")
 POLL_INTERVAL = 0.1  # seconds between two checks whether the client is still connected
 UNRESPONSIVE_AFTER = 2.0  # seconds after the time limit until a job that reports no progress is abandoned
 MAX_RETRY_AFTER = 120  # seconds
+TRIM_AFTER = 3.0  # idle seconds until free memory is returned: the next job would take the same pages again
 
 
 class QueueFull(Exception):
@@ -111,6 +111,7 @@ class JobQueue:
         self._lock = threading.Lock()
         self._jobs: set[Job[Any]] = set()  # waiting or running
         self._mean_seconds = 0.5  # of a job, a running mean
+        self._trim_timer: threading.Timer | None = None
 
     def submit(self, work: Callable[[], Result]) -> Job[Result]:
         """Queue the work or raise QueueFull. Must be called on the event loop that waits for the job."""
@@ -142,10 +143,15 @@ class JobQueue:
     def _remove(self, job: Job[Result]) -> None:
         with self._lock:
             self._jobs.discard(job)
-            idle = not self._jobs
-        if idle:
-            with contextlib.suppress(RuntimeError):  # the server is closing
-                self._pool.submit(release_free_memory)  # after the response, which need not wait for it
+            if self._trim_timer is not None:
+                self._trim_timer.cancel()
+            self._trim_timer = threading.Timer(TRIM_AFTER, self._trim_if_idle)
+            self._trim_timer.daemon = True
+            self._trim_timer.start()
+
+    def _trim_if_idle(self) -> None:
+        if not self._jobs:
+            release_free_memory()
 
     @property
     def pending(self) -> int:
@@ -156,6 +162,8 @@ class JobQueue:
         """Accept no more work, and cancel all jobs."""
         with self._lock:
             jobs = list(self._jobs)
+            if self._trim_timer is not None:
+                self._trim_timer.cancel()
         for job in jobs:
             job.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)

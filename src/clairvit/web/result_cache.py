@@ -27,23 +27,35 @@ class ResultKey:
     readouts: tuple[str, ...] = ()  # targets that are no classes
 
 
+@dataclass(frozen=True)
+class CachedResult:
+    """An explanation, and whether layers and heads were asked for: some methods have none."""
+
+    explanation: Explanation
+    layers: bool
+    heads: bool
+
+
 class ResultCache:
     """Explanations by what they depend on; the least recently used are evicted first."""
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._results: OrderedDict[ResultKey, Explanation] = OrderedDict()
+        self._results: OrderedDict[ResultKey, CachedResult] = OrderedDict()
 
-    def add(self, key: ResultKey, explanation: Explanation) -> None:
-        """Store an explanation of one photo under its request, its classes, and each of its targets alone."""
+    def add(self, key: ResultKey, explanation: Explanation, layers: bool = False, heads: bool = False) -> None:
+        """Store an explanation of one photo under its request, its classes, and each of its targets alone.
+
+        `layers` and `heads` say whether they were asked for; a method that has none is not computed again for them.
+        """
         entries = {key: explanation, **_by_classes(key, explanation)}
         if len(explanation) > 1:
             for row in range(len(explanation)):
                 entries |= _by_classes(key, explanation[row])
         with self._lock:
             for entry_key, entry in entries.items():
-                self._results[entry_key] = entry
+                self._results[entry_key] = CachedResult(entry, layers, heads)
                 self._results.move_to_end(entry_key)
             while self.bytes > self._max_bytes and len(self._results) > 1:
                 self._results.popitem(last=False)
@@ -51,20 +63,22 @@ class ResultCache:
     def find(self, key: ResultKey, layers: bool = False, heads: bool = False) -> Explanation | None:
         """Return an explanation that has the layers and heads that are asked for, None if there is none."""
         with self._lock:
-            explanation = self._results.get(key)
-            if explanation is not None:
+            result = self._results.get(key)
+            if result is not None:
                 self._results.move_to_end(key)
-        if explanation is None or (heads and explanation.heads is None):
+        if result is None:
             return None
-        return None if layers and explanation.layers is None else explanation
+        has_layers = result.layers or result.explanation.layers is not None
+        has_heads = result.heads or result.explanation.heads is not None
+        return result.explanation if has_layers >= layers and has_heads >= heads else None
 
     @property
     def bytes(self) -> int:
         """Return the memory of the arrays; rows of one explanation that share memory count once."""
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for explanation in self._results.values()
-            for tensor in _tensors(explanation)
+            for result in self._results.values()
+            for tensor in _tensors(result.explanation)
         }
         return sum(storages.values())
 

@@ -72,6 +72,7 @@ class Limits(_Response):
     pixels: int
     seconds: float
     passes: int
+    heic: bool = Field(description="HEIC photos are read: pillow-heif is installed")
 
 
 class ModelCard(_Response):
@@ -235,20 +236,32 @@ class TraceResponse(_Response):
     attention: EncodedArray = Field(description="[queries, keys], prefix tokens first; one query if `patch` was given")
 
 
-class SimilarityRequest(_Request):
+class FeaturesRequest(_Request):
     photo: PhotoId = "demo"
+    other: PhotoId | None = Field(default=None, description="a second photo, in the same basis")
     model: ModelName | None = None
     y: float | None = Field(default=None, ge=0, lt=1, description="with x: the patch at this place only, from the top")
     x: float | None = Field(default=None, ge=0, lt=1, description="from the left, 1 is the width of the photo")
+    of_other: bool = Field(default=False, description="y and x are in the second photo")
 
 
-class SimilarityResponse(_Response):
+class FeaturesResponse(_Response):
+    """Patch tokens of a layer's output: three principal components, norms and cosines, of one or two photos."""
+
     photo: str
+    other: str | None
     model: str
     layer: int
+    layer_name: str
     grid: tuple[int, int] = Field(description="of this layer's patches")
-    patch: int | None = Field(description="the patch at y, x, row by row from 0")
-    cosine: EncodedArray = Field(description="[patches, patches] of the layer's output; one row if y and x were given")
+    pca: EncodedArray = Field(description="[photos, rows, columns, 3]")
+    limits: EncodedArray = Field(description="[2, 3], the ends of the colour scale of each component")
+    explained_variance_ratio: list[float]
+    norms: EncodedArray = Field(description="[photos, rows, columns]")
+    outliers: int | None = Field(description="patches of more than 5 median norms; null: norms cannot be compared")
+    patch: int | None = Field(description="the patch at y, x, row by row from 0, those of the second photo last")
+    cosine: EncodedArray = Field(description="[all patches, all patches]; one row if y and x were given")
+    notes: list[str]
 
 
 class CurveRequest(_Request):

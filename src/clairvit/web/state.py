@@ -23,6 +23,7 @@ from clairvit.methods.recipe import read_recipe
 from clairvit.methods.recommended import defaults_for, recommended_methods
 from clairvit.methods.registry import Method, by_family, list_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.models.image_files import register_heif
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.option_types import local_paths
@@ -90,7 +91,13 @@ class AppState:
 
     def models_response(self) -> ModelsResponse:
         """Return the models and the limits of this server."""
-        limits = Limits(upload_bytes=MAX_BYTES, pixels=MAX_PIXELS, seconds=self.time_limit, passes=MAX_PASSES)
+        limits = Limits(
+            upload_bytes=MAX_BYTES,
+            pixels=MAX_PIXELS,
+            seconds=self.time_limit,
+            passes=MAX_PASSES,
+            heic=register_heif(),
+        )
         return ModelsResponse(version=__version__, models=list(self.cards), limits=limits)
 
     def close(self) -> None:

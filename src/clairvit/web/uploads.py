@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageStat, UnidentifiedImageError
 from torch import Tensor
 
-from clairvit.models.image_files import DEMO, open_image, read_image
+from clairvit.models.image_files import DEMO, HEIF, is_heic, open_image, read_image, register_heif
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
@@ -30,7 +30,6 @@ FLAT = 6.0  # standard deviation of every channel, of 255
 MAX_SCANS = 100  # of a JPEG; ten are usual, and a scan of a few bytes can cover the whole picture
 # Polyglot files: bytes that begin or end as a page or a program are refused.
 _PAGE = re.compile(rb"<!doctype|<\?php|%PDF-|%%EOF|<(?:html|svg|script)[\s/>]", re.IGNORECASE)
-HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 _HEIC = (
     f"This is an iPhone photo (HEIC), which cannot be read here; expected {KINDS}. Share or export it as JPEG, or set "
     "the camera to 'Most Compatible'."
@@ -82,11 +81,12 @@ def decode(data: bytes) -> Image.Image:
             422, f"The JPEG has more than {MAX_SCANS} scans, which takes too long to read; save it again."
         )
     try:
-        image = open_image(io.BytesIO(data), formats=FORMATS)
+        formats = (HEIF,) if is_heic(data) and register_heif() else FORMATS
+        image = open_image(io.BytesIO(data), formats=formats)
     except Image.DecompressionBombError as error:
         raise InvalidUpload(413, f"{_TOO_MANY_PIXELS} Send a smaller copy.") from error
     except UnidentifiedImageError as error:
-        if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS:
+        if is_heic(data) and not register_heif():
             raise InvalidUpload(415, _HEIC) from error
         raise InvalidUpload(415, f"This is not a photo that can be read here; expected {KINDS}: convert it.") from error
     except Exception as error:  # Pillow raises many kinds of errors on broken headers

@@ -13,11 +13,11 @@ from PIL import Image
 
 from clairvit.data.masks import OBJECT, VOID
 from clairvit.errors import BadInput
-from clairvit.models.image_files import files_below
+from clairvit.models.image_files import EncodedImage, files_below
 from clairvit.models.image_files import folders_in as folders_in
 
 Mask = NDArray[np.bool_]  # [rows, columns] of the whole image
-Source = Path | Callable[[], Image.Image]
+Source = Path | Callable[[], Image.Image | EncodedImage]
 Size = tuple[int, int]  # columns, rows of the image, upright
 # How class indices of a dataset relate to those of a model:
 #   own       published order: a model without class names has the same

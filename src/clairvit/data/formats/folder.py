@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clairvit.data.formats.encoded import encoded_entries, index_labels
 from clairvit.data.formats.entry import (
     Annotation,
     DatasetIndex,
@@ -15,9 +16,10 @@ from clairvit.data.formats.entry import (
     quoted_list,
 )
 from clairvit.data.formats.registry import DataRequest, dataset_format
+from clairvit.data.locations import files_below
 from clairvit.data.masks import masks_for, read_mask
 from clairvit.errors import BadInput
-from clairvit.models.image_files import find_images
+from clairvit.models.image_files import SUFFIXES, find_images
 
 TREE = """
 cat/                          folders are classes, if every image is in one
@@ -28,9 +30,18 @@ and, where masks=DIR is given, DIR/cat/1.png or DIR/1.png for cat/1.jpg
 """
 
 
-@dataset_format("folder", "a folder of images", has=("labels", "masks"), tree=TREE, why_no_download="it is your own")
+@dataset_format(
+    "folder",
+    "a folder of images",
+    has=("labels", "masks"),
+    tree=TREE,
+    why_no_download="it is your own",
+    accepts="folder or URL",
+)
 def folder(request: DataRequest) -> DatasetIndex:
     """Index the images below a folder."""
+    if request.location:
+        return _index_url(request)
     root = request.root
     if not root.is_dir():
         raise BadInput(f"'{root}' is not a folder; expected one with images: folder:PATH.")
@@ -54,6 +65,27 @@ def folder(request: DataRequest) -> DatasetIndex:
         numbering="names",
         notes=(*notes, *mask_notes),
     )
+
+
+def _index_url(request: DataRequest) -> DatasetIndex:
+    """Index the images below a folder at a URL; its folders are classes if every image is in one."""
+    base = request.location.rstrip("/")
+    if request.masks is not None:
+        raise BadInput(f"masks={request.masks} was given with {base}; at a URL name the masks in a manifest: csv:PATH.")
+    images = files_below(base, SUFFIXES)
+    if not images:
+        raise BadInput(f"There are no images below '{base}'; looked for files ending in {', '.join(SUFFIXES)}.")
+    names = [_relative(image, base) for image in images]
+    in_folders = all("/" in name for name in names)
+    labels = index_labels([name.partition("/")[0] if in_folders else None for name in names])
+    entries = encoded_entries(names, images, labels)
+    return DatasetIndex(entries, labels.classes, has_labels=labels.has_labels, numbering=labels.numbering)
+
+
+def _relative(image: str, base: str) -> str:
+    """Return the path of an image below a URL, whose own spelling may differ in slashes (memory:///a, memory://a)."""
+    path, folder = (url.partition("://")[2].lstrip("/") for url in (image, base))
+    return path.removeprefix(folder).lstrip("/")
 
 
 def _classes(

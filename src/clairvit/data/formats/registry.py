@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from clairvit._registry import Registry
 from clairvit.data.formats.entry import DatasetIndex
 from clairvit.errors import BadInput
 
 Fetch = Callable[[Path], None]  # download into this folder
+# What PATH may be: a folder of this disk; that or the URL of one; anything, which `open` reads itself. URLs and other
+# locations are `DataRequest.location`.
+Accepts = Literal["folder", "folder or URL", "location"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class DataRequest:
     split: str
     masks: Path | None = None
     mask_kind: str = "nonzero"
+    location: str = ""  # what was typed after the name: a path, a pattern, a URL
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +35,14 @@ class DatasetFormat:
     name: str
     title: str
     has: tuple[str, ...]  # masks, boxes, labels, others (classes of other objects)
-    splits: tuple[str, ...]  # the first is the default
+    splits: tuple[str, ...]  # the first is the default; none: those that the data has itself
     tree: str  # the official folder layout
     open: Callable[[DataRequest], DatasetIndex]
     required_paths: tuple[str, ...] = ()  # in the order of error messages; with {split} or {Split}, | means or
     archive_folders: tuple[str, ...] = ()  # folders that archives unpack to: PATH may be their parent
     fetch: Fetch | None = None
     why_no_download: str = ""
+    accepts: Accepts = "folder"
 
     @property
     def download(self) -> bool:
@@ -47,13 +53,15 @@ class DatasetFormat:
         return f"Dataset({self.name!r}: {self.title}; {', '.join(self.has) or 'images'})"
 
     def layout(self, path: Path | str = "PATH") -> str:
-        """Return the expected folder as a tree below the path that was typed."""
+        """Return the expected folder as a tree below the path that was typed, or what a location may be."""
+        if self.accepts == "location":
+            return "\n".join(f"  {line}" for line in self.tree.strip("\n").splitlines())
         return "\n".join([f"  {path}/", *(f"    {line}" for line in self.tree.strip("\n").splitlines())])
 
 
 _MODULES = (  # of clairvit.data.formats, in the order in which their formats are listed
     *("folder", "pets", "flowers", "caltech101", "voc", "dogs", "labels_only"),
-    *("imagenet", "imagenet_s", "imagenet_seg", "coco"),
+    *("imagenet", "imagenet_s", "imagenet_seg", "coco", "tables", "tar_shards", "hugging_face"),
 )
 FORMATS: Registry[DatasetFormat] = Registry(
     "data set",
@@ -73,12 +81,23 @@ def dataset_format(
     archive_folders: tuple[str, ...] = (),
     fetch: Fetch | None = None,
     why_no_download: str = "",
+    accepts: Accepts = "folder",
 ) -> Callable[[Callable[[DataRequest], DatasetIndex]], Callable[[DataRequest], DatasetIndex]]:
     """Register a function as the `open` of a format; one function may serve several names."""
 
     def register(function: Callable[[DataRequest], DatasetIndex]) -> Callable[[DataRequest], DatasetIndex]:
         registered = DatasetFormat(
-            name, title, has, splits, tree, function, required_paths, archive_folders, fetch, why_no_download
+            name,
+            title,
+            has,
+            splits,
+            tree,
+            function,
+            required_paths,
+            archive_folders,
+            fetch,
+            why_no_download,
+            accepts,
         )
         FORMATS.register(name, registered, module=function.__module__)
         return function

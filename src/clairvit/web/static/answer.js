@@ -22,26 +22,32 @@ export function sentenceNodes(reply, classSpecific, isControl) {
   return nodes;
 }
 
-export function showAnswer(reply, classSpecific, isControl) {
-  $("answer-says").replaceChildren(...sentenceNodes(reply, classSpecific, isControl));
-  $("caution").hidden = !reply.cautions.length;
-  $("caution").textContent = reply.cautions.length ? `Take care: ${reply.cautions.join(" ")}` : "";
+export function showAnswer(sentence, cautions) {
+  $("answer-says").replaceChildren(...sentence);
+  $("caution").hidden = !cautions.length;
+  $("caution").textContent = cautions.length ? `Take care: ${cautions.join(" ")}` : "";
 }
 
 export const badgeText = (check) => BADGES[check?.verdict] ?? "Could not be tested";
-export const checkText = (check) => [check.sentence, ...(check.verdict ? check.remarks : [])].join(" ");
+/** The sentence of the test without its conclusion, which the badge has. */
+const shortCheckText = (check) => `${check.sentence.split(/\.\s+(?=[A-Z])/)[0].replace(/\.$/, "")}.`.replace(/(?<=\s)-(?=\d)/g, "−");
+export const checkText = (check) => [check.sentence, ...(check.verdict ? check.remarks : [])].join(" ").replace(/(?<=\s)-(?=\d)/g, "−");
 
-/** The badge and its sentence; null: the test is running. */
-export function showCheck(check) {
-  $("badge").textContent = check ? badgeText(check) : "Testing this map…";
-  $("badge").dataset.verdict = check?.verdict ?? "";
-  $("badge").disabled = !check;
-  $("answer-text").textContent = check ? checkText(check) : "";
+const badges = [[$("badge"), $("answer-text")], [$("badge-1"), $("answer-text-1")]]; // one per map
+
+/** The badge of a map and its sentence, with the map's name where there are two; null: the test is running. */
+export function showCheck(k, check, name = "") {
+  const [badge, text] = badges[k];
+  badge.textContent = check ? badgeText(check) : "Testing this map…";
+  badge.dataset.verdict = check?.verdict ?? "";
+  if (k === 0) badge.disabled = !check;
+  text.textContent = name ? `${name}: ${check ? shortCheckText(check) : ""}` : check ? checkText(check) : "";
 }
 
-export function showCheckFailed(error) {
-  $("badge").textContent = "Could not be tested";
-  $("badge").dataset.verdict = "";
-  $("badge").disabled = true;
-  $("answer-text").textContent = plainMessage(error);
+export function showCheckFailed(k, error, name = "") {
+  const [badge, text] = badges[k];
+  badge.textContent = "Could not be tested";
+  badge.dataset.verdict = "";
+  if (k === 0) badge.disabled = true;
+  text.textContent = [name && `${name}:`, plainMessage(error)].filter(Boolean).join(" ");
 }

@@ -26,13 +26,13 @@ const sleep = (seconds, signal) => new Promise((resolve, reject) => {
   signal?.addEventListener("abort", () => { clearTimeout(timer); reject(new DOMException("aborted", "AbortError")); });
 });
 
-let uploaded = null; // the file of the current photo, sent again if it expired on the server
+let uploaded = []; // the files of the photos that are shown, sent again if they expired on the server
 
-export function rememberUpload(file) { uploaded = file; }
+export function rememberUploads(files) { uploaded = files.filter(Boolean); }
 
-/** fetch; retries while the server is busy, and uploads an expired photo once more. */
+/** fetch; retries while the server is busy, and uploads expired photos once more. */
 async function request(path, options = {}, onBusy = () => {}, maxRetries = 6) {
-  let resent = uploaded === null;
+  let resent = uploaded.length === 0;
   for (let attempt = 0; ; attempt++) {
     const token = currentToken(), authorization = token ? { authorization: `Bearer ${token}` } : {};
     const reply = await fetch(path, { ...options, headers: { ...options.headers, ...authorization } });
@@ -41,7 +41,7 @@ async function request(path, options = {}, onBusy = () => {}, maxRetries = 6) {
     if (reply.status === 401) { await askToken(token); continue; }
     if (problem.kind === "photo-expired" && !resent) {
       resent = true;
-      await request("/api/explain", { method: "POST", body: form({ image: uploaded, method: "random" }), signal: options.signal }, onBusy);
+      for (const image of uploaded) await request("/api/explain", { method: "POST", body: form({ image, method: "random" }), signal: options.signal }, onBusy);
       continue;
     }
     if (reply.status !== 429 || attempt >= maxRetries) throw new ApiError(problem);
@@ -60,10 +60,10 @@ export async function trace(layer, { photo, model, head, patch }, signal) {
   return (await request(`/api/trace/${layer}?${query}`, { signal })).json();
 }
 
-/** Cosines between the parts of a photo in one layer. */
-export async function similarity(layer, { photo, model, place }, signal) {
-  const query = new URLSearchParams({ photo, model, ...place });
-  return (await request(`/api/similarity/${layer}?${query}`, { signal })).json();
+/** Components, norms and cosines of the parts of one or two photos in one layer. */
+export async function features(layer, fields, signal) {
+  const query = new URLSearchParams(Object.entries(fields).filter(([, value]) => value !== undefined));
+  return (await request(`/api/features/${layer}?${query}`, { signal })).json();
 }
 
 function form(fields) {

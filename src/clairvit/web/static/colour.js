@@ -57,8 +57,24 @@ function paint(scale, opacity, v) {
   return [opacity * (scale.signed ? strength : strength ** SEQUENTIAL_RISE), 3 * Math.round(p * 255)];
 }
 
+const paintTables = new Map();
+/** Opacity and index of the colour at 4097 places of a scale, from low to high. */
+function paintTable({ signed }, opacity) {
+  const key = `${signed} ${opacity}`, steps = 4096;
+  if (!paintTables.has(key)) {
+    const table = new Float64Array(2 * (steps + 1)), scale = { signed, low: 0, high: 1 };
+    for (let k = 0; k <= steps; k++) table.set(paint(scale, opacity, k / steps), 2 * k);
+    if (paintTables.size > 16) paintTables.clear();
+    paintTables.set(key, table);
+  }
+  return paintTables.get(key);
+}
+
+const axes = new Map();
 /** Weights of cubic convolution of one axis: for each of `size` pixels four indices of `count` patches and their weights. */
 function cubicAxis(count, size) {
+  const key = `${count} ${size}`;
+  if (axes.has(key)) return axes.get(key);
   const indices = new Int32Array(4 * size), weights = new Float64Array(4 * size), a = CUBIC;
   const near = (t) => ((a + 2) * t - (a + 3)) * t * t + 1, far = (t) => ((a * t - 5 * a) * t + 8 * a) * t - 4 * a;
   for (let pixel = 0; pixel < size; pixel++) {
@@ -68,7 +84,9 @@ function cubicAxis(count, size) {
       weights[4 * pixel + k] = weight;
     });
   }
-  return { indices, weights };
+  if (axes.size > 16) axes.clear();
+  axes.set(key, { indices, weights });
+  return axes.get(key);
 }
 
 /** Enlarge a grid [rows, cols] to [height, width]: bicubic within the range of the values, or patch by patch. */
@@ -110,7 +128,7 @@ export function drawPhoto(canvas, photo, size = photo.width) {
   contextOf(canvas).drawImage(photo, 0, 0, width, height);
 }
 
-/** Draw the map over the desaturated photo; alpha grows with the magnitude. */
+/** Draw the map over the desaturated photo; alpha grows with the magnitude. The loop over pixels allocates nothing. */
 export function overlay(canvas, photo, map, scale, opacity, smooth, size = photo.width) {
   const { width, height } = sizeCanvas(canvas, photo, size), context = contextOf(canvas);
   context.drawImage(photo, 0, 0, width, height);
@@ -118,13 +136,14 @@ export function overlay(canvas, photo, map, scale, opacity, smooth, size = photo
   // Clip to the scale before enlarging, else one outlier becomes a blob with a hard edge.
   const clipped = Float64Array.from(map.values, (v) => Math.min(scale.high, Math.max(scale.low, v)));
   const pixels = enlarge(clipped, map.rows, map.cols, height, width, smooth), colours = colourTable(scale.cmap);
+  const paints = paintTable(scale, opacity), steps = paints.length / 2 - 1, { low, high } = scale, unit = high > low ? steps / (high - low) : 0;
+  const neutral = scale.signed && !unit ? steps / 2 : 0;
   for (let pixel = 0, i = 0; pixel < pixels.length; pixel++, i += 4) {
-    const grey = 0.299 * data[i] + 0.587 * data[i + 1] + 0.114 * data[i + 2];
-    const [alpha, k] = paint(scale, opacity, pixels[pixel]);
-    for (let c = 0; c < 3; c++) {
-      const desaturated = data[i + c] * (1 - DESATURATION) + grey * DESATURATION;
-      data[i + c] = desaturated * (1 - alpha) + colours[k + c] * alpha;
-    }
+    const red = data[i], green = data[i + 1], blue = data[i + 2], grey = (0.299 * red + 0.587 * green + 0.114 * blue) * DESATURATION;
+    const step = 2 * Math.round(neutral + (pixels[pixel] - low) * unit), alpha = paints[step], k = paints[step + 1], rest = 1 - alpha;
+    data[i] = (red * (1 - DESATURATION) + grey) * rest + colours[k] * alpha;
+    data[i + 1] = (green * (1 - DESATURATION) + grey) * rest + colours[k + 1] * alpha;
+    data[i + 2] = (blue * (1 - DESATURATION) + grey) * rest + colours[k + 2] * alpha;
   }
   context.putImageData(image, 0, 0);
 }
@@ -142,8 +161,9 @@ export function drawColourBar(canvas, scale, opacity) {
 }
 
 /** The ends of the scale in words. */
-export function legendWords(scale, classSpecific, names, isControl = false) {
+export function legendWords(scale, classSpecific, names, { isControl = false, isAlike = false } = {}) {
   if (isControl) return ["low", "high"];
+  if (isAlike) return scale.signed ? ["makes them less alike", "more alike"] : ["little", "much that makes them alike"];
   const about = classSpecific && names.length === 1 ? names[0] : "the answer";
   if (scale.signed) return [`against ${about}`, `for ${about}`];
   return classSpecific ? ["little", `much evidence for ${about}`] : ["looks here little", "much"];

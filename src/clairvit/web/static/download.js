@@ -14,20 +14,23 @@ export function saveBlob(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/** The photo and the maps as canvases, drawn anew: nothing of the pointer is in them. */
+/** The photos and the maps as canvases with their names, drawn anew: nothing of the pointer is in them. */
 function pictures(view, size) {
-  const original = element("canvas");
-  drawPhoto(original, view.photo, size);
-  const maps = view.shownMaps.map((grid) => {
+  const originals = view.photos.map(([photo, name]) => {
     const canvas = element("canvas");
-    overlay(canvas, view.photo, grid, view.scale, view.style.opacity, view.style.smooth, size);
-    return canvas;
+    drawPhoto(canvas, photo, size);
+    return [canvas, name];
   });
-  return [original, ...maps];
+  const maps = view.maps.map(({ photo, grid, scale, name }) => {
+    const canvas = element("canvas");
+    overlay(canvas, photo, grid, scale, view.style.opacity, view.style.smooth, size);
+    return [canvas, name];
+  });
+  return [...originals, ...maps];
 }
 
 /** Which map this is: method, layer, head, model. */
-const captionLines = (view) => [`${view.map.title} (${view.map.method})${view.layerText}`, `model ${view.reply.model} · photo ${view.photoName} · ClairViT ${view.version}`];
+const captionLines = (view) => [`${view.map.title} (${view.map.method})${view.layerText}`, `model ${view.models} · photo ${view.settings.photo} · ClairViT ${view.version}`];
 
 function wrapText(context, text, width) {
   const lines = [""];
@@ -41,25 +44,26 @@ function wrapText(context, text, width) {
 
 /** One picture: photo, maps, legend in words, what the model says, the test, method, layer, model. */
 export function pictureCanvas(view, size = 672) {
-  const tiles = pictures(view, size), { width, height } = tiles[0], gap = 24, inner = tiles.length * (width + gap) - gap;
+  const tiles = pictures(view, size), { width } = tiles[0][0], height = Math.max(...tiles.map(([tile]) => tile.height)), gap = 24, inner = tiles.length * (width + gap) - gap;
   const canvas = element("canvas"), measure = canvas.getContext("2d"), font = (weight, pixels) => `${weight} ${pixels}px Inter, system-ui, sans-serif`;
   measure.font = font(400, 22);
-  const check = view.check ? wrapText(measure, `${badgeText(view.check)}. ${checkText(view.check)}`, inner) : [];
+  const check = view.checks.flatMap((result) => wrapText(measure, `${badgeText(result)}. ${checkText(result)}`, inner));
   canvas.width = inner + 2 * gap;
-  const heading = view.sentence ? 48 : 0;
+  measure.font = font(600, 26);
+  const title = view.sentence ? wrapText(measure, view.sentence, inner) : [], heading = title.length ? 14 + 34 * title.length : 0;
   canvas.height = 2 * gap + heading + height + 44 + 56 + (check.length + 2) * 32;
   const context = canvas.getContext("2d");
   context.fillStyle = "#fff";
   context.fillRect(0, 0, canvas.width, canvas.height);
   const write = (text, x, y, style = font(400, 22), colour = "#1c1b22", align = "left") => { Object.assign(context, { font: style, fillStyle: colour, textAlign: align }); context.fillText(text, x, y, inner); };
-  write(view.sentence, gap, gap + 26, font(600, 26));
+  title.forEach((text, k) => write(text, gap, gap + 26 + 34 * k, font(600, 26)));
   let y = gap + heading;
-  tiles.forEach((tile, k) => {
+  tiles.forEach(([tile, name], k) => {
     context.drawImage(tile, gap + k * (width + gap), y);
-    write(k ? view.names[k - 1] : "the photo, as the model sees it", gap + k * (width + gap) + width / 2, y + height + 30, font(500, 22), "#1c1b22", "center");
+    write(name, gap + k * (width + gap) + width / 2, y + height + 30, font(500, 22), "#1c1b22", "center");
   });
   y += height + 44;
-  const bar = element("canvas", { width: 256, height: 16 }), [low, high] = legendWords(view.scale, view.map.class_specific, view.reply.targets, view.isControl), middle = canvas.width / 2;
+  const bar = element("canvas", { width: 256, height: 16 }), [low, high] = legendWords(...view.legend), middle = canvas.width / 2;
   drawColourBar(bar, view.scale, view.style.opacity);
   context.drawImage(bar, middle - 128, y + 14);
   write(low, middle - 140, y + 30, font(400, 20), "#5c5a68", "right");
@@ -85,8 +89,8 @@ svg text{font-size:12px;fill:#5c5a68}svg .label{fill:#5b2a86;font-weight:600}@me
   const picture = (canvas, text) => `<img src="${canvas.toDataURL("image/png")}" alt="${escapeHtml(text)}">`;
   const cautions = view.reply.cautions.map((text) => `<p><b>Take care:</b> ${escapeHtml(text)}</p>`).join("");
   return `<!doctype html><html lang="en"><head><meta charset="utf-8"><title>${escapeHtml(title)}</title><style>${styles}</style></head><body>
-<h1>${escapeHtml(view.sentence)}</h1>${cautions}${view.check ? `<p><span class="badge">${escapeHtml(badgeText(view.check))}</span> ${escapeHtml(checkText(view.check))}</p>` : ""}
-${picture(pictureCanvas({ ...view, check: null, sentence: "" }), "the photo and the map")}
+<h1>${escapeHtml(view.sentence)}</h1>${cautions}${view.checks.map((check) => `<p><span class="badge">${escapeHtml(badgeText(check))}</span> ${escapeHtml(checkText(check))}</p>`).join("")}
+${picture(pictureCanvas({ ...view, checks: [], sentence: "" }), "the photo and the map")}
 ${section("What the model sees in it", classes && `<table>${classes}</table>`)}
 ${section("The test", chart && `${new XMLSerializer().serializeToString(chart)}<p>${escapeHtml(verdictText(view.curve))}</p>`)}
 ${section("Layer by layer", strip && `${picture(strip, "the map of each layer")}<p><small>The whole map first, then from early to late layers.</small></p>`)}

@@ -5,11 +5,12 @@ import { sentenceNodes, showAnswer, showCheck, showCheckFailed } from "./answer.
 import { colourScale, drawColourBar, drawPhoto, legendWords, overlay } from "./colour.js";
 import * as curves from "./curves.js";
 import { fileName, pictureCanvas, reportHtml, saveBlob } from "./download.js";
+import * as features from "./features.js";
 import { drawStrip } from "./layers.js";
 import { baseName, estimate, filterMethods, showClasses, showMethodFacts, showMethods, showThumbs } from "./lists.js";
+import * as pair from "./pair.js";
 import * as patch from "./patch.js";
 import * as photos from "./photos.js";
-import * as similar from "./similar.js";
 import { DEFAULTS, state, write } from "./state.js";
 import { endWork, failWork, setStatus, startWork } from "./status.js";
 import { cosineText, duration, element, number, plainMessage, valueText } from "./texts.js";
@@ -17,17 +18,31 @@ import { cosineText, duration, element, number, plainMessage, valueText } from "
 const $ = (id) => document.getElementById(id);
 let cards = [], listed = null, limits = null, version = "";
 let photo = null, reply = null, map = null, shown = null; // the photo, the last response, its one explanation, and what is drawn of it
+let second = null; // the map that it is compared with: { photo, reply, map, file, settings }
 let uploaded = null; // the file of the current photo, sent again if it expired on the server
-let check = null, curveReply = null;
+let checks = [], curveReply = null; // a check per map
 let work = new AbortController(), curveWork = new AbortController(), checkWork = new AbortController(), thumbsFor = "";
 const NEEDS_MAP = ["save-report", "save-png", "save-json", "save-npz", "play-deletion", "play-insertion"];
 
-const card = () => cards.find((entry) => entry.name === state.model);
+const cardOf = (name) => cards.find((entry) => entry.name === name), card = () => cardOf(state.model);
 const methodCard = (text) => listed.methods.find((entry) => entry.name === baseName(text) || entry.name === text);
 const isSlow = (text) => methodCard(text)?.slow ?? false;
 const titleOf = (text) => listed.recommended.find((entry) => entry.method === text)?.title ?? methodCard(text)?.title ?? text;
 const photoName = () => uploaded?.name ?? (state.photo === "demo" ? "example" : "photo");
-const firstTarget = () => reply.classes[0] === null ? null : String(reply.classes[0]);
+
+/** The maps that are shown: of one or two answers, or of two photos or models. */
+function panes() {
+  const first = { photo, reply, map, name: photoName(), card: cardOf(reply.model) };
+  if (second) return [{ ...first, k: 0 }, { ...second, name: second.reply.photo === reply.photo ? photoName() : pair.otherName(), card: cardOf(second.reply.model), k: 0 }];
+  return reply.targets.map((_, k) => ({ ...first, k }));
+}
+
+/** What a map is about, as fields of a request. */
+function aboutOf({ reply: { text, other, classes }, k }) {
+  if (text) return { text };
+  return other ? { similar_to: other } : { target: classes[k] === null ? null : String(classes[k]) };
+}
+const canPlay = () => card().labels.length > 0 || Boolean(reply.text || reply.other);
 
 async function start() {
   let about;
@@ -35,12 +50,14 @@ async function start() {
   ({ models: cards, limits, version } = about);
   $("version").textContent = `ClairViT ${version}.`;
   if (!card()) state.model = cards[0].name;
+  if (state.otherModel && (!cardOf(state.otherModel) || state.otherModel === state.model)) state.otherModel = "";
+  if (limits.heic) for (const id of ["file", "other-file"]) $(id).accept += ",.heic,.heif";
   $("model").replaceChildren(...cards.map((entry) => element("option", { value: entry.name, textContent: entry.name, selected: entry.name === state.model })));
   updateModelControls();
   const unknown = state.method !== "default" && !methodCard(state.method) ? state.method : null;
   if (unknown || state.method === "default") state.method = card().default_method;
   showMethods($("methods"), listed, state.method, card(), setMethod);
-  for (const [id, name] of [["opacity", "value"], ["cmap", "value"], ["signed", "checked"], ["smooth", "checked"]]) $(id)[name] = state[id];
+  for (const [id, name] of [["opacity", "value"], ["cmap", "value"], ["signed", "checked"], ["smooth", "checked"], ["shared", "checked"]]) $(id)[name] = state[id];
   if (!$("cmap").value) $("cmap").value = state.cmap = "auto"; // a link may contain anything
   if (isSlow(state.method) && state.method !== card().default_method) askFirst();
   await explain({ picture: true });
@@ -69,34 +86,41 @@ function updateModelControls() {
   $("head").value = state.head;
   $("prompt-form").hidden = !reads_prompts;
   $("prompt").value = state.text = reads_prompts ? state.text : "";
-  $("other-class").hidden = $("classes-title").hidden = !labels.length;
+  $("other-class").hidden = !labels.length;
   $("any-class").replaceChildren(element("option", { value: "", textContent: "choose…" }), ...labels.map((textContent, value) => element("option", { value, textContent })));
   for (const id of ["photo", "map-0", "map-1", "perturbed"]) $(id).style.aspectRatio = `${size[1]} / ${size[0]}`;
 }
 
-/** What is explained: the prompt, or else classes. */
-const asked = (most = 2) => state.text ? { text: state.text } : { target: state.targets.slice(0, most) };
+/** What is explained: what makes two photos alike, the prompt, or else classes; of two photos or models one class each. */
+const asked = (most = 2) => pair.firstFields(methodCard(state.method)?.class_specific ?? true) ?? (state.text ? { text: state.text } : { target: state.targets.slice(0, pair.isPair() ? 1 : most) });
 
-/** Request the map of the settings; a newer request aborts the older one. */
+/** Request the maps of the settings; a newer request aborts the older one. */
 async function explain({ picture = false, image } = {}) {
   work.abort();
   const controller = work = new AbortController(), slow = isSlow(state.method), wanted = titleOf(state.method);
   const callbacks = startWork(image ? `Looking at ${image.name}` : wanted, controller);
   markStale(controller, image ? null : wanted);
   try {
-    const fields = { image, photo: state.photo, model: state.model, method: state.method, ...asked(), picture: picture || !photo, layers: !slow, heads: !slow && state.head !== "mean" };
-    const response = await api.explain(fields, callbacks);
-    response.text = fields.text ?? "";
+    const common = { method: state.method, layers: !slow, heads: !slow && state.head !== "mean" };
+    const request = async (fields, known) => {
+      const response = await api.explain({ ...common, ...fields, picture: picture || !known }, callbacks);
+      response.text = fields.text ?? "";
+      return { reply: response, photo: response.picture ? await decodePicture(response.picture) : known, map: unpackMap(response.explanations[0]) };
+    };
+    const first = await request({ image, photo: state.photo, model: state.model, ...asked() }, photo);
+    const isComparing = controller === work && pair.isPair();
+    const fields = isComparing ? pair.secondFields(first.reply, cards) : null;
+    const isSame = second && fields && second.reply.photo === fields.photo && second.reply.model === fields.model;
+    const other = fields ? await request(fields, isSame ? second.photo : null) : null;
     if (controller !== work) return;
-    const newPhoto = response.picture ? await decodePicture(response.picture) : photo;
-    if (controller !== work) return;
-    adoptResponse(response, newPhoto, image);
+    adoptResponse(first, other, image);
     endWork(controller, `${map.title}: done in ${map.seconds.toFixed(2)} s.`);
-    runCheck();
+    runChecks();
   } catch (error) {
     if (controller !== work) return; // a newer request is running
-    if (error.kind === "photo-expired" && uploaded) return explain({ image: uploaded, picture: true });
+    if (error.kind === "photo-expired" && uploaded && !image) return explain({ image: uploaded, picture: true });
     if (error.kind === "photo-expired" && !photo) {
+      pair.end();
       Object.assign(state, { photo: "demo", targets: [] }); // the classes of the link belong to the other photo
       await explain({ picture: true });
       setStatus("The server no longer has that photo; this is the example. Choose yours again.", true);
@@ -109,6 +133,13 @@ async function explain({ picture = false, image } = {}) {
   }
 }
 
+function unpackMap(explanation) {
+  const unpacked = { ...explanation, maps: api.unpack(explanation.maps) };
+  unpacked.layers &&= api.unpack(unpacked.layers);
+  unpacked.headMaps = unpacked.heads && api.unpack(unpacked.heads.maps);
+  return unpacked;
+}
+
 /** While a map takes long, the former one is dimmed and its caption says so. */
 function markStale(controller, wanted) {
   $("map-panel").setAttribute("aria-busy", "true");
@@ -119,21 +150,24 @@ function markStale(controller, wanted) {
   }, 350);
 }
 
-/** Show a response; what belonged to the map before is dropped. */
-function adoptResponse(response, newPhoto, image) {
-  if (reply && (reply.photo !== response.photo || reply.model !== response.model)) clearThumbs();
-  photo = newPhoto;
-  reply = response;
-  map = { ...response.explanations[0], maps: api.unpack(response.explanations[0].maps) };
-  map.layers &&= api.unpack(map.layers);
-  map.headMaps = map.heads && api.unpack(map.heads.maps);
+/** Show a response, and the one that it is compared with; what belonged to the map before is dropped. */
+function adoptResponse(first, other, image) {
+  const response = first.reply;
+  if (reply && (reply.photo !== response.photo || reply.model !== response.model || reply.other !== response.other)) clearThumbs();
+  ({ photo, reply, map } = first);
   if (!map.layers) Object.assign(state, { layer: 0, head: "mean" }); // there is one map only
   if (!map.class_specific) Object.assign(reply, { targets: reply.targets.slice(0, 1), classes: reply.classes.slice(0, 1) });
   if (response.photo === "demo") uploaded = null;
   else if (image) uploaded = image;
-  api.rememberUpload(uploaded);
+  second = other;
+  if (second) {
+    if (!state.otherModel) state.other = second.reply.photo;
+    Object.assign(second, { file: pair.otherFile(), settings: { other: state.other, otherModel: state.otherModel, pair: state.pair } });
+  }
+  api.rememberUploads([uploaded, pair.otherFile()]);
   for (const controller of [curveWork, checkWork]) controller.abort();
-  curveReply = check = null;
+  curveReply = null;
+  checks = [];
   adoptSettings(response);
   write();
   curves.clear(photo);
@@ -141,10 +175,10 @@ function adoptResponse(response, newPhoto, image) {
   $("map-panel").classList.remove("stale");
   render();
   $("map-panel").setAttribute("aria-busy", "false");
-  $("map-panel").dataset.method = map.method;
-  if (uploaded) { photos.fillAnswer(uploaded, reply, photo); photos.markShown(uploaded); }
+  Object.assign($("map-panel").dataset, { method: map.method, pair: second ? state.pair : "" });
+  if (uploaded) { photos.fillAnswer(uploaded, reply, photo); photos.markShown(uploaded, pair.otherFile()); }
   if ($("compare").open) updateThumbs();
-  similar.setPhoto({ photo, reply, card: card() });
+  features.setPhoto({ photo, reply, card: card(), other: second && !state.otherModel ? second : null });
 }
 
 /** Set the settings to those of a response; a class-agnostic map has no target, so the selected classes stay. */
@@ -156,6 +190,7 @@ function adoptSettings(response) {
 /** After a failure, set the controls to the map that is shown. */
 function restoreSettings() {
   const changedModel = state.model !== reply.model;
+  pair.restore(second);
   adoptSettings(reply);
   $("prompt").value = state.text;
   if (changedModel) { $("model").value = state.model; updateModelControls(); }
@@ -168,49 +203,70 @@ async function decodePicture(base64) {
 }
 
 const isControl = () => methodCard(map.method)?.control ?? false;
-const isOfHead = () => state.layer > 0 && state.head !== "mean" && Boolean(map.layers && map.headMaps);
 
-/** The values shown for a target: the whole method, one layer, or one head of a layer. */
-function values(target) {
-  const layer = state.layer - 1;
-  let array = map.maps, indices = [target];
-  if (isOfHead()) [array, indices] = [map.headMaps, [layer, Number(state.head), target]];
-  else if (layer >= 0 && map.layers) [array, indices] = [map.layers, [layer, target]];
+/** The layer of a map, 0: all; where models differ in depth, the one at the same share of it. */
+const layerOf = (pane) => state.layer && pane.map.layers ? Math.max(1, Math.round(state.layer * pane.card.layers / card().layers)) : 0;
+const isOfHead = (pane) => layerOf(pane) > 0 && Number(state.head) < pane.card.heads && Boolean(pane.map.headMaps);
+
+/** The values shown: the whole method, one layer, or one head of a layer. */
+function values(pane) {
+  const layer = layerOf(pane) - 1;
+  let array = pane.map.maps, indices = [pane.k];
+  if (isOfHead(pane)) [array, indices] = [pane.map.headMaps, [layer, Number(state.head), pane.k]];
+  else if (layer >= 0) [array, indices] = [pane.map.layers, [layer, pane.k]];
   const grid = api.slice(array, ...indices);
   return { values: grid.values, rows: grid.shape[0], cols: grid.shape[1] };
 }
 
 /** ", layer 4, head 2 of raw attention": which part of the method is shown. */
-function layerText() {
-  if (!state.layer || !map.layers) return "";
-  const owner = isOfHead() && map.heads.method !== map.method ? ` of ${titleOf(map.heads.method)}` : "";
-  return `, layer ${state.layer} of ${card().layers}${isOfHead() ? `, head ${Number(state.head) + 1}${owner}` : ""}`;
+function layerText(pane = panes()[0]) {
+  if (!layerOf(pane)) return "";
+  const owner = isOfHead(pane) && pane.map.heads.method !== pane.map.method ? ` of ${titleOf(pane.map.heads.method)}` : "";
+  return `, layer ${layerOf(pane)} of ${pane.card.layers}${isOfHead(pane) ? `, head ${Number(state.head) + 1}${owner}` : ""}`;
+}
+
+/** "Bengal 68 %", "dog.jpg: Pug 91 %", "cosine 0.61": what a map is about; under its own photo without the name of that. */
+function nameOfMap({ reply: response, map: shownMap, k, name }, isUnderPhoto = false) {
+  const owner = !second ? "" : state.otherModel ? `${response.model}: ` : isUnderPhoto ? "" : `${name}: `;
+  if (!shownMap.class_specific) return `${owner}any answer`;
+  if (response.other) return `${owner}like the other photo`;
+  const value = response.text ? cosineText(response.target_scores[k]) : valueText(response.probabilities[k], response.class_scores[k]);
+  return `${owner}${response.targets[k]} ${value}`.trimEnd();
 }
 
 function render() {
-  const maps = reply.targets.map((_, k) => values(k)), negative = maps.some((grid) => grid.values.some((v) => v < 0)), signed = negative && state.signed;
+  const list = panes(), maps = list.map(values), negative = maps.some((grid) => grid.values.some((v) => v < 0)), signed = negative && state.signed;
   const clipped = negative && !state.signed ? maps.map((grid) => ({ ...grid, values: grid.values.map((v) => Math.max(0, v)) })) : maps;
-  const scale = colourScale(clipped.flatMap((grid) => [...grid.values]), signed, state.cmap);
-  const names = reply.targets.map((name, k) => map.class_specific ? `${name} ${reply.text ? cosineText(reply.target_scores[k]) : valueText(reply.probabilities[k], reply.class_scores[k])}`.trimEnd() : "any answer");
-  shown = { clipped, scale, names };
+  const common = colourScale(clipped.flatMap((grid) => [...grid.values]), signed, state.cmap);
+  const scales = clipped.map((grid) => state.shared ? common : colourScale(grid.values, signed, state.cmap));
+  const names = list.map((pane) => nameOfMap(pane)), hasTwoPhotos = Boolean(second && !state.otherModel);
+  shown = { clipped, scale: scales[0], scales, names };
+  $("maps").classList.toggle("two-photos", hasTwoPhotos);
   drawPhoto($("photo"), photo, 448);
   $("photo-caption").textContent = uploaded ? uploaded.name : state.photo === "demo" ? "example photo" : "your photo";
-  clipped.forEach((grid, k) => {
-    overlay($(`map-${k}`), photo, grid, scale, state.opacity, state.smooth, 448);
-    $(`caption-${k}`).textContent = `${names[k]} · ${map.title}${layerText()}`;
+  $("other-figure").hidden = !hasTwoPhotos;
+  if (hasTwoPhotos) { drawPhoto($("other-photo"), second.photo, 448); $("other-caption").textContent = pair.otherName(); }
+  list.forEach((pane, k) => {
+    overlay($(`map-${k}`), pane.photo, clipped[k], scales[k], state.opacity, state.smooth, 448);
+    $(`caption-${k}`).textContent = `${nameOfMap(pane, true)} · ${map.title}${layerText(pane)}`;
     $(`map-${k}`).setAttribute("aria-label", `${map.title} map for ${names[k]}; arrow keys move from part to part`);
   });
-  $("second-map").hidden = reply.targets.length < 2;
-  showLegend(scale);
-  showLayerControls(negative);
-  for (const id of NEEDS_MAP) $(id).disabled = id.startsWith("play") && !card().labels.length;
-  patch.draw({ maps, photo, reply, card: card(), classSpecific: map.class_specific, isHeld: () => held });
-  showAnswer(reply, map.class_specific, isControl());
+  $("second-map").hidden = list.length < 2;
+  $("shared").parentElement.hidden = list.length < 2;
+  showLegend(scales[0]);
+  showLayerControls(negative, list[0]);
+  for (const id of NEEDS_MAP) $(id).disabled = id.startsWith("play") && !canPlay();
+  $("curves-of").hidden = list.length < 2;
+  patch.draw({ panes: list.map((pane, k) => ({ ...pane, shownMap: maps[k], about: !map.class_specific ? "" : pane.reply.other ? "the likeness" : pane.reply.targets[pane.k], layer: layerOf(pane) })), isHeld: () => held });
+  showAnswer(second ? pair.pairSentence(list) : sentenceNodes(reply, map.class_specific, isControl()), [...new Set(list.flatMap((pane) => pane.reply.cautions))]);
+  pair.showPair(cards, reply, Boolean(second));
   updateLists();
 }
 
+const legendAbout = (scale) => [scale, map.class_specific, [...new Set(panes().map(({ reply: response, k }) => response.targets[k]))], { isControl: isControl(), isAlike: Boolean(reply.other) && map.class_specific }];
+
 function showLegend(scale) {
-  const isFlat = !(scale.high > scale.low), [low, high] = legendWords(scale, map.class_specific, reply.targets, isControl());
+  const isFlat = !(scale.high > scale.low), [low, high] = legendWords(...legendAbout(scale));
   drawColourBar($("scale"), scale, state.opacity);
   $("scale").hidden = isFlat;
   for (const [id, text, value, beyond] of [["low", low, scale.low, scale.beyond[0] ? "≤ " : ""], ["high", high, scale.high, scale.beyond[1] ? "≥ " : ""]]) {
@@ -220,7 +276,7 @@ function showLegend(scale) {
   }
 }
 
-function showLayerControls(negative) {
+function showLayerControls(negative, first) {
   $("signed").disabled = !negative;
   $("layer").disabled = !map.layers;
   $("layer").value = state.layer;
@@ -231,13 +287,16 @@ function showLayerControls(negative) {
   $("head").title = $("head").disabled ? "Choose a layer first" : "";
   drawStrip(map, photo, state.layer, state);
   const notes = [...map.notes];
-  if (layerText()) notes.unshift("The test at the top is of all layers together, not of this one.");
-  if (isOfHead() && map.heads.method !== map.method) notes.unshift(`${map.title} has no heads of its own: this is head ${Number(state.head) + 1} of ${titleOf(map.heads.method)}.`);
-  if (!map.class_specific && state.targets.length > 1) notes.unshift(`${map.title} gives the same map for every answer, so one is shown.`);
+  if (layerText(first)) notes.unshift("The test at the top is of all layers together, not of this one.");
+  if (isOfHead(first) && map.heads.method !== map.method) notes.unshift(`${map.title} has no heads of its own: this is head ${Number(state.head) + 1} of ${titleOf(map.heads.method)}.`);
+  if (second && second.map.notes.length) notes.push(...second.map.notes.filter((note) => !notes.includes(note)));
+  if (second && state.layer && second.reply.model !== reply.model) notes.unshift("Of the second model the layer at the same depth is shown.");
+  if (!map.class_specific && state.targets.length > 1 && !second) notes.unshift(`${map.title} gives the same map for every answer, so one is shown.`);
   $("notes").textContent = notes.join(" ");
 }
 
 function updateLists() {
+  $("classes").hidden = $("classes-title").hidden = !reply.top.length;
   showClasses($("classes"), reply.top, state.targets, (index) => setTargets([index]), (index) => setTargets(state.targets[1] === index ? [state.targets[0]] : [state.targets[0], index]));
   $("any-class").value = reply.top.some((entry) => entry.index === state.targets[0]) ? "" : String(state.targets[0] ?? "");
   const radio = $("methods").querySelector(`input[value="${CSS.escape(map.method)}"]`);
@@ -246,29 +305,46 @@ function updateLists() {
   for (const button of $("thumbs").querySelectorAll("button")) button.setAttribute("aria-pressed", button.dataset.method === map.method);
 }
 
-function setTargets(targets) { Object.assign(state, { targets, text: "" }); $("prompt").value = ""; explain(); }
-function setPrompt(text) { state.text = text; if (text && map && !map.class_specific) state.method = "attnlrp+plus"; explain(); }
+function setTargets(targets) {
+  if (targets.length > 1) pair.end(); // two answers of one photo
+  else if (pair.isPair()) state.pair = "same";
+  Object.assign(state, { targets, text: "" });
+  $("prompt").value = "";
+  explain();
+}
+function setPrompt(text) { state.text = text; if (text) needTarget(); if (pair.isAlike()) state.pair = "own"; explain(); }
+/** A method that gives one map for every answer says nothing of a prompt or of another photo. */
+function needTarget() { if (map && !map.class_specific) state.method = listed.recommended[0].method; }
+function setPair(kind) { state.pair = kind; if (pair.isAlike()) needTarget(); explain(); }
+function comparePhoto(photoOrFile) { pair.comparePhoto(photoOrFile, card().labels.length > 0); setPair(state.pair); }
 function setMethod(method, options) { state.method = method; explain(options); }
 
-/** How far to trust the map that is shown: its first target, in the background after each map. */
-async function runCheck() {
+/** How far to trust each map that is shown, in the background. */
+async function runChecks() {
   checkWork.abort();
-  const controller = checkWork = new AbortController(), file = uploaded;
-  showCheck(null);
-  try {
-    const response = await api.check({ photo: reply.photo, model: reply.model, method: map.method, ...(reply.text ? { text: reply.text } : { target: firstTarget() }) }, { signal: controller.signal });
-    if (controller !== checkWork) return;
-    check = response;
-    showCheck(check);
-    if (file) photos.fillCheck(file, check);
-  } catch (error) { if (controller === checkWork && error.name !== "AbortError") showCheckFailed(error); }
-  if (controller === checkWork) photos.processRest(state.method, state.model, decodePicture);
+  const controller = checkWork = new AbortController(), files = [uploaded, pair.otherFile()], list = map.class_specific || second ? panes() : panes().slice(0, 1);
+  const names = list.map((pane) => !second ? "" : state.otherModel ? pane.reply.model : pane.name);
+  list.forEach((_, k) => showCheck(k, null, names[k]));
+  $("check-1").hidden = list.length < 2;
+  for (const [k, pane] of list.entries()) {
+    try {
+      const response = await api.check({ photo: pane.reply.photo, model: pane.reply.model, method: map.method, ...aboutOf(pane) }, { signal: controller.signal });
+      if (controller !== checkWork) return;
+      showCheck(k, checks[k] = response, names[k]);
+      const file = k === 0 ? files[0] : second && !state.otherModel ? files[1] : null;
+      if (file && !pane.reply.other) photos.fillCheck(file, response);
+    } catch (error) {
+      if (controller !== checkWork || error.name === "AbortError") return;
+      showCheckFailed(k, error, names[k]);
+    }
+  }
+  photos.processRest(state.method, state.model, decodePicture);
 }
 
 /** Thumbnails of all quick methods, when they are asked for; once per photo and class. */
 function clearThumbs() { thumbsFor = ""; $("thumbs").replaceChildren(); }
 async function updateThumbs() {
-  const key = reply && [reply.model, reply.photo, state.text || (reply.classes[0] ?? state.targets[0])].join();
+  const key = reply && [reply.model, reply.photo, state.text || reply.other || (reply.classes[0] ?? state.targets[0])].join();
   if (!reply || thumbsFor === key) return;
   clearThumbs();
   thumbsFor = key;
@@ -286,7 +362,7 @@ async function updateThumbs() {
 async function measureCurve(controller, title) {
   if (curveReply) return curveReply;
   const callbacks = startWork(title, controller);
-  const response = await api.curve({ photo: reply.photo, model: reply.model, method: map.method, ...(reply.text ? { text: reply.text } : { target: firstTarget() }) }, callbacks);
+  const response = await api.curve({ photo: reply.photo, model: reply.model, method: map.method, ...aboutOf(panes()[0]) }, callbacks);
   if (controller.signal.aborted) throw new DOMException("aborted", "AbortError");
   endWork(controller, "");
   return curveReply = response;
@@ -306,40 +382,52 @@ async function play(kind) {
 
 /** Photos that were chosen, dropped or pasted: the first is shown, several are listed. */
 function upload(files) {
-  const maxBytes = limits?.upload_bytes ?? Infinity, megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1);
   const chosen = [...files].slice(0, photos.MAX_PHOTOS);
-  if (!chosen.length) return;
-  const large = chosen.find((file) => file.size > maxBytes);
-  if (large) return setStatus(`${large.name} has ${megabytes(large.size)} MB; expected at most ${megabytes(maxBytes)} MB: choose a smaller copy.`, true);
-  photos.listPhotos(chosen, showFile);
+  if (!chosen.length || !isSmallEnough(chosen)) return;
+  photos.listPhotos(chosen, showFile, comparePhoto);
   if (files.length > chosen.length) setStatus(`${files.length} photos were given; the first ${photos.MAX_PHOTOS} are listed.`, true);
   showFile(chosen[0]);
 }
+function isSmallEnough(files) {
+  const maxBytes = limits?.upload_bytes ?? Infinity, megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1), large = files.find((file) => file.size > maxBytes);
+  if (large) setStatus(`${large.name} has ${megabytes(large.size)} MB; expected at most ${megabytes(maxBytes)} MB: choose a smaller copy.`, true);
+  return !large;
+}
+function endPair() { pair.end(); explain(); }
 function showFile(file) { state.targets = []; explain({ image: file, picture: true }); }
 
-/** All that a picture or a report says of the map on the screen. */
+/** All that a picture or a report says of the maps on the screen. */
 function view() {
-  const sentence = element("p", {}, ...sentenceNodes(reply, map.class_specific, isControl())).textContent.trim();
-  return { photo, reply, map, check, isControl: isControl(), curve: curveReply, sentence, version, style: state, shownMaps: shown.clipped, scale: shown.scale, names: shown.names, layerText: layerText(), photoName: photoName(),
+  const list = panes(), nodes = second ? pair.pairSentence(list) : sentenceNodes(reply, map.class_specific, isControl());
+  const about = reply.other ? "what makes the two photos alike" : [...new Set(list.map((pane) => pane.reply.targets[pane.k]))].join(", ");
+  return { photo, reply, map, checks, legend: legendAbout(shown.scale), curve: curveReply, sentence: element("p", {}, ...nodes).textContent.trim(), version, style: state, photoName: photoName(), layerText: layerText(), scale: shown.scale,
+    maps: list.map((pane, k) => ({ photo: pane.photo, grid: shown.clipped[k], scale: shown.scales[k], name: shown.names[k] })),
+    photos: second && !state.otherModel ? [[photo, photoName()], [second.photo, pair.otherName()]] : [[photo, "the photo, as the model sees it"]],
+    models: [...new Set(list.map((pane) => pane.reply.model))].join(" and "),
     value: (entry) => valueText(entry.probability, entry.score),
-    settings: { photo: photoName(), model: reply.model, method: `${map.title} (${map.method})`, explains: reply.targets.join(", "), shown: layerText().slice(2) || "all layers together", cost: `${map.forwards} forward and ${map.backwards} backward passes, ${map.seconds.toFixed(2)} s`, notes: map.notes.join(" ") || "none", version: `ClairViT ${version}`, made: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" } };
+    settings: { photo: [...new Set(list.map((pane) => pane.name))].join(" and "), model: [...new Set(list.map((pane) => pane.reply.model))].join(" and "), method: `${map.title} (${map.method})`, explains: about, shown: layerText().slice(2) || "all layers together", cost: `${map.forwards} forward and ${map.backwards} backward passes, ${map.seconds.toFixed(2)} s`, notes: map.notes.join(" ") || "none", version: `ClairViT ${version}`, made: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" } };
 }
 
-const nameOf = (suffix) => fileName(photoName(), map.method, suffix);
+const nameOf = (suffix, pane) => fileName(pane?.name ?? photoName(), [map.method, ...(pane && state.otherModel ? [pane.reply.model] : [])].join("-"), suffix);
 
+/** The numbers of each photo and model that is shown, one file each. */
 async function saveNumbers(kind, suffix) {
-  const controller = new AbortController(), callbacks = startWork("Preparing the file", controller), name = nameOf(suffix);
+  const controller = new AbortController(), callbacks = startWork("Preparing the file", controller), list = second ? panes() : [panes()[0]], names = [];
   try {
-    const bytes = await api.download({ photo: reply.photo, model: reply.model, method: map.method, target: reply.classes.includes(null) ? [] : reply.classes, text: reply.text || null, reply: kind, layers: Boolean(map.layers) }, callbacks);
-    saveBlob(new Blob([bytes]), name);
-    endWork(controller, `Saved ${name}.`);
+    for (const pane of list) {
+      const response = pane.reply, name = nameOf(suffix, pane), about = response.text || response.other ? aboutOf(pane) : { target: response.classes.includes(null) ? [] : response.classes };
+      const bytes = await api.download({ photo: response.photo, model: response.model, method: map.method, ...about, reply: kind, layers: Boolean(pane.map.layers) }, callbacks);
+      saveBlob(new Blob([bytes]), name);
+      names.push(name);
+    }
+    endWork(controller, `Saved ${names.join(" and ")}.`);
   } catch (error) { failWork(controller, error); }
 }
 
 async function saveReport() {
   const controller = curveWork = new AbortController(), name = nameOf("html");
   try {
-    if (card().labels.length) {
+    if (canPlay()) {
       const measured = await measureCurve(controller, "Preparing the report");
       if (!$("chart").querySelector(".method")) { curves.play({ kind: "deletion", rank: measured.rank, grid: measured.grid, photo, reply: measured }); curves.stop(); $("step").value = $("step").max; $("step").dispatchEvent(new Event("input")); }
     }
@@ -356,7 +444,7 @@ function hold(on) {
   held = on;
   $("hold").setAttribute("aria-pressed", on);
   patch.hide();
-  if (on) reply.targets.forEach((_, k) => drawPhoto($(`map-${k}`), photo, 448));
+  if (on) panes().forEach((pane, k) => drawPhoto($(`map-${k}`), pane.photo, 448));
   else render();
 }
 $("hold").addEventListener("pointerdown", () => hold(true));
@@ -373,11 +461,12 @@ bindControl("opacity", "input", (control) => Number(control.value));
 bindControl("cmap", "change", (control) => control.value);
 bindControl("signed", "change", (control) => control.checked);
 bindControl("smooth", "change", (control) => control.checked);
+bindControl("shared", "change", (control) => control.checked);
 bindControl("layer", "input", (control) => Number(control.value));
 $("head").addEventListener("change", () => {
   state.head = $("head").value;
   write();
-  if (state.head === "mean" || map.headMaps) render();
+  if (state.head === "mean" || (map.headMaps && (!second || second.map.headMaps))) render();
   else explain();
 });
 $("filter").addEventListener("input", () => filterMethods($("methods"), $("filter").value));
@@ -385,16 +474,21 @@ $("any-class").addEventListener("change", () => { if ($("any-class").value !== "
 $("prompt-form").addEventListener("submit", (event) => { event.preventDefault(); setPrompt($("prompt").value.trim()); });
 $("model").addEventListener("change", () => {
   const wasDefault = state.method === card().default_method;
+  if (state.otherModel === $("model").value) pair.end();
   Object.assign(state, { model: $("model").value, targets: [], head: "mean" });
   if (wasDefault) state.method = card().default_method;
   updateModelControls();
   explain({ picture: true });
 });
 $("file").addEventListener("change", () => { upload([...$("file").files]); $("file").value = ""; });
-$("demo").addEventListener("click", () => { photos.listPhotos([], showFile); Object.assign(state, { photo: "demo", targets: [] }); explain({ picture: true }); });
+$("other-file").addEventListener("change", () => { const [file] = $("other-file").files; $("other-file").value = ""; if (file && isSmallEnough([file])) comparePhoto(file); });
+$("other-model").addEventListener("change", () => { if ($("other-model").value) { pair.compareModel($("other-model").value); explain(); } else endPair(); });
+for (const radio of document.querySelectorAll("input[name=pair]")) radio.addEventListener("change", () => setPair(radio.value));
+$("pair-end").addEventListener("click", endPair);
+$("demo").addEventListener("click", () => { photos.listPhotos([], showFile, comparePhoto); Object.assign(state, { photo: "demo", targets: [] }); explain({ picture: true }); });
 $("play-deletion").addEventListener("click", () => play("deletion"));
 $("play-insertion").addEventListener("click", () => play("insertion"));
-$("badge").addEventListener("click", () => { $("curves").scrollIntoView({ block: "nearest" }); if (card().labels.length) play("deletion"); });
+$("badge").addEventListener("click", () => { $("curves").scrollIntoView({ block: "nearest" }); if (canPlay()) play("deletion"); });
 $("compare").addEventListener("toggle", () => { if ($("compare").open) updateThumbs(); });
 $("save-report").addEventListener("click", saveReport);
 $("save-png").addEventListener("click", () => pictureCanvas(view()).toBlob((blob) => saveBlob(blob, nameOf("png"))));
@@ -407,8 +501,20 @@ $("copy-link").addEventListener("click", async () => {
 $("help-open").addEventListener("click", () => $("help").showModal());
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("maps").focus(); }); // the fragment holds the settings
 document.addEventListener("paste", (event) => upload([...event.clipboardData.files].filter((file) => file.type.startsWith("image/"))));
-document.addEventListener("dragover", (event) => { event.preventDefault(); $("drop-overlay").hidden = ![...event.dataTransfer.types].includes("Files"); });
+/** A dropped photo is shown on the left half of the window, and compared with the one on the page on the right half. */
+const isRightHalf = (event) => event.clientX > innerWidth / 2;
+document.addEventListener("dragover", (event) => {
+  event.preventDefault();
+  $("drop-overlay").hidden = ![...event.dataTransfer.types].includes("Files");
+  $("drop-overlay").dataset.half = isRightHalf(event) ? "compare" : "show";
+});
 document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("drop-overlay").hidden = true; });
-document.addEventListener("drop", (event) => { event.preventDefault(); $("drop-overlay").hidden = true; upload([...event.dataTransfer.files]); });
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  $("drop-overlay").hidden = true;
+  const files = [...event.dataTransfer.files];
+  if (files.length !== 1 || !reply || !isRightHalf(event)) upload(files);
+  else if (isSmallEnough(files)) comparePhoto(files[0]);
+});
 addEventListener("hashchange", () => { if (!location.hash || location.hash.includes("=")) location.reload(); }); // another link was entered in this tab
 start().catch((error) => setStatus(plainMessage(error), true));

@@ -21,7 +21,7 @@ export function draw(newView) {
 export function hide() {
   latest++;
   tooltip.hidden = true;
-  if (selected && view) outline(-1, 0, 0, view.card.grid);
+  if (selected && view) outline(-1, 0, 0, [1, 1]);
   selected = null;
 }
 
@@ -50,22 +50,22 @@ function direction(rows, cols) {
 }
 
 async function select(k, row, col) {
-  const { maps, reply, card, photo, classSpecific } = view, grid = card.grid;
-  if (row < 0 || col < 0 || row >= grid[0] || col >= grid[1] || !maps[k]) return;
+  if (!view.panes[k]) return;
+  const { shownMap, reply, card, photo, about, layer: shownLayer } = view.panes[k], grid = card.grid;
+  if (row < 0 || col < 0 || row >= grid[0] || col >= grid[1]) return;
   selected = { k, row, col };
   outline(k, row, col, grid);
-  const patchScore = score(maps[k], row, col, grid);
+  const patchScore = score(shownMap, row, col, grid);
   let rank = 1;
-  for (let r = 0; r < grid[0]; r++) for (let c = 0; c < grid[1]; c++) if (score(maps[k], r, c, grid) > patchScore) rank++;
-  const about = classSpecific ? ` for ${reply.targets[k]}` : "";
-  const summary = `Number ${rank} of ${grid[0] * grid[1]} parts${about} (value ${number(patchScore)}).`;
+  for (let r = 0; r < grid[0]; r++) for (let c = 0; c < grid[1]; c++) if (score(shownMap, r, c, grid) > patchScore) rank++;
+  const summary = `Number ${rank} of ${grid[0] * grid[1]} parts${about ? ` for ${about}` : ""} (value ${number(patchScore)}).`;
   Object.assign(tooltip.dataset, { row, col, rank, value: patchScore, most: "" });
   text.textContent = summary;
   tooltip.classList.toggle("wordy", !card.heads);
   tooltip.hidden = false;
   place(k, row, col, grid);
   if (!card.heads) return;
-  const layer = state.layer ? state.layer - 1 : card.layers - 1, index = row * grid[1] + col, request = ++latest;
+  const layer = shownLayer ? shownLayer - 1 : card.layers - 1, index = row * grid[1] + col, request = ++latest;
   try {
     const attentionValues = await attentionRow(layer, index, reply, card);
     if (request !== latest) return;
@@ -93,9 +93,10 @@ function place(k, row, col, [rows, cols]) {
 
 async function attentionRow(layer, index, reply, card) {
   const tokens = card.prefix + card.grid[0] * card.grid[1], whole = tokens <= MAX_MATRIX_TOKENS;
-  const key = [reply.photo, reply.model, layer, state.head, whole ? "" : index].join();
+  const head = state.head === "mean" || Number(state.head) < card.heads ? state.head : "mean";
+  const key = [reply.photo, reply.model, layer, head, whole ? "" : index].join();
   if (!cache.has(key)) {
-    const query = { photo: reply.photo, model: reply.model, head: state.head, patch: whole ? undefined : index };
+    const query = { photo: reply.photo, model: reply.model, head, patch: whole ? undefined : index };
     const pending = api.trace(layer, query).then((response) => api.unpack(response.attention));
     pending.catch(() => cache.delete(key));
     cache.set(key, pending);
@@ -128,8 +129,8 @@ const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRi
 for (const k of [0, 1]) {
   const target = document.getElementById(`map-${k}`);
   const selectAt = (event) => {
-    if (!view || view.isHeld()) return;
-    const box = target.getBoundingClientRect(), [rows, cols] = view.card.grid;
+    if (!view?.panes[k] || view.isHeld()) return;
+    const box = target.getBoundingClientRect(), [rows, cols] = view.panes[k].card.grid;
     const row = Math.floor((event.clientY - box.top) / box.height * rows), col = Math.floor((event.clientX - box.left) / box.width * cols);
     if (!selected || selected.k !== k || selected.row !== row || selected.col !== col) select(k, row, col);
   };
@@ -140,11 +141,11 @@ for (const k of [0, 1]) {
   target.addEventListener("keydown", (event) => {
     if (event.key === "Escape") return hide();
     const step = STEPS[event.key];
-    if (!step || !view) return;
+    if (!step || !view?.panes[k]) return;
     event.preventDefault();
-    const [rows, cols] = view.card.grid, current = selected?.k === k ? selected : { row: rows >> 1, col: (cols >> 1) - step[1] };
+    const [rows, cols] = view.panes[k].card.grid, current = selected?.k === k ? selected : { row: rows >> 1, col: (cols >> 1) - step[1] };
     select(k, Math.min(rows - 1, Math.max(0, current.row + step[0])), Math.min(cols - 1, Math.max(0, current.col + step[1])));
   });
 }
 document.addEventListener("pointerdown", (event) => { if (selected && !event.target.closest?.("#map-0, #map-1")) hide(); });
-addEventListener("scroll", () => { if (selected) place(selected.k, selected.row, selected.col, view.card.grid); }, { passive: true });
+addEventListener("scroll", () => { if (selected) place(selected.k, selected.row, selected.col, view.panes[selected.k].card.grid); }, { passive: true });

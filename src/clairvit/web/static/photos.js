@@ -9,8 +9,8 @@ const table = document.getElementById("photos"), body = table.querySelector("tbo
 export const MAX_PHOTOS = 20;
 let rows = [], work = new AbortController();
 
-/** List files; `onSelect(file)` shows one. One file needs no list. */
-export function listPhotos(files, onSelect) {
+/** List files; `onSelect(file)` shows one, `onCompare(file)` compares it with the one that is shown. One file needs no list. */
+export function listPhotos(files, onSelect, onCompare) {
   work.abort();
   work = new AbortController();
   table.hidden = files.length < 2;
@@ -18,8 +18,11 @@ export function listPhotos(files, onSelect) {
     const canvas = element("canvas", { width: 56, height: 56 }), button = element("button", { type: "button" }, canvas);
     button.setAttribute("aria-label", `Show ${file.name}`);
     button.addEventListener("click", () => onSelect(file));
-    const row = { file, canvas, button, answer: element("td", { textContent: "waiting…" }), trust: element("td"), done: false };
-    row.element = element("tr", {}, element("td", { title: file.name }, button), row.answer, row.trust);
+    const second = element("button", { type: "button", className: "second", textContent: "+", title: "Compare with the photo that is shown" });
+    second.setAttribute("aria-label", `Compare ${file.name} with the photo that is shown`);
+    second.addEventListener("click", () => onCompare(file));
+    const row = { file, canvas, button, second, answer: element("td", { textContent: "waiting…" }), trust: element("td"), done: false };
+    row.element = element("tr", {}, element("td", { title: file.name }, element("div", { className: "photo-buttons" }, button, second)), row.answer, row.trust);
     return row;
   });
   body.replaceChildren(...rows.map((row) => row.element));
@@ -27,15 +30,22 @@ export function listPhotos(files, onSelect) {
 
 const rowOf = (file) => rows.find((row) => row.file === file);
 
-/** Mark the photo that is shown. */
-export function markShown(file) { for (const row of rows) row.button.setAttribute("aria-pressed", row.file === file); }
+/** Mark the photo that is shown, and the one that it is compared with. */
+export function markShown(file, other) {
+  for (const row of rows) {
+    row.button.setAttribute("aria-pressed", row.file === file);
+    row.second.setAttribute("aria-pressed", row.file === other);
+    row.second.disabled = row.file === file;
+  }
+}
 
 export async function fillAnswer(file, reply, picture) {
   const row = rowOf(file);
   if (!row) return;
   row.done = true;
   const [first] = reply.top;
-  row.answer.textContent = first ? `${first.name} ${valueText(first.probability, first.score)}` : "no classes";
+  if (first) row.answer.replaceChildren(`${first.name} `, element("span", { className: "nowrap", textContent: valueText(first.probability, first.score) }));
+  else if (!reply.other) row.answer.textContent = "no classes";
   if (picture) contextOf(row.canvas).drawImage(picture, 0, 0, 56, 56);
 }
 

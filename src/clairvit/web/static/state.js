@@ -1,18 +1,20 @@
 // The settings of the page and its permalink: they are in the fragment of the URL.
 
-export const DEFAULTS = { model: null, photo: "demo", method: "default", targets: [], text: "", layer: 0, head: "mean", opacity: 0.8, cmap: "auto", signed: true, smooth: true };
+export const DEFAULTS = { model: null, photo: "demo", method: "default", targets: [], text: "", other: "", otherModel: "", pair: "own", layer: 0, head: "mean", opacity: 0.8, cmap: "auto", signed: true, smooth: true, shared: true };
 export const state = { ...DEFAULTS, ...read() };
 
 function read() {
   const parameters = new URLSearchParams(location.hash.slice(1)), settings = {};
-  for (const name of ["model", "photo", "method", "text", "head", "cmap"]) if (parameters.has(name)) settings[name] = parameters.get(name);
+  for (const name of ["model", "photo", "method", "text", "other", "otherModel", "pair", "head", "cmap"]) if (parameters.has(name)) settings[name] = parameters.get(name);
   if (settings.photo && !/^(demo|[0-9a-f]{32})$/.test(settings.photo)) delete settings.photo;
+  if (settings.other && !/^(demo|[0-9a-f]{32})$/.test(settings.other)) delete settings.other;
+  if (settings.pair && !["own", "same", "alike"].includes(settings.pair)) delete settings.pair;
   if (settings.method && !/^[\w.,=+:()# -]{1,200}$/.test(settings.method)) settings.method = "default";
   if (parameters.has("target")) settings.targets = parameters.getAll("target").slice(0, 2).map(Number).filter(Number.isInteger);
   const number = (name) => parameters.has(name) && isFinite(parameters.get(name)) ? Number(parameters.get(name)) : DEFAULTS[name];
   settings.layer = Math.max(0, Math.trunc(number("layer")));
   settings.opacity = Math.min(1, Math.max(0, number("opacity")));
-  for (const name of ["signed", "smooth"]) if (parameters.has(name)) settings[name] = parameters.get(name) === "1";
+  for (const name of ["signed", "smooth", "shared"]) if (parameters.has(name)) settings[name] = parameters.get(name) === "1";
   return settings;
 }
 

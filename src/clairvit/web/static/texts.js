@@ -33,4 +33,4 @@ export function plainMessage(error) {
 export const slug = (text) => text.replace(/\.[^.]*$/, "").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "photo";
 
 /** How alike a photo and a text are, from -1 to 1. */
-export const cosineText = (cosine) => `cosine ${cosine.toFixed(3)}`;
+export const cosineText = (cosine) => `cosine ${cosine.toFixed(3).replace("-", "−")}`;

@@ -1,0 +1,118 @@
+"""Sums over f(A, G) of one layer: tile by tile and by the Triton kernels, against the matrices themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from clairvit.errors import CaptureError
+from clairvit.tracing.attention_reductions import (
+    ENTRIES,
+    READS_A,
+    AttentionReductions,
+    WeightedEntries,
+    entry_values,
+    kernels_apply,
+    query_tiles,
+)
+from helpers.attention_calls import attention_call, kernel_cases, largest_excess
+from helpers.rounding import assert_same
+
+THREE_ROWS = 3 * 2 * 3 * 37 * 8  # bytes of three rows of A in float64: tiles of the smallest size, 16 rows
+
+
+def dense_sums(A: Tensor, G: Tensor, weighted: list[WeightedEntries]) -> tuple[list[Tensor], list[Tensor]]:
+    rows = [entry_values(entry, A, G).sum(-1) for entry in ENTRIES]
+    columns = [(pair.weights[..., None] * entry_values(pair.entry, A, G)).sum((1, 2)) for pair in weighted]
+    return rows, columns
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("mask", [None, "added", "bool"])
+def test_tiles_add_up_to_the_sums_of_the_matrices(mask: str | None) -> None:
+    call, dO = attention_call(2, 3, 37, width=6, mask=mask, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(len(ENTRIES), 2, 3, 37, dtype=torch.float64, generator=generator)
+    weighted = [WeightedEntries(entry, w) for entry, w in zip(ENTRIES, weights, strict=True)]
+    sums = AttentionReductions(call, dO, THREE_ROWS)
+    rows, columns = dense_sums(call.A(), call.G(dO), weighted)
+    assert len(list(query_tiles(call, THREE_ROWS))) == 3
+    for entry, computed, expected in zip(ENTRIES, sums.row_sums(ENTRIES), rows, strict=True):
+        assert_same(computed, expected, dtype=torch.float64, label=f"rows of {entry}")
+        assert_same(sums.head_sums(entry), expected.sum(-1), dtype=torch.float64)
+    for pair, computed, expected in zip(weighted, sums.column_sums(weighted), columns, strict=True):
+        assert_same(computed, expected, dtype=torch.float64, label=f"columns of {pair.entry}")
+    assert_same(sums.column_means("G+"), call.G(dO).clamp(min=0).mean((1, 2)), dtype=torch.float64)
+
+
+def test_weights_of_one_head_or_query_are_broadcast() -> None:
+    call, dO = attention_call(2, 3, 20, width=6, dtype=torch.float64)
+    heads = torch.rand(1, 3, 1, dtype=torch.float64)
+    (computed,) = AttentionReductions(call, dO, 1).column_sums([WeightedEntries("AG+", heads)])
+    assert_same(computed, (heads[..., None] * (call.A() * call.G(dO)).clamp(min=0)).sum((1, 2)), dtype=torch.float64)
+
+
+def test_attention_that_the_model_wrote_out_is_taken_as_it_is() -> None:
+    call, dO = attention_call(1, 2, 40, width=6, dtype=torch.float64)
+    call.weights, call.q, call.k = torch.rand(1, 2, 40, 40, dtype=torch.float64), None, None
+    assert_same(AttentionReductions(call, dO, 1).column_means("A"), call.weights.mean((1, 2)), dtype=torch.float64)
+
+
+def test_without_a_gradient_only_attention_is_summed() -> None:
+    call, _ = attention_call(1, 2, 20, width=6, dtype=torch.float64)
+    sums = AttentionReductions(call, None, 1)
+    assert_same(sums.row_sums(["A"])[0], torch.ones(1, 2, 20, dtype=torch.float64), dtype=torch.float64)
+    with pytest.raises(CaptureError, match="no gradient"):
+        sums.row_sums(["AG"])
+
+
+@pytest.mark.parametrize(("rows", "limit"), [(13, 1), (13, 16 * 480), (19, 20 * 480), (37, 10**9)])
+def test_tiles_cover_all_queries_within_their_bytes(rows: int, limit: int) -> None:
+    call, _ = attention_call(1, 3, 37, 40, width=6)
+    tiles = list(query_tiles(call, limit))  # a row takes 3 heads × 40 keys × 4 bytes = 480; no tile is a small rest
+    assert [row for tile in tiles for row in range(tile.start, tile.stop)] == list(range(37))
+    assert max(tile.stop - tile.start for tile in tiles) == rows
+
+
+def test_kernels_are_for_fused_attention_on_cuda() -> None:
+    call, _ = attention_call(1, 2, 20, width=16)
+    assert not kernels_apply(call)
+
+
+def test_kernels_in_the_interpreter() -> None:
+    """The kernels' arithmetic on the CPU, in a process of its own: Triton reads the variable when it is imported."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    tests = Path(__file__).parent.parent
+    path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    code = "from helpers.attention_calls import print_kernel_cases; print_kernel_cases()"
+    output = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert output.returncode == 0, output.stderr
+    lines = output.stdout.splitlines()
+    assert len(lines) == len(kernel_cases("cpu"))
+    assert [line for line in lines if not line.endswith("ok")] == []
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", kernel_cases("cuda"), ids=str)
+def test_kernels_on_a_gpu(case: tuple[object, ...]) -> None:
+    assert largest_excess(case, "cuda") <= 1
+
+
+def test_entries_that_read_attention_are_named() -> None:
+    """A is positive, so that relu(A·G) = A·relu(G), which the row kernel sums before it knows the total."""
+    A, G = torch.rand(3, 4), torch.randn(3, 4)
+    assert torch.equal(entry_values("AG+", A, G), A * G.clamp(min=0))
+    for entry in ENTRIES:
+        reads = not torch.equal(entry_values(entry, A, G), entry_values(entry, 2 * A, G))
+        assert reads == (entry in READS_A), entry
