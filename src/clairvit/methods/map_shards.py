@@ -125,7 +125,7 @@ def read_maps(folder: str | Path, method: str, names: Sequence[str] | None = Non
 def _shards(folder: str | Path) -> list[Path]:
     files = sorted(Path(folder).glob("maps-*.npz"))
     if not files:
-        raise BadInput(f"There are no map shards in '{folder}'; expected files maps-….npz, as `write_shard` writes them.")
+        raise BadInput(f"There are no map shards in '{folder}'; expected files maps-….npz of `write_shard`.")
     return files
 
 
