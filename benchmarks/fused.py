@@ -122,6 +122,8 @@ def kernel_table(rounds: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for tokens in (197, 1370, 5330):
             call, dO = random_call(tokens, 16, dtype)
+            assert call.q is not None
+            assert call.k is not None
             exact_call = AttentionCall(
                 v=call.v.double(), out=call.v, heads=call.heads, q=call.q.double(), k=call.k.double(), scale=call.scale
             )
