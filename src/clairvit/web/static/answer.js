@@ -38,8 +38,9 @@ const badges = [[$("badge"), $("answer-text")], [$("badge-1"), $("answer-text-1"
 /** The badge of a map and its sentence, with the map's name where there are two; null: the test is running. */
 export function showCheck(k, check, name = "") {
   const [badge, text] = badges[k];
-  badge.textContent = check ? badgeText(check) : "Testing this map…";
-  badge.dataset.verdict = check?.verdict ?? "";
+  const cautious = check?.verdict === "supported" && !$("caution").hidden; // no green next to a warning about the photo
+  badge.textContent = check ? badgeText(check) + (cautious ? ", but take care" : "") : "Testing this map…";
+  badge.dataset.verdict = cautious ? "weak" : check?.verdict ?? "";
   if (k === 0) badge.disabled = !check;
   text.textContent = name ? `${name}: ${check ? shortCheckText(check) : ""}` : check ? checkText(check) : "";
 }
