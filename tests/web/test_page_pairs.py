@@ -112,7 +112,8 @@ def test_what_makes_two_photos_alike_is_shown_in_both_directions(page: Any) -> N
     sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", re.compile("playing|waiting|ended"))
     names, records = [], []
     page.on("download", lambda saved: names.append(saved))
-    page.locator("#save-json").click()
+    with page.expect_download(lambda saved: "flipped" in saved.suggested_filename):
+        page.locator("#save-json").click()
     sync_api.expect(page.locator("#status-text")).to_contain_text("and clairvit-flipped-ixg.json")
     for saved in names:
         records.append(json.loads(Path(saved.path()).read_text(encoding="utf-8")))
