@@ -215,7 +215,7 @@ def test_confident_images_only(tmp_path: Path) -> None:
 
 def test_no_confident_image_is_said(tmp_path: Path, results: dict[str, Reproduction]) -> None:
     result = results["coporan"]
-    logits = MODEL.logits(torch.stack([dataset().read(row, MODEL).pixels for row in range(3)]))
+    logits = MODEL.logits(torch.stack([dataset().read(row, MODEL).pixels for row in range(3)]).to(MODEL.dtype))
     sure = int((logits.double().softmax(1).amax(1) > 0.85).sum())
     (sentence,) = [what for _, what in result.differences if "are predicted with more than" in what]
     assert sentence.startswith(f"{sure} of 3 ")
