@@ -46,6 +46,7 @@ def with_opener(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = ModuleType("pillow_heif")
     module.register_heif_opener = lambda: Image.register_open(HEIF, opener, is_heic)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pillow_heif", module)
+    Image.init()  # Pillow registers its own formats when the first file is opened, and only once
     names, openers = list(Image.ID), dict(Image.OPEN)
     yield
     Image.ID[:] = names
