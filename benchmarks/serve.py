@@ -25,10 +25,8 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from clairvit.web.result_cache import CACHE_BYTES
-
 QUICK = ("legrad", "rollout", "genatt", "ixg", "attnlrp", "gradcam", "decompx+skipplus")
-SETTLED = 100 + CACHE_BYTES // 2**20  # MB that memory may be above the start when it is over: recent results are kept
+SETTLED = 100  # MB that memory may be above the start when it is over: recent results are kept
 
 
 class LoadStatistics:
@@ -133,7 +131,7 @@ def measure(clients: int, seconds: float) -> dict[str, object]:
                 return highest
 
             highest = asyncio.run(everybody())
-            time.sleep(5)
+            time.sleep(15)  # curves that were accepted end, and 3 s later the server gives free memory back
             after = memory(server.pid)
         finally:
             server.terminate()
