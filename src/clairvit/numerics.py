@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Literal
 
@@ -45,6 +46,16 @@ def average_ranks(values: Tensor) -> Tensor:
 def widened(tensor: Tensor) -> Tensor:
     """Return half precision as float32, before any arithmetic; float32 and float64 stay as they are."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+
+
+@functools.lru_cache(maxsize=256)
+def index_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return indices as a tensor on a device, which is copied there once; never to be written to.
+
+    Indexing with a Python list copies it to the device each time, and waits for that.
+    """
+    with torch.inference_mode(False):
+        return torch.tensor(indices, dtype=torch.long, device=device)
 
 
 def min_max(values: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:

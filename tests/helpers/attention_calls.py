@@ -75,14 +75,19 @@ def largest_excess(case: Case, device: str) -> float:
     weights = torch.randn(len(places), batch, heads, queries, generator=generator).to(device)
     weighted = [WeightedEntries(entry, w) for entry, w in zip(places, weights, strict=True)]
     sums = AttentionReductions(call, dO, 1, use_kernels=True)
-    computed = [*sums.row_sums(ENTRIES), *sums.column_sums(weighted)]
+    heads_weights = torch.randn(batch, heads, generator=generator).to(device)
+    matrices = [sums.weighted_heads(entry, heads_weights) for entry in ENTRIES]
+    computed = [*sums.row_sums(ENTRIES), *sums.column_sums(weighted), *matrices]
     A, G, terms = _float64_matrices(call, dO)
     values = {entry: entry_values(entry, A, G) for entry in ENTRIES}
     sizes = {entry: A if entry == "A" else terms if entry in ("G+", "|G|") else A * terms for entry in ENTRIES}
     expected = [values[entry].sum(-1) for entry in ENTRIES]
     expected += [(w.double()[..., None] * values[entry]).sum((1, 2)) for entry, w in zip(places, weights, strict=True)]
+    by_head = heads_weights.double()[:, :, None, None]
+    expected += [(by_head * values[entry]).sum(1) for entry in ENTRIES]
     size = [sizes[entry].sum(-1) for entry in ENTRIES]
     size += [(w.abs().double()[..., None] * sizes[entry]).sum((1, 2)) for entry, w in zip(places, weights, strict=True)]
+    size += [(by_head.abs() * sizes[entry]).sum(1) for entry in ENTRIES]
     # An error d of a score changes its exponential by the factor exp(d): |S| · eps each.
     roundings = width + value_width + heads * queries + keys + 8 * (1 + float(_scores_size(call)))
     bound = torch.finfo(torch.float32).eps * roundings

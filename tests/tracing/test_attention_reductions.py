@@ -50,6 +50,11 @@ def test_tiles_add_up_to_the_sums_of_the_matrices(mask: str | None) -> None:
     for pair, computed, expected in zip(weighted, sums.column_sums(weighted), columns, strict=True):
         assert_same(computed, expected, dtype=torch.float64, label=f"columns of {pair.entry}")
     assert_same(sums.column_means("G+"), call.G(dO).clamp(min=0).mean((1, 2)), dtype=torch.float64)
+    heads = torch.randn(2, 3, dtype=torch.float64, generator=generator)
+    for entry in ENTRIES:
+        expected = (heads[:, :, None, None] * entry_values(entry, call.A(), call.G(dO))).sum(1)
+        assert_same(sums.weighted_heads(entry, heads), expected, dtype=torch.float64, label=f"heads of {entry}")
+        assert_same(sums.weighted_heads(entry, heads, torch.empty_like(expected)), expected, dtype=torch.float64)
 
 
 def test_weights_of_one_head_or_query_are_broadcast() -> None:

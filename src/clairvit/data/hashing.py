@@ -69,7 +69,7 @@ def state_hash(module: nn.Module) -> str:
     """Return a hash of the content of all parameters and buffers: names, dtypes, shapes and bytes.
 
     It is the same on every machine and device. A second call for the same module is cheap: the bytes are read again
-    only if a tensor was replaced, changed in place, or differs in its sum or in a sample of its values. What reads
+    only if a tensor was replaced, changed in place, or differs in the sum of its bits. What reads
     another output of a module has the module's hash.
     """
     module = unwrap_readout(module)
@@ -153,9 +153,9 @@ def _contents(name: str, value: Any) -> Iterator[bytes | memoryview]:
 
 
 def _change_check(state: Sequence[tuple[str, Any]]) -> bytes:
-    """Return a cheap digest that changes with the tensors: identity, version, sum and a sample of values of each."""
+    """Return a cheap digest that changes with the tensors: identity, version and checksum of each."""
     parts: list[Any] = []
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    by_device: dict[torch.device, list[Tensor]] = {}
     for name, value in state:
         if not isinstance(value, Tensor) or value.is_quantized or value.layout != torch.strided:
             parts.append((name, id(value), repr(value)))
@@ -164,38 +164,47 @@ def _change_check(state: Sequence[tuple[str, Any]]) -> bytes:
         version = None if plain.is_inference() else value._version
         parts.append((name, plain.data_ptr(), version, plain.dtype, plain.shape, plain.device))
         if plain.numel():
-            flat = (torch.view_as_real(plain) if plain.is_complex() else plain).reshape(-1)
-            by_kind.setdefault((flat.device, flat.dtype), []).append(flat)
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for (device, _), flats in by_kind.items():
-        by_device.setdefault(device, []).extend(_sums_and_samples(flats))
-    values = [torch.cat(numbers).cpu().numpy().tobytes() for numbers in by_device.values()]  # one transfer per device
+            by_device.setdefault(plain.device, []).append(plain)
+    values = [checksums(tensors).cpu().numpy().tobytes() for tensors in by_device.values()]  # one transfer per device
     return hashlib.blake2b(b"".join([repr(parts).encode(), *values]), digest_size=16).digest()
 
 
-_SAMPLED = 64  # values of a tensor
 _JOINED_BYTES = 2**25  # of tensors that are summed together where launching a kernel costs more than reading them
 
 
-def _sums_and_samples(flats: Sequence[Tensor]) -> list[Tensor]:
-    """Return the sums of 1-D tensors of one device and dtype, and about 64 values of each, in float64."""
-    exact = flats[0].dtype in (torch.float32, torch.float64)
-    groups = [[flat] for flat in flats] if flats[0].is_cpu else _joined_groups(flats)
-    joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
-    sums = [flat.sum() if exact else flat.double().sum() for flat in joined]
-    steps = [max(1, flat.numel() // (_SAMPLED * len(group))) for flat, group in zip(joined, groups, strict=True)]
-    samples = [flat[::step] for flat, step in zip(joined, steps, strict=True)]
-    return [torch.stack(sums).double(), torch.cat(samples).double()]
+def checksums(tensors: Sequence[Tensor]) -> Tensor:
+    """Return sums of the bits of tensors of one device, int64: a change of one value changes a sum.
+
+    Bits are summed as whole numbers of 8 bytes, which wrap around: exact in any order, and as fast as memory. On a GPU
+    tensors are joined before they are summed.
+    """
+    bits = [_bits(tensor) for tensor in tensors]
+    groups = [[words] for words in bits] if bits[0].is_cpu else _joined_groups(bits)
+    words = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
+    return torch.stack([_words(part).sum() for part in words])
 
 
-def _joined_groups(flats: Sequence[Tensor]) -> list[list[Tensor]]:
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, uint8 [bytes], padded to a multiple of 8."""
+    plain = tensor.detach()
+    flat = (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous().reshape(-1)
+    data = flat.view(torch.uint8)
+    return data if data.numel() % 8 == 0 else torch.nn.functional.pad(data, (0, -data.numel() % 8))
+
+
+def _words(data: Tensor) -> Tensor:
+    """Return bytes as whole numbers of 8 bytes; a copy of them where they do not begin at such an address."""
+    return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)
+
+
+def _joined_groups(parts: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return consecutive tensors in groups of at most `_JOINED_BYTES`, larger ones alone."""
     groups: list[list[Tensor]] = []
     size = 0
-    for flat in flats:
-        if not groups or size + flat.nbytes > _JOINED_BYTES:
+    for part in parts:
+        if not groups or size + part.nbytes > _JOINED_BYTES:
             groups.append([])
             size = 0
-        groups[-1].append(flat)
-        size += flat.nbytes
+        groups[-1].append(part)
+        size += part.nbytes
     return groups

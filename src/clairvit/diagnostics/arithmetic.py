@@ -38,7 +38,7 @@ def gradient_reaches_tokens(context: DoctorContext) -> Check:
     trace = run_backward(recording, context.target, "plain", keep=False)
     if not trace.layers:
         return skipped("This model has no blocks.")
-    names = [name for name, is_zero in zip(context.batch.names, trace.has_zero_gradient, strict=True) if is_zero]
+    names = [name for name, is_zero in zip(context.batch.names, trace.zero_gradient.tolist(), strict=True) if is_zero]
     if names:
         return failed(
             "The gradient of the score reaches the pixels, but not the tokens after the last block (of "

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
 
-from clairvit.data.hashing import state_hash
 from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Comparison, Cost, Explanation, Origin, TextRelevance, cat_if_all
@@ -35,15 +34,17 @@ def collect(
     results: dict[str, list[Result]],
     seed: int,
     seconds: float,
+    weights_hash: str,
     *,
     skip: bool,
 ) -> Comparison:
     """Return an explanation per method; one that does not fit the model is raised, or with `skip` left out."""
     comparison = Comparison()
     comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
-    common = _common_fields(model, batch, recording, targets, seed)
+    common = _common_fields(model, batch, recording, targets, seed, weights_hash)
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
     shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
+    unmoved = _listed_once(results)
     properties = _map_properties({text: [result.maps for result in group] for text, group in results.items()})
     for spec in specs:
         runs = results[spec.text]
@@ -54,7 +55,8 @@ def collect(
             comparison.skipped[spec.text] = str(error)
             continue
         checked = properties[spec.text]
-        notes = _checked_notes(spec, runs, checked, common.names, len(recording.inputs))
+        marks = [is_unmoved for result in runs for is_unmoved in unmoved(result.unmoved)]
+        notes = _checked_notes(spec, runs, checked, marks, common.names, len(recording.inputs))
         has_layers = all(result.layers is not None for result in runs)
         own_seconds = sum(result.seconds for result in runs)
         passes = sum((result.own_cost for result in runs), Cost(1, len(targets) * spec.backwards))
@@ -78,7 +80,7 @@ def collect(
 
 
 def _common_fields(
-    model: Model, batch: Batch, recording: Recording, targets: Sequence[TargetBatch], seed: int
+    model: Model, batch: Batch, recording: Recording, targets: Sequence[TargetBatch], seed: int, weights_hash: str
 ) -> Explanation:
     """Return an explanation without maps that holds what all methods share; rows are images within targets."""
     count = len(targets)
@@ -103,7 +105,7 @@ def _common_fields(
         cost=Cost(),
         classifier=model.classifier,
         activation=model.activation_of(logits),
-        weights_hash=state_hash(model.module),
+        weights_hash=weights_hash,
         versions=versions(),
         origin=Origin.of(model, join_targets([target.by_row(recording.logits) for target in targets])),
     )
@@ -156,7 +158,12 @@ def varies(maps: Tensor) -> Tensor:
 
 
 def _checked_notes(
-    spec: MethodSpec, runs: Sequence[Result], checked: _MapProperties, names: Sequence[str], layers: int
+    spec: MethodSpec,
+    runs: Sequence[Result],
+    checked: _MapProperties,
+    unmoved: Sequence[bool],
+    names: Sequence[str],
+    layers: int,
 ) -> tuple[str, ...]:
     """Return the notes of a method's maps; raise for NaN, warn of maps that are zero or constant."""
     broken = [name for name, finite in zip(names, checked.finite, strict=True) if not finite]
@@ -165,12 +172,19 @@ def _checked_notes(
             f"'{spec.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. "
             "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
         )
-    notes = (*(spec.notes(layers) if layers else ()), *(note for result in runs for note in result.notes))
-    unmoved = [is_unmoved for result in runs for is_unmoved in result.unmoved]
+    notes = (*(spec.notes(layers) if layers else ()), *(note for result in runs for note in result.note_texts()))
     warned = _empty_map_warnings(spec, checked, unmoved, names)
     for note in warned:
         warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
     return (*notes, *warned)
+
+
+def _listed_once(results: dict[str, list[Result]]) -> Callable[[Sequence[bool] | Tensor], Sequence[bool]]:
+    """Return a function that lists marks; those on a device are read together, in one transfer."""
+    tensors = {id(r.unmoved): r.unmoved for group in results.values() for r in group if isinstance(r.unmoved, Tensor)}
+    lists = torch.stack(list(tensors.values())).tolist() if tensors else []
+    by_id = dict(zip(tensors, lists, strict=True))
+    return lambda marks: by_id[id(marks)] if isinstance(marks, Tensor) else marks
 
 
 def _empty_map_warnings(

@@ -300,4 +300,4 @@ def _map_along(along: str, trace: Trace, seed: int) -> tuple[Tensor, tuple[str, 
             f"{' × '.join(map(str, trace.layout.grid))} patches; expected one value per patch. Use along={ALONE}."
         )
     flat = result.maps.detach().flatten(1).double().cpu()
-    return flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-300), tuple(result.notes)
+    return flat / flat.abs().amax(1, keepdim=True).clamp(min=1e-300), tuple(result.note_texts())

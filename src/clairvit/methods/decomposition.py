@@ -26,6 +26,7 @@ from clairvit.tracing.rules import LINEAR
 
 OFFICIAL = {"official": {"value_bias": True}}
 Ln = Literal["none", "next", "attention", "block"]
+EPS = 1e-8  # the least norm in a cosine, as in torch.cosine_similarity
 NUMBERS_AT_ONCE = 2**20  # of T, 4 MiB in float32: what a cache can hold
 NUMBERS_AT_ONCE_ON_GPU = 2**26  # there a piece should be worth starting a kernel for
 
@@ -155,8 +156,10 @@ def token_transformation(
     x, x_mid, x_out = layer.x, layer[PostAttentionResidual], _block_output(layer)
     W_attn = layer.once_per_layer(("W_attn", necc), lambda: transformation_weights(x, x_mid, necc))  # [B, N]
     W_mlp = layer.once_per_layer(("W_mlp", necc), lambda: transformation_weights(x_mid, x_out, necc))  # [B, N]
-    G = layer.G.clamp(min=0)
-    AG = mean_of_heads(layer.A * G) if head_stage == "post" else layer.A_mean * mean_of_heads(G)
+    if head_stage == "post":
+        AG = mean_of_heads(layer.A * layer.G.clamp(min=0))  # not relu(A·G): mixed heads (CaiT) have negative A
+    else:
+        AG = layer.A_mean * layer.weighted("G+")
     matrix = AG * W_attn[:, None]  # [B, rows, N]
     matrix[:, torch.arange(len(layer.rows), device=x.device), layer.rows] += 1
     matrix = matrix * (1 + W_mlp[:, layer.rows, None])
@@ -165,11 +168,13 @@ def token_transformation(
 
 def transformation_weights(before: Tensor, after: Tensor, necc: str) -> Tensor:
     """Return W_i = ||E'_i|| / ||E_i|| · NECC_i of tokens E, E' [B, N, d]: [B, N]."""
-    NECC = torch.cosine_similarity(before, after, dim=-1).softmax(-1)
+    tiny = torch.finfo(before.dtype).tiny
+    norm_before: Tensor = vector_norm(before, dim=-1).clamp(min=tiny)
+    norm_after: Tensor = vector_norm(after, dim=-1)
+    cosine: Tensor = torch.linalg.vecdot(before, after) / (norm_before.clamp(min=EPS) * norm_after.clamp(min=EPS))
+    NECC: Tensor = cosine.softmax(-1)
     if necc == "mean_exp":
         NECC = NECC * NECC.shape[-1]
-    norm_before: Tensor = vector_norm(before, dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
-    norm_after: Tensor = vector_norm(after, dim=-1)
     return norm_after / norm_before * NECC
 
 

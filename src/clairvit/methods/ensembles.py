@@ -214,7 +214,7 @@ def explain_variants(
     if error is not None:
         raise error
     return [
-        (ks, by_variant(result.maps, trace), list(result.notes)) for ks, result in results if result.maps is not None
+        (ks, by_variant(result.maps, trace), result.note_texts()) for ks, result in results if result.maps is not None
     ]
 
 

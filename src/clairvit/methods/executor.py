@@ -18,12 +18,20 @@ from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_product import LayerProduct
-from clairvit.methods.layer_view import LayerView, NotStackable, RunContext, check_plane, stacked, tokens_to_grid
-from clairvit.methods.result import MapFunction, as_map_result
+from clairvit.methods.layer_view import (
+    LayerView,
+    NotStackable,
+    RunContext,
+    attention_bytes,
+    check_plane,
+    stacked,
+    tokens_to_grid,
+)
+from clairvit.methods.result import MapFunction, NumbersNote, as_map_result
 from clairvit.methods.spec import MethodSpec
-from clairvit.numerics import spread_evenly, widened
+from clairvit.numerics import index_tensor, spread_evenly, widened
 from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.attention_reductions import query_tiles
+from clairvit.tracing.attention_reductions import is_large, kernels_apply, query_tiles
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.rules import RuleTable
@@ -45,10 +53,16 @@ class Result:
     seconds: float = 0.0
     own_cost: Cost = field(default_factory=Cost)  # passes beyond the shared trace
     notes: list[str] = field(default_factory=list)
-    unmoved: Sequence[bool] = ()  # images whose score nothing changes: no gradient, or the same whatever is removed
+    number_notes: list[NumbersNote] = field(default_factory=list)
+    # images whose score nothing changes: no gradient, or the same whatever is removed; [B], or empty
+    unmoved: Sequence[bool] | Tensor = ()
     standard_error: Tensor | None = None  # [B, rows, cols]
     chosen: Tensor | None = None  # bool [B, rows, cols]
     score: str | None = None  # the kind of score it explained, if another than the target's
+
+    def note_texts(self) -> list[str]:
+        """Return all notes; those made of numbers wait for the device."""
+        return [*self.notes, *(text for note in self.number_notes for text in note.read())]
 
 
 def run(
@@ -95,8 +109,10 @@ def run(
             with _Timed(layer_pass.result):
                 layer_pass.finish()
     for spec, result in zip(specs, results, strict=True):
-        unmoved = result.unmoved or [False] * len(trace.pixels)
-        result.unmoved = trace.has_zero_gradient if spec.passes == "backward" else unmoved
+        if spec.passes == "backward":
+            result.unmoved = trace.zero_gradient
+        elif not len(result.unmoved):
+            result.unmoved = [False] * len(trace.pixels)
     return results
 
 
@@ -105,9 +121,7 @@ def layer_groups(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
     group: list[int] = []
     for index in indices:
         layer, first = trace.layers[index], trace.layers[group[0] if group else index]
-        fits = layer.call is not None and (len(group) + 1) * _attention_bytes(
-            layer.call
-        ) <= STACKED_SHARE * _value_bytes(layer)
+        fits = layer.call is not None and (len(group) + 1) * _bytes_at_once(layer.call, layer.count) <= _limit(layer)
         if group and not (_launch_bound(trace) and fits and _has_gradients(first) == _has_gradients(layer)):
             yield group
             group = []
@@ -121,15 +135,16 @@ def _launch_bound(trace: Trace) -> bool:
     return trace.pixels.is_cuda
 
 
-def _attention_bytes(call: AttentionCall) -> int:
-    """Return the bytes of its A in float32."""
-    return 4 * call.lead * call.v.shape[1] * call.queries * call.keys
+def _bytes_at_once(call: AttentionCall, layers: int) -> int:
+    """Return the bytes of the matrix that methods read of a layer: of all heads, or of a sum over heads by kernels."""
+    by_kernels = kernels_apply(call) and not is_large(call, layers)
+    return attention_bytes(call) // (call.v.shape[1] if by_kernels else 1)
 
 
-def _value_bytes(layer: Layer) -> int:
-    """Return the bytes of all layers' values."""
+def _limit(layer: Layer) -> int:
+    """Return how many bytes the matrices of stacked layers may take: `STACKED_SHARE` of all layers' values."""
     assert layer.call is not None
-    return layer.count * layer.call.v.nbytes
+    return int(STACKED_SHARE * layer.count * layer.call.v.nbytes)
 
 
 def _has_gradients(layer: Layer) -> tuple[bool, bool]:
@@ -138,7 +153,8 @@ def _has_gradients(layer: Layer) -> tuple[bool, bool]:
 
 def _visit_group(passes: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext) -> None:
     """Show several layers at once to all methods that treat them alike, and one by one to the others."""
-    stack = stacked([trace.layers[index] for index in indices], context) if len(indices) > 1 else None
+    layers = [trace.layers[index] for index in indices]
+    stack = stacked(layers, context, _limit(layers[0])) if len(indices) > 1 else None
     singly = list(passes) if stack is None else _visit(passes, stack, indices)
     for position, index in enumerate(indices) if singly else ():
         view = LayerView(trace.layers[index], context, stack=stack, position=position)
@@ -333,11 +349,15 @@ class _LayerPass:
         total = parts[0] if len(parts) == 1 else self._sum_of_stages(parts)
         self.result.maps = total.clamp(min=0) if self.spec.relu else total
         if len(rows) == 1 and rows[0].shape[1] == self.trace.layout.tokens:
-            others = rows[0][:, list(self.trace.layout.other_rows)].expand(len(self.trace.pixels), -1)
+            other_rows = index_tensor(tuple(self.trace.layout.other_rows), rows[0].device)
+            others = rows[0].index_select(1, other_rows).expand(len(self.trace.pixels), -1)
             self.result.other_tokens = others.clamp(min=0) if self.spec.relu else others
         if self.spec.method.caveats.note is not None:
             note = self.spec.method.caveats.note(self.trace, self.used, **dict(self.spec.options))
-            self.result.notes += [] if note is None else [f"{self.spec.text}: {note}"]
+            if isinstance(note, NumbersNote):
+                self.result.number_notes.append(replace(note, prefix=f"{self.spec.text}: "))
+            elif note is not None:
+                self.result.notes.append(f"{self.spec.text}: {note}")
         if self.keep_layers:
             shapes = {r.shape for r in self.rows_of_layers.values()}
             if len(shapes) == 1:

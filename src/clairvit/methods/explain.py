@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import collect
+from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest
 from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits, record_for, run_all
@@ -380,16 +382,29 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
     """Run every method on one batch: record once, run all, check and collect the maps."""
     model, specs = request.model, request.specs
     started = time.perf_counter()
-    recording = record_for(specs, model, batch.pixels, request.execution)
+    passes = _capturable_passes(request, batch.pixels)
+    replayed = None if passes is None else GRAPHS.replay(passes)
+    if replayed is None:
+        recording = record_for(specs, model, batch.pixels, request.execution)
+        weights_hash = state_hash(model.module)
+    else:
+        recording, weights_hash = replayed.recording, replayed.weights_hash()
     resolved = _resolve_targets(request, recording.logits.detach())
     agnostic = request.once and not any(spec.method.class_specific for spec in specs)
     goals = resolved[:1] if agnostic else resolved
     heads = {spec.text: head_variants(spec, recording) for spec in specs} if request.by_head else {}
-    by_text = {spec.text: spec for variants in heads.values() for spec in variants.values()}
-    runs = list((by_text | {spec.text: spec for spec in specs}).values())
-    results = run_all(runs, recording, goals, seed=request.seed, layers=request.layers or request.by_head)
+    if passes is None or replayed is None:
+        by_text = {spec.text: spec for variants in heads.values() for spec in variants.values()}
+        runs = list((by_text | {spec.text: spec for spec in specs}).values())
+        results = run_all(runs, recording, goals, seed=request.seed, layers=request.layers or request.by_head)
+        if passes is not None:
+            GRAPHS.count(passes, goals[0], results)
+    else:
+        results = replayed.results | run_all(passes.baselines, recording, goals, seed=request.seed)
     seconds = time.perf_counter() - started
-    comparison = collect(model, batch, recording, specs, goals, results, request.seed, seconds, skip=request.skip)
+    comparison = collect(
+        model, batch, recording, specs, goals, results, request.seed, seconds, weights_hash, skip=request.skip
+    )
     _add_regions(request, batch.pixels, comparison)
     for text, explanation in comparison.items():
         if not explanation.class_specific and (model.classifier or request.targets is not None):
@@ -403,6 +418,17 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
             notes=(*explanation.notes, *head_notes(spec, spec_heads)),
         )
     return comparison
+
+
+def _capturable_passes(request: _Request, pixels: Tensor) -> PassesRequest | None:
+    """Return the passes of a batch if a CUDA graph could serve them: for one class target, of a classifier."""
+    targets = request.targets or (None,)
+    label = targets[0]
+    if request.by_head or len(targets) > 1 or isinstance(label, bool) or not isinstance(label, int | str | None):
+        return None
+    score = "logit" if request.score is None else request.score
+    passes = PassesRequest(request.model, request.specs, pixels, label, score, request.seed, request.layers)
+    return passes if passes.is_capturable else None
 
 
 def _add_regions(request: _Request, pixels: Tensor, comparison: Comparison) -> None:

@@ -14,7 +14,7 @@ from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.multi_pass import target_scores
 from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method, register
-from clairvit.methods.result import MapResult
+from clairvit.methods.result import MapResult, NumbersNote
 from clairvit.numerics import widened
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms, rescaled
 from clairvit.tracing.rules import rule_table
@@ -78,13 +78,14 @@ def completeness_sums(trace: Trace, start: int, biases: str, rules: str) -> tupl
 
 def completeness(
     trace: Trace, used: range, biases: Kind = "learned", rules: Rules = "plain", each: bool = False
-) -> str | None:
+) -> NumbersNote | None:
     """Return how far tokens and biases are from adding up to the score; None for a sum over several start layers."""
     if each and used.start != len(trace.layers) - 1:
         return None
-    total, score = (values.tolist() for values in completeness_sums(trace, used.start, biases, rules))
     has_gap = rules == "plain" and biases == "learned"
-    return completeness_note(total, score, "; rules=linear or biases=implicit closes it" if has_gap else "")
+    remedy = "; rules=linear or biases=implicit closes it" if has_gap else ""
+    sums = torch.stack(completeness_sums(trace, used.start, biases, rules))  # [2, B]
+    return NumbersNote(sums, lambda numbers: completeness_note(numbers[0], numbers[1], remedy))
 
 
 def completeness_note(total: list[float], score: list[float], remedy: str = "", summands: str = "tokens") -> str:

@@ -87,6 +87,8 @@ def gradient_rollout(
     before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient of layer
     L-1-l and `gradient=scores` takes the gradient before the softmax: what vit-explain computes, by mistake.
     """
+    if head_stage == "post" and fusion == "mean" and not reversed_gradients and gradient == "attention":
+        return discard_smallest(layer.AG_positive_mean, discard_ratio, protect)  # [B, rows, N]
     A, G = layer.mirrored() if reversed_gradients else (layer.A, layer.G)
     if gradient == "scores":
         G = gradient_before_softmax(A, G)
@@ -94,10 +96,8 @@ def gradient_rollout(
         matrix = (fuse_heads(layer.A, fusion) * fuse_heads(G, fusion)).clamp(min=0)
     elif head_stage == "mean-first":
         matrix = fuse_heads(layer.A * G, fusion).clamp(min=0)
-    elif reversed_gradients or gradient == "scores" or fusion != "mean":
-        matrix = fuse_heads((layer.A * G).clamp(min=0), fusion)
     else:
-        matrix = layer.AG_positive_mean
+        matrix = fuse_heads((layer.A * G).clamp(min=0), fusion)
     return discard_smallest(matrix, discard_ratio, protect)  # [B, rows, N]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
 from clairvit.numerics import widened
-from clairvit.tracing.attention_call import Rows, merged
+from clairvit.tracing.attention_call import AttentionCall, Rows, are_alike, merged, wide_product
 from clairvit.tracing.attention_reductions import (
     AttentionReductions,
     Entry,
@@ -155,6 +156,12 @@ class LayerView:
         return AttentionReductions(call, gradient, tile_bytes(call, self.count, sums_only=True))
 
     @property
+    def uses_kernels(self) -> bool:
+        """Whether sums of heads are computed from q, k, v and dO by a kernel: no [B, H, N, N] is written."""
+        call = self.layer.call
+        return self._rows is None and call is not None and call.kind == "tokens" and self.reductions.use_kernels
+
+    @property
     def index(self) -> int:
         return self.layer.index
 
@@ -203,8 +210,17 @@ class LayerView:
     def weighted(self, entry: Entry, weights: Tensor | None = None) -> Tensor:
         """Return sum_h w_h f(A_h, G_h), [B, rows, N], for weights [B, H]; the mean over heads without them."""
         if weights is None:
-            return self.once(("mean", entry), lambda: mean_of_heads(self._entries(entry)))
-        return weighted_heads(self._entries(entry), weights)
+            return self.once(("mean", entry), lambda: self._sum_of_heads(entry, None))
+        return self._sum_of_heads(entry, weights)
+
+    def _sum_of_heads(self, entry: Entry, weights: Tensor | None) -> Tensor:
+        """Return sum_h w_h f(A_h, G_h), [B, rows, N]; the mean over heads without weights."""
+        if self.uses_kernels:
+            v = self.layer.between_tokens().v
+            means = v.new_full((1, v.shape[1]), 1 / v.shape[1], dtype=torch.float32)
+            return self.reductions.weighted_heads(entry, means if weights is None else weights)
+        entries = self._entries(entry)
+        return mean_of_heads(entries) if weights is None else weighted_heads(entries, weights)
 
     def column_means(self, entry: Entry) -> Tensor:
         """Return the mean over heads and all queries of f(A, G), [B, N]."""
@@ -223,12 +239,12 @@ class LayerView:
     @property
     def x(self) -> Tensor:
         """The block's input, [B, N, d]."""
-        return widened(self.layer.x)
+        return self.once_per_layer("x", lambda: widened(self.layer.x))
 
     @property
     def dx(self) -> Tensor:
         """dy/dx, [B, N, d]."""
-        return widened(self.layer.dx)
+        return self.once_per_layer("dx", lambda: widened(self.layer.dx))
 
     @property
     def x_dx(self) -> Tensor:
@@ -267,16 +283,15 @@ class LayerView:
         if self._all_rows is not None:
             return self._all_rows.G_norm(p)
         if p == 1:
-            return self.once(
-                "G1", lambda: self.reductions.head_sums("|G|") if self.is_large else self.G.abs().sum((-2, -1))
-            )
+            as_sums = self.is_large or self.uses_kernels
+            return self.once("G1", lambda: self.reductions.head_sums("|G|") if as_sums else self.G.abs().sum((-2, -1)))
         if "G" in self._cache:
             return self.once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
         call = self.layer.between_tokens()
         # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
-        dO, v = widened(self.layer.dO), widened(call.v.detach())
-        square = ((dO.transpose(-2, -1) @ dO) * (v.transpose(-2, -1) @ v)).sum((-2, -1))
-        return square.clamp(min=0).sqrt()
+        dO, v = self.layer.dO, call.v.detach()
+        square = wide_product(dO.transpose(-2, -1), dO) * wide_product(v.transpose(-2, -1), v)
+        return square.sum((-2, -1)).clamp(min=0).sqrt()
 
     def head_weights(self, p: int) -> Tensor:
         """Return w_h = ||G_h||_p / sum_h' ||G_h'||_p, [B, H]; all 0 where there is no gradient."""
@@ -324,7 +339,8 @@ class LayerView:
 
     def local_column_means(self, pool: str) -> Tensor:
         """Return the mean over heads and queries of relu(d s^l / dA) of this block alone, [B, N]."""
-        if not self.is_large or (self.layout.pooling == "map" and pool == "mean"):
+        by_sums = self.is_large or self.uses_kernels
+        if not by_sums or (self.layout.pooling == "map" and pool == "mean"):
             return self.local_G(pool).clamp_(min=0).mean((1, 2))
         gradient = self.layer.between_tokens().heads(self.context.local(self.index, pool))
         return self._reductions_of(gradient).column_means("G+")
@@ -375,10 +391,16 @@ class NotStackable(Exception):
 class StackedLayers(LayerView):
     """Several layers as one larger batch [layers·B, …]: on a GPU, a kernel launch costs more than a layer's arithmetic.
 
-    A method that treats every layer alike cannot tell the difference; asking for the index raises `NotStackable`.
+    A method that treats every layer alike cannot tell the difference; asking for the index raises `NotStackable`, and
+    so does asking for all rows of A or G where they would take too much memory.
     """
 
-    layers = 1  # how many
+    def __init__(self, layers: Sequence[Layer], context: RunContext, limit: int) -> None:
+        super().__init__(layers[0], context)
+        self._joined: Layer | None = None
+        self.members = [LayerView(layer, context) for layer in layers]
+        self.layers = len(layers)
+        self.limit = limit  # bytes of A
 
     @property
     def index(self) -> int:
@@ -388,25 +410,93 @@ class StackedLayers(LayerView):
     def trace(self) -> Trace:
         raise NotStackable
 
+    @property
+    def layer(self) -> Layer:
+        """The attention of all layers as one, [layers·B, H, N, …]; joined when it is first read: kernels need none."""
+        if self._joined is None:
+            layers = [member.layer for member in self.members]
+            call = merged([layer.attention for layer in layers])
+            gradient = joined([layer.out_gradient for layer in layers])
+            self._joined = replace(layers[0], call=call, out_gradient=gradient)
+        return self._joined
 
-def stacked(layers: Sequence[Layer], context: RunContext) -> StackedLayers | None:
-    """Return one view of layers that are built alike; None if they are not."""
+    @layer.setter
+    def layer(self, layer: Layer) -> None:
+        pass  # of the first layer: `members` holds all
+
+    @property
+    def count(self) -> int:
+        return self.members[0].count
+
+    @property
+    def uses_kernels(self) -> bool:
+        return self._rows is None and all(member.uses_kernels for member in self.members)
+
+    @property
+    def A(self) -> Tensor:
+        self._check_size()
+        return super().A
+
+    @property
+    def S(self) -> Tensor:
+        self._check_size()
+        return super().S
+
+    @property
+    def G(self) -> Tensor:
+        self._check_size()
+        return super().G
+
+    def _check_size(self) -> None:
+        """Raise NotStackable where a tensor [layers·B, H, N, N] would be too large."""
+        if self._rows is None and self.layers * attention_bytes(self.members[0].layer.attention) > self.limit:
+            raise NotStackable
+
+    @property
+    def x(self) -> Tensor:
+        return self.once_per_layer("x", lambda: widened(_all([member.layer.tokens for member in self.members])))
+
+    @property
+    def dx(self) -> Tensor:
+        return self.once_per_layer("dx", lambda: widened(_all([layer.layer.tokens_gradient for layer in self.members])))
+
+    def tile(self, rows: Rows) -> LayerView:
+        view = copy(self)
+        view._all_rows, view._rows, view._cache = self, rows, {}
+        return view
+
+    def _sum_of_heads(self, entry: Entry, weights: Tensor | None) -> Tensor:
+        if not self.uses_kernels:
+            return super()._sum_of_heads(entry, weights)
+        parts: Sequence[Tensor | None] = [None] * self.layers if weights is None else weights.chunk(self.layers)
+        return torch.cat([member._sum_of_heads(entry, part) for member, part in zip(self.members, parts, strict=True)])
+
+    def G_norm(self, p: int) -> Tensor:
+        if p == 1 and self.uses_kernels:
+            return self.once("G1", lambda: torch.cat([member.G_norm(1) for member in self.members]))
+        return super().G_norm(p)
+
+
+def stacked(layers: Sequence[Layer], context: RunContext, limit: int) -> StackedLayers | None:
+    """Return one view of layers that are built alike; None if they are not. Their A may take `limit` bytes in all."""
     calls = [layer.call for layer in layers if layer.call is not None]
-    call = merged(calls) if len(calls) == len(layers) else None
-    if call is None:
-        return None
+    return StackedLayers(layers, context, limit) if len(calls) == len(layers) and are_alike(calls) else None
 
-    def joined(of: Callable[[Layer], Tensor | None]) -> Tensor | None:
-        tensors = [tensor for tensor in map(of, layers) if tensor is not None]
-        return torch.cat(tensors) if len(tensors) == len(layers) else None
 
-    layer = replace(
-        layers[0],
-        call=call,
-        tokens=joined(lambda layer: layer.tokens),
-        tokens_gradient=joined(lambda layer: layer.tokens_gradient),
-        out_gradient=joined(lambda layer: layer.out_gradient),
-    )
-    view = StackedLayers(layer, context)
-    view.layers = len(layers)
-    return view
+def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Return tensors of several layers as one batch; None if one is missing."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present) if len(present) == len(tensors) else None
+
+
+def _all(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Return tensors of several layers as one batch; where one is missing, each layer is asked and says why."""
+    batch = joined(tensors)
+    if batch is None:
+        raise NotStackable
+    return batch
+
+
+def attention_bytes(call: AttentionCall) -> int:
+    """Return the bytes of its A in float32."""
+    return 4 * call.lead * call.v.shape[1] * call.queries * call.keys

@@ -93,7 +93,8 @@ def _ensemble_result(spec: MethodSpec, members: Sequence[Result]) -> Result:
         seconds=sum(member.seconds for member in members), notes=[note for member in members for note in member.notes]
     )
     result.own_cost = sum((member.own_cost for member in members), Cost())
-    result.unmoved = [any(marks) for marks in zip(*(member.unmoved for member in members), strict=True)]
+    result.number_notes = [note for member in members for note in member.number_notes]
+    result.unmoved = _unmoved_in_one([member.unmoved for member in members])
     result.error = next((member.error for member in members if member.error is not None), None)
     maps = [member.maps for member in members if member.maps is not None]
     if result.error is None:
@@ -103,6 +104,17 @@ def _ensemble_result(spec: MethodSpec, members: Sequence[Result]) -> Result:
         except NotApplicable as error:
             result.error = error.with_traceback(None)
     return result
+
+
+def _unmoved_in_one(marks: Sequence[Sequence[bool] | Tensor]) -> Sequence[bool] | Tensor:
+    """Return which images are marked by a member, [B]; stays on the device if the marks of a member are there."""
+    tensors = list({id(mark): mark for mark in marks if isinstance(mark, Tensor)}.values())
+    listed = [mark for mark in marks if not isinstance(mark, Tensor)]
+    in_lists = [any(row) for row in zip(*listed, strict=True)]
+    if not tensors:
+        return in_lists
+    in_tensors = torch.stack(tensors).any(0)
+    return in_tensors | torch.tensor(in_lists, device=in_tensors.device) if any(in_lists) else in_tensors
 
 
 def misfits(specs: Sequence[MethodSpec], model: Model, *, skip: bool) -> dict[str, str]:

@@ -18,7 +18,7 @@ from clairvit.compat import reports, vit_explain
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.explanation import Cost
-from clairvit.methods.result import MapFunction
+from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
 from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
@@ -142,14 +142,14 @@ class Caveats:
         weak_class_signal: Why what all classes share outweighs the class in its map on whole kinds of models.
         numerically_unstable: Why round-off shows in its map (differences over near-zero sums).
         discrepancies: Where papers and public code disagree, and what is done here.
-        note: A function (trace, layers, **options) of a run to a note, or None.
+        note: A function (trace, layers, **options) of a run to a note (text, or `NumbersNote`), or None.
     """
 
     zero_reason: str = ""
     weak_class_signal: str = ""
     numerically_unstable: str = ""
     discrepancies: str = ""
-    note: Callable[..., str | None] | None = None
+    note: Callable[..., str | NumbersNote | None] | None = None
 
 
 NO_CAVEATS = Caveats()

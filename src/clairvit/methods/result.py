@@ -41,6 +41,26 @@ class MapResult:
         return cls(maps, standard_error, notes=(*probe.notes, *notes), unmoved=probe.unmoved())
 
 
+@dataclass(frozen=True, eq=False)
+class NumbersNote:
+    """A note that is made of numbers on the model's device: read when the maps are, so that no pass waits for it.
+
+    Args:
+        numbers: [k, B].
+        text: The note of these k lists of B numbers; None if there is nothing to say.
+        prefix: What comes before it.
+    """
+
+    numbers: Tensor
+    text: Callable[[list[list[float]]], str | None]
+    prefix: str = ""
+
+    def read(self) -> list[str]:
+        """Return the note, if there is one: waits for the device."""
+        text = self.text(self.numbers.tolist())
+        return [] if text is None else [self.prefix + text]
+
+
 MapFunction = Callable[..., Tensor | MapResult]  # a layer's map (a tensor), or the map of a whole trace
 
 

@@ -15,7 +15,7 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout
-from clairvit.models.submodules import named_submodules, tensors_of
+from clairvit.models.submodules import named_submodules, submodules, tensors_of
 
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
@@ -311,6 +311,8 @@ class Model:
 
 def check_placement(module: nn.Module, name: str) -> None:
     """Raise BadInput unless all tensors of a module are whole, have values and lie on one device."""
+    if _is_placed(submodules(module)):
+        return
     places = named_submodules(module)
     _check_whole([part for _, part in places], name)
     _check_materialised(places, name)
@@ -321,6 +323,24 @@ def check_placement(module: nn.Module, name: str) -> None:
             f"The tensors of {name} lie on {len(devices)} devices ({listed}), and a trace combines layers on one; load "
             "the model on a single device, for instance device_map={'': 0}, or move it there: module.to(device)."
         )
+
+
+_ORDINARY = frozenset({nn.Parameter, Tensor, nn.Buffer})
+
+
+def _is_placed(parts: Sequence[nn.Module]) -> bool:
+    """Return whether nothing has to be looked at more closely: ordinary tensors with values, all on one device."""
+    devices: set[torch.device] = set()
+    for part in parts:
+        if "_hf_hook" in part.__dict__ or "FSDP" in type(part).__name__ or "FullySharded" in type(part).__name__:
+            return False
+        for tensors in (part._parameters, part._buffers):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    devices.add(tensor.device)
+                    if type(tensor) not in _ORDINARY or tensor.is_meta:
+                        return False
+    return len(devices) < 2
 
 
 def _check_whole(parts: Sequence[nn.Module], name: str) -> None:

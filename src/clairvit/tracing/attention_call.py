@@ -82,16 +82,20 @@ class AttentionCall:
 
     def G(self, gradient: Tensor, rows: Rows | None = None) -> Tensor:
         """Return dy/dA from the gradient [B, H, queries, dh] of the output: O = A v, so it is exactly gradient · vᵀ."""
-        return _wide_product(_select(gradient.detach(), rows), self.v.detach().transpose(-2, -1))
+        return wide_product(_select(gradient.detach(), rows), self.v.detach().transpose(-2, -1))
 
 
-def merged(calls: Sequence[AttentionCall]) -> AttentionCall | None:
-    """Return the calls of several layers as one, [layers·B, H, N, …]; None if they are not built alike."""
+def are_alike(calls: Sequence[AttentionCall]) -> bool:
+    """Return whether the calls of several layers can be read as one."""
     first = calls[0]
     if len({(call.v.shape, call.scale, call.kind, call.weights is None, call.q is None) for call in calls}) > 1:
-        return None
-    if any(call.mask is not None for call in calls) or (first.weights is None and first.q is None):
-        return None
+        return False
+    return not (any(call.mask is not None for call in calls) or (first.weights is None and first.q is None))
+
+
+def merged(calls: Sequence[AttentionCall]) -> AttentionCall:
+    """Return calls that are alike as one, [layers·B, H, N, …]."""
+    first = calls[0]
 
     def joined(name: str) -> Tensor | None:
         tensors = [tensor.detach() for tensor in (getattr(call, name) for call in calls) if tensor is not None]
@@ -106,7 +110,7 @@ def merged(calls: Sequence[AttentionCall]) -> AttentionCall | None:
 def scaled_scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None, rows: Rows | None = None) -> Tensor:
     """Return q kᵀ · scale + mask, [B, H, rows, keys]."""
     if _tensor_cores(q):  # the scale comes after the product, where it is not rounded to half precision
-        scores = _wide_product(_select(q.detach(), rows), k.detach().transpose(-2, -1)).mul_(scale)
+        scores = wide_product(_select(q.detach(), rows), k.detach().transpose(-2, -1)).mul_(scale)
     else:
         scores = (_select(_wide(q), rows) * scale) @ _wide(k).transpose(-2, -1)
     if mask is None:
@@ -127,7 +131,7 @@ def _tensor_cores(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16) and _BMM_WIDENS
 
 
-def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b in float32 at least. Half-precision factors are exact, so tensor cores may multiply them."""
     if not (_tensor_cores(a) and a.dtype == b.dtype and a.shape[:-2] == b.shape[:-2]):
         return _wide(a) @ _wide(b)

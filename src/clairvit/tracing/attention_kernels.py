@@ -1,10 +1,11 @@
 """Triton kernels for `attention_reductions.py`: tiles of A and G live in registers, only sums are written.
 
-Two kernels, each a pass over the tiles of one head. The row kernel holds a tile of queries and goes through the keys:
-it computes the logarithm of each row's sum of exponentials with the row sums (a running maximum rescales both).
+Three kernels. Two are a pass over the tiles of one head. The row kernel holds a tile of queries and goes through the
+keys: it computes the logarithm of each row's sum of exponentials with the row sums (a running maximum rescales both).
 The column kernel holds a tile of keys and goes through the queries: A = exp(S − log-sum), and all column sums of the
 pass are one small product  weights [sums, queries] · f(A, G) [queries, keys].  No atomic additions: the results do not
-depend on the order in which programs run.
+depend on the order in which programs run. The third kernel writes a weighted sum over heads, [B, queries, keys]: a
+program holds one tile of it and goes through the heads.
 
 Inputs in half precision are multiplied on tensor cores; float32 is multiplied in float32 ("ieee"), never in TF32.
 Everything is accumulated in float32. This file imports Triton and is imported only where a kernel is launched.
@@ -207,6 +208,53 @@ def _column_kernel(
     tl.store(out_pointer + out, total, mask=columns[None, :] < keys)
 
 
+@triton.jit
+def _heads_kernel(
+    q_pointer, k_pointer, v_pointer, gradient_pointer, mask_pointer, log_sum_pointer, weights_pointer, out_pointer,
+    q_batch, q_head, q_row, q_width, k_batch, k_head, k_row, k_width, v_batch, v_head, v_row, v_width,
+    g_batch, g_head, g_row, g_width, mask_batch, mask_head, mask_row, mask_column, w_batch, w_head,
+    heads, queries, keys, width, value_width, scale,
+    READ_A: tl.constexpr, READ_G: tl.constexpr, CLAMP: tl.constexpr, ABSOLUTE: tl.constexpr, MASK: tl.constexpr,
+    PRECISION: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of sum_h w_h f(A_h, G_h), [B, queries, keys]."""
+    rows = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    batch = tl.program_id(2).to(tl.int64)
+    at, at_value = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
+    total = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    for head in range(heads):
+        if READ_G:
+            g_start = gradient_pointer + batch * g_batch + head * g_head
+            v_start = v_pointer + batch * v_batch + head * v_head
+            dO = _tile(g_start, rows, at_value, g_row, g_width, queries, value_width)
+            v_transposed = _tile(v_start, at_value, columns, v_width, v_row, value_width, keys)
+            values = tl.dot(dO, v_transposed, input_precision=PRECISION)
+            if CLAMP:
+                values = tl.maximum(values, 0.0)
+            if ABSOLUTE:
+                values = tl.abs(values)
+        if READ_A:
+            q = _tile(q_pointer + batch * q_batch + head * q_head, rows, at, q_row, q_width, queries, width)
+            k_transposed = _tile(k_pointer + batch * k_batch + head * k_head, at, columns, k_width, k_row, width, keys)
+            mask_start = mask_pointer + batch * mask_batch + head * mask_head
+            scores = _scores(
+                q, k_transposed, scale, mask_start, rows, columns, mask_row, mask_column, queries, keys, MASK, PRECISION
+            )
+            log_sum_start = log_sum_pointer + (batch * heads + head) * queries
+            log_sum = tl.load(log_sum_start + rows, mask=rows < queries, other=0.0)
+            A = tl.exp(scores - log_sum[:, None])
+            if READ_G:
+                values = A * values
+            else:
+                values = A
+        total += tl.load(weights_pointer + batch * w_batch + head * w_head) * values
+    inside = (rows[:, None] < queries) & (columns[None, :] < keys)
+    out = (batch * queries + rows[:, None]) * keys + columns[None, :]
+    tl.store(out_pointer + out, total, mask=inside)
+
+
 def row_sums(
     call: AttentionCall, gradient: Tensor | None, entries: Sequence[Entry]
 ) -> tuple[list[Tensor], Tensor | None]:
@@ -237,6 +285,29 @@ def column_sums(
         sums = _column_sums(call, gradient, log_sums, [weighted[place] for place in places])  # [B, H, sums, keys]
         results |= dict(zip(places, sums.sum(1).unbind(1), strict=True))
     return [results[place] for place in range(len(weighted))]
+
+
+def weighted_heads(
+    call: AttentionCall,
+    gradient: Tensor | None,
+    log_sums: Tensor | None,
+    entry: Entry,
+    weights: Tensor,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return sum_h w_h f(A_h, G_h), [B, queries, keys], for weights [B or 1, H]; written to `out` if it is given."""
+    tensors = _Operands(call, gradient)
+    lead, heads = call.lead, call.v.shape[1]
+    weights = weights.float().expand(lead, heads)
+    if out is None:
+        out = torch.empty(lead, call.queries, call.keys, dtype=torch.float32, device=call.v.device)
+    tiles = (triton.cdiv(call.queries, tensors.block), triton.cdiv(call.keys, tensors.block))
+    _heads_kernel[(*tiles, lead)](
+        *tensors.pointers, weights if log_sums is None else log_sums, weights, out, *tensors.strides, *weights.stride(),
+        *tensors.sizes, **tensors.options, READ_A=entry in READS_A, READ_G=entry in READS_G,
+        CLAMP=entry in ("AG+", "G+"), ABSOLUTE=entry == "|G|",
+    )  # fmt: skip
+    return out
 
 
 def _column_sums(

@@ -2,6 +2,7 @@
 
     row sums       s_hi = sum_j f(A_hij, G_hij)                 [B, H, N]
     column sums    c_j  = sum_h sum_i w_hi f(A_hij, G_hij)      [B, N]
+    sums of heads  M_ij = sum_h w_h f(A_hij, G_hij)             [B, N, N]
 
 A row vector times a combination of heads, r · sum_h w_h f(A_h, G_h), is the column sums of the weights w_h r_i; a mean
 over heads and queries has weights 1 / (H·N); a head's norm is a sum of row sums. A = softmax(scale · q kᵀ + mask) and
@@ -122,10 +123,9 @@ class AttentionReductions:
         if self.use_kernels:
             from clairvit.tracing import attention_kernels
 
-            if self._log_sums is None and any(entry in READS_A for entry in entries):
-                self.row_sums(["A"])
+            log_sums = self._required_log_sums() if any(entry in READS_A for entry in entries) else None
             pairs = [WeightedEntries(pair.entry, weight) for pair, weight in zip(weighted, weights, strict=True)]
-            return attention_kernels.column_sums(self.call, self._gradient_of(entries), self._log_sums, pairs)
+            return attention_kernels.column_sums(self.call, self._gradient_of(entries), log_sums, pairs)
         totals: list[Tensor | None] = [None] * len(weighted)
         for rows in self._tiles():
             values = dict(zip(entries, self._tile(entries, rows), strict=True))
@@ -136,6 +136,26 @@ class AttentionReductions:
     def head_sums(self, entry: Entry) -> Tensor:
         """Return sum_ij f(A_hij, G_hij), [B, H]."""
         return self.row_sums([entry])[0].sum(-1)
+
+    def weighted_heads(self, entry: Entry, weights: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return M = sum_h w_h f(A_h, G_h), [B, queries, keys], for weights [B or 1, H]; in `out` if it is given."""
+        if self.use_kernels:
+            from clairvit.tracing import attention_kernels
+
+            gradient = self._gradient_of([entry])
+            log_sums = self._required_log_sums() if entry in READS_A else None
+            return attention_kernels.weighted_heads(self.call, gradient, log_sums, entry, weights, out)
+        left = weights.expand(self.call.lead, -1)[:, None]  # [B, 1, H]
+        tiles = [self._tile([entry], rows)[0] for rows in self._tiles()]  # [B, H, rows, keys] each
+        parts = [(left.to(tile.dtype) @ tile.flatten(2)).view(len(tile), *tile.shape[2:]) for tile in tiles]
+        matrix = torch.cat(parts, 1)
+        return matrix if out is None else out.copy_(matrix)
+
+    def _required_log_sums(self) -> Tensor:
+        if self._log_sums is None:
+            self.row_sums(["A"])
+        assert self._log_sums is not None
+        return self._log_sums
 
     def column_means(self, entry: Entry) -> Tensor:
         """Return the mean over heads and queries, [B, keys]."""

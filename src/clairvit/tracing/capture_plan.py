@@ -13,10 +13,11 @@ backward of other operations, and recorders that ask for operations, see every c
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,7 @@ from clairvit.tracing.capture import Capture
 from clairvit.tracing.module_state import this_thread_only
 
 Fingerprint = tuple[Any, ...]
-_PLAIN_VALUES = (bool, int, float, str, type(None))
+_PLAIN_VALUES = frozenset([bool, int, float, str, type(None)])
 # These decide by themselves whether they run as one fused call, and a function mode is part of that decision.
 _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer)
 
@@ -192,23 +193,24 @@ def fingerprint(module: nn.Module) -> Fingerprint | None:
         state += (weakref.ref(part), part.training, *attributes["_forward_hooks"], *attributes["_forward_pre_hooks"])
         if not type(part).__module__.startswith("torch.nn."):
             classes[type(part)] = None
-            state += _plain_values(attributes)
-            configurations |= {id(value): value for value in attributes.values() if _is_configuration(value)}
+            for name, value in attributes.items():
+                if type(value) in _PLAIN_VALUES:
+                    state.append((name, value))
+                elif _is_configuration(value.__class__):
+                    configurations[id(value)] = value
     for configuration in configurations.values():
-        state += _plain_values(vars(configuration))
+        state += ((name, value) for name, value in vars(configuration).items() if type(value) in _PLAIN_VALUES)
     for kind in classes:
         for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
             state += _methods(base)
     return tuple(state)
 
 
-def _plain_values(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in attributes.items() if type(value) in _PLAIN_VALUES)
-
-
-def _is_configuration(value: Any) -> bool:
-    """Return whether a module's attribute is an object with values of its own: a config, a namespace, a dataclass."""
-    return hasattr(value, "__dict__") and not isinstance(value, Tensor | nn.Module | type | types.FunctionType)
+@functools.cache
+def _is_configuration(kind: type) -> bool:
+    """Return whether objects of this type have values of their own: a configuration, a namespace, a dataclass."""
+    has_values = any("__dict__" in vars(base) for base in kind.__mro__)
+    return has_values and not issubclass(kind, Tensor | nn.Module | type | types.FunctionType)
 
 
 def _methods(kind: type) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clairvit.models.model import Layout
+from clairvit.numerics import index_tensor
 from clairvit.tracing.autograd_errors import translate_autograd_errors
 
 MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: no model has more
@@ -66,7 +67,8 @@ def on_grid(tokens: Tensor, layout: Layout | None, grid: tuple[int, ...] | None,
     """
     count, batch = tokens.shape[1], len(images)
     if layout is not None and count == layout.tokens and len(tokens) in (1, batch):
-        patches = tokens[:, list(layout.patch_rows)] if layout.time_last else tokens[:, layout.patch_slice]
+        rows = index_tensor(tuple(layout.patch_rows), tokens.device) if layout.time_last else layout.patch_slice
+        patches = tokens[:, rows]
         return patches.reshape(len(tokens), *layout.grid, *tokens.shape[2:])
     squares = square_patches(count, (int(images.shape[-2]), int(images.shape[-1]))) if images.ndim == 4 else None
     for sides in (grid, squares):

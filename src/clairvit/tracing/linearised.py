@@ -172,6 +172,8 @@ def _without_constants(link: PathStep, new: tuple[Tensor, ...]) -> tuple[Tensor,
         others = {id(t): torch.zeros_like(t) for t in step.inputs if id(t) not in fresh}
         return rerun(step, others | fresh, number=0 if is_sum(step) else None)
     outputs = rerun(step, fresh)
+    if step.function in ops.REARRANGEMENTS:
+        return outputs
     at_zero = rerun(step, {id(t): torch.zeros_like(t) for t in link.carriers})
     return tuple(a - b if bool(b.any()) else a for a, b in zip(outputs, at_zero, strict=True))
 

@@ -76,6 +76,17 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 _KINDS: dict[Any, str] = {function: kind for kind, functions in _FUNCTIONS.items() for function in functions}
 
+# Functions that move values and change none; linear, without a constant
+REARRANGEMENTS = frozenset(
+    {
+        *(Tensor.transpose, Tensor.permute, Tensor.reshape, Tensor.view, Tensor.flatten, Tensor.unflatten),
+        *(Tensor.contiguous, Tensor.squeeze, Tensor.unsqueeze, Tensor.chunk, Tensor.split, Tensor.unbind),
+        *(Tensor.expand, Tensor.movedim, Tensor.swapaxes, Tensor.clone, Tensor.__getitem__),
+        *(torch.transpose, torch.permute, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze),
+        *(torch.chunk, torch.unbind, torch.movedim, torch.swapaxes),
+    }
+)
+
 SUMS = frozenset({ADD, ADD_IN_PLACE})
 DIFFERENCES = frozenset({SUBTRACT, REVERSED_SUBTRACT})
 MATRIX_PRODUCTS = frozenset({MATMUL, EINSUM})

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
+from clairvit.numerics import index_tensor
 from clairvit.tracing.autograd_errors import translate_autograd_errors
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear, LinearEdges
@@ -62,10 +63,20 @@ def _split(
     if residual is None:
         return None
     (at_linear,) = torch.autograd.grad(out, linear.output, cotangent, retain_graph=True)
-    if at_linear.ndim != 3 or not torch.equal(at_linear, at_linear[:, :1].expand_as(at_linear)):
+    if at_linear.ndim != 3 or not _same_at_all_tokens(at_linear):
         return None
     at_hidden = at_linear[:, :1] @ linear.weight
     return [residual, linear.input], [cotangent, at_hidden.expand(-1, cotangent.shape[1], -1)]
+
+
+def _same_at_all_tokens(gradient: Tensor) -> bool:
+    """Return whether every token has the same gradient; taken for granted while CUDA captures, when none can be read.
+
+    Whoever captures compares the result with an ordinary run, in which this was checked.
+    """
+    if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    return torch.equal(gradient, gradient[:, :1].expand_as(gradient))
 
 
 def _other_summand(node: Node, branch: Node) -> GradientEdge | None:
@@ -138,7 +149,7 @@ def _scores(trace: Trace, tokens: Tensor, layers: int) -> Tensor:
 def pool_gradients(trace: Trace) -> list[Tensor]:
     """Return each layer's d s^l / d A_pool, [B, H, rows read, keys], where the model's attention pool reads x^{l+1}."""
     gradients = []
-    read = torch.tensor([index for index, _ in trace.layout.read], device=trace.pixels.device)
+    read = index_tensor(tuple(index for index, _ in trace.layout.read), trace.pixels.device)
     for out in block_outputs(trace):
         capture = Capture(len(trace.pixels))
         with torch.enable_grad(), capture:

@@ -20,6 +20,7 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.images import prepare
 from clairvit.models.model import Layout, Model
+from clairvit.numerics import index_tensor
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.resolve import readout_model, resolve_for
 from clairvit.tracing.attention_call import AttentionCall
@@ -115,17 +116,16 @@ class Trace:
         return gradient_at(self.pixels_gradient, "pixels")
 
     @functools.cached_property
-    def has_zero_gradient(self) -> list[bool]:
-        """For each image, whether its score has no gradient at all, so that gradients say nothing of the target."""
+    def zero_gradient(self) -> Tensor:
+        """For each image, whether its score has no gradient at all, so that they say nothing of the target, [B]."""
         batch = len(self.pixels)
         # A score inside the last block (`Neuron`) does not depend on the block's output, but on its attention.
         gradients = [g for g in (self.final_gradient, *(layer.out_gradient for layer in self.layers)) if g is not None]
         gradients = [g for g in gradients if len(g) % batch == 0]
-        is_zero = [bool(gradients)] * batch
+        is_zero = torch.full((batch,), bool(gradients), device=self.pixels.device)
         for gradient in gradients:
-            some = gradient.reshape(batch, -1).any(1).tolist()  # one transfer, and as a rule the only one
-            is_zero = [zero and not nonzero for zero, nonzero in zip(is_zero, some, strict=True)]
-            if not any(is_zero):
+            is_zero = is_zero & ~gradient.reshape(batch, -1).any(1)
+            if is_zero.is_cpu and not is_zero.any():  # as a rule the first is enough; a GPU is not waited for
                 break
         return is_zero
 
@@ -144,10 +144,7 @@ class Trace:
         check_decoder(self.recording.decoder, layout)
         if layout.pooling == "query":
             return cross_attention_row(self.recording.decoder, self.query_weights)
-        row = self.logits.new_zeros(layout.tokens, dtype=torch.promote_types(self.logits.dtype, torch.float32))
-        for index, weight in layout.read:
-            row[index] = weight
-        return row[None]
+        return _readout_row(layout, torch.promote_types(self.logits.dtype, torch.float32), self.logits.device)
 
     @functools.cached_property
     def query_weights(self) -> Tensor:
@@ -162,7 +159,7 @@ class Trace:
             return None
         rows = [index for index, _ in self.layout.read]
         reads_few = 0 < len(rows) < self.layout.tokens // 2
-        return torch.tensor(rows, device=self.pixels.device) if reads_few else None
+        return index_tensor(tuple(rows), self.pixels.device) if reads_few else None
 
     @own_grad_mode()
     def retarget(self, target: Any, *, score: str | None = None) -> Trace:
@@ -201,6 +198,16 @@ class Trace:
         self.recording.forwards += variants
         target = self.target.take([*range(len(self.pixels))] * variants)
         return make(self.recording.model, pixels.to(self.pixels.dtype)), target
+
+
+@functools.lru_cache(maxsize=64)
+def _readout_row(layout: Layout, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the weight of each token that the head reads, [1, N]; shared, never to be written to."""
+    with torch.inference_mode(False):
+        row = torch.zeros(layout.tokens, dtype=dtype)
+        for index, weight in layout.read:
+            row[index] = weight
+        return row[None].to(device)
 
 
 @own_grad_mode()

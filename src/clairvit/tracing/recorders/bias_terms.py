@@ -22,7 +22,7 @@ from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
 from clairvit.numerics import widened
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import repeated, scaled_scores
+from clairvit.tracing.attention_call import repeated, scaled_scores, wide_product
 from clairvit.tracing.grid import MOST_PREFIX_TOKENS
 from clairvit.tracing.recorders.base import GradientOf, Op, Recorder
 
@@ -142,11 +142,10 @@ class BiasTerms(Recorder):
 
         def add_terms(gradient: Tensor | None) -> None:  # holds the sums alone, not this recorder
             if sums.is_open and gradient is not None:  # a rule may pass nothing on
-                wide = widened(gradient.detach())
                 if isinstance(b, Tensor) and b.ndim == 1 and not second:  # a learned bias, the same for all rows
-                    terms = wide @ b.to(wide)
+                    terms = _rows_times(gradient.detach(), b)
                 else:
-                    terms = (wide * b).sum(1 if second else -1)
+                    terms = (widened(gradient.detach()) * b).sum(1 if second else -1)
                 sums.add(block, _by_row(terms, batch, rows, transposed), layout, pooled=pooled)
 
         out.register_hook(add_terms)
@@ -231,6 +230,14 @@ class BiasMaps(Recorder):
         if self.total is not None and self.image is None:
             value.image = self.total.new_zeros(len(self.total), *self._pixels[2:])
         return value
+
+
+def _rows_times(gradient: Tensor, b: Tensor) -> Tensor:
+    """Return gradient […, d] · b [d] in float32 at least; half precision is multiplied on tensor cores as it is."""
+    if gradient.is_cuda and gradient.dtype == b.dtype:
+        return wide_product(gradient.flatten(0, -2), b[:, None]).view(gradient.shape[:-1])
+    wide = widened(gradient)
+    return wide @ b.to(wide)
 
 
 def rescaled(values: Tensor) -> Tensor:

@@ -1,0 +1,378 @@
+"""CUDA graphs: the passes and maps of a batch, captured once and replayed for further batches of the same shape.
+
+On a GPU in half precision the host needs longer to start the kernels of a Vision Transformer than the GPU to run them.
+When the same methods have explained `EAGER_RUNS` batches of one shape by one model, the next batch is run as before
+and once more while CUDA captures it; later batches are copied to where the captured pixels lie and replayed with one
+launch. The captured operations are those of the ordinary path: nothing is computed in another way.
+
+Why a replay is right: during a capture the host cannot read a number from the GPU (CUDA refuses), so that nothing
+which depends on the images can have decided what was captured. What the host can decide by is compared at every
+replay: the state of the module (`capture_plan.fingerprint`), the addresses of its tensors, the precision settings.
+The first replay must give the maps of the ordinary run, or the graph is dropped. Methods that read numbers on the way
+(searches, random draws, attention flow) cannot be captured and run as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode
+
+from clairvit.data.hashing import checksums, state_hash
+from clairvit.methods.executor import Result
+from clairvit.methods.explanation import Cost
+from clairvit.methods.planner import record_for, run_all, singles
+from clairvit.methods.spec import MethodSpec
+from clairvit.models.model import Model, extract_scores
+from clairvit.models.submodules import submodules, tensors_of
+from clairvit.numerics import widened
+from clairvit.targets.base import TargetBatch, score_values
+from clairvit.targets.class_ import find_class
+from clairvit.tracing.capture_plan import fingerprint
+from clairvit.tracing.recorders.op_log import OpLog
+from clairvit.tracing.recording import Recording
+
+EAGER_RUNS = 2  # batches before a capture: the first inspects the model, the second runs by its plan
+MOST_GRAPHS = 16  # of all models together
+MOST_MEMORY = 0.25  # of the GPU's, for all graphs: each holds the memory of its passes
+MOST_REQUESTS = 64  # whose runs are counted
+# Roundings of the largest value by which the first replay may differ from the ordinary run: the same kernels run, but
+# a library may choose another one while it is captured
+ROUNDINGS = {torch.float64: 2**10, torch.float32: 2**10, torch.bfloat16: 2**4, torch.float16: 2**4}
+
+Results = dict[str, list[Result]]  # method text -> one per target
+
+
+@dataclass(frozen=True, eq=False)
+class PassesRequest:
+    """The passes and methods of one batch, for the class `label` of each image; None: the class that is predicted."""
+
+    model: Model
+    specs: tuple[MethodSpec, ...]
+    pixels: Tensor
+    label: int | str | None
+    score: str
+    seed: int
+    layers: bool
+
+    @property
+    def captured(self) -> tuple[MethodSpec, ...]:
+        """The methods that read the passes."""
+        return tuple(spec for spec in self.specs if spec.method.family != "baseline")
+
+    @property
+    def baselines(self) -> tuple[MethodSpec, ...]:
+        """The methods that look at no pass, and may draw random numbers: run next to a replay."""
+        return tuple(spec for spec in self.specs if spec.method.family == "baseline")
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a graph could be used at all: on CUDA, for a classifier, and nobody watches the operations."""
+        return (
+            GRAPHS.enabled
+            and self.pixels.is_cuda
+            and self.model.classifier
+            and self.model.base is None
+            and _get_current_function_mode() is None  # type: ignore[no-untyped-call]
+            and torch._C._len_torch_dispatch_stack() == 0
+            and bool(self.captured)
+            and all(_is_capturable(spec) for spec in singles(self.specs))
+        )
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """What decides which operations are run, apart from the state of the module."""
+        methods = tuple((spec.text, id(spec.method)) for spec in self.specs)
+        form = (self.pixels.shape, self.pixels.stride(), self.pixels.dtype, self.pixels.device)
+        target = (self.score, self.label is None)
+        return (id(self.model.module), methods, self.seed, self.layers, form, target, _precision())
+
+
+def _is_capturable(spec: MethodSpec) -> bool:
+    """Return whether a method reads the shared passes alone, or, a baseline, none."""
+    if spec.method.family == "baseline":
+        return True
+    reads_passes = spec.aggregation is not None or spec.passes == "backward"
+    return reads_passes and spec.own_cost() == Cost() and OpLog not in spec.requires.recorders
+
+
+@dataclass(frozen=True, eq=False)
+class ClassIndexTarget(TargetBatch):
+    """Class targets whose indices lie on the GPU, so that a replay can be given others."""
+
+    index: Tensor = field(default_factory=lambda: torch.empty(0, 1, dtype=torch.long))  # [B, 1]
+
+    def __call__(self, output: Any) -> Tensor:
+        """Return the score of each image's class, [B]."""
+        logits = output if isinstance(output, Tensor) else extract_scores(output)
+        return score_values(widened(logits), self.score, self.activation).gather(1, self.index)[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """What a replay gave: scores, one result per method and target, and the weights that they are of."""
+
+    recording: Recording
+    results: Results
+    weights_hash: Callable[[], str]  # waits for the GPU
+
+
+class PackedTensors:
+    """Tensors that are joined by dtype, so that all of them are copied by one operation per dtype."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in {id(tensor): tensor for tensor in tensors}.values():
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        self._groups = list(by_dtype.values())
+        self._packed = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in self._groups]
+
+    def copied(self) -> Callable[[Tensor], Tensor]:
+        """Return a function of a tensor to its copy, made now."""
+        copies: dict[int, Tensor] = {}
+        for group, packed in zip(self._groups, self._packed, strict=True):
+            parts = torch.split(packed.clone(), [tensor.numel() for tensor in group])
+            copies |= {id(tensor): part.view(tensor.shape) for tensor, part in zip(group, parts, strict=True)}
+        return lambda tensor: copies[id(tensor)]
+
+
+@dataclass(eq=False)
+class PassesGraph:
+    """A captured graph with its inputs and outputs, which stay at their addresses."""
+
+    graph: Any  # torch.cuda.CUDAGraph
+    pixels: Tensor
+    index: Tensor  # the class of each image, [B, 1]
+    logits: Tensor
+    results: Results
+    checksums: Tensor  # of the module's tensors, computed with the passes
+    outputs: PackedTensors  # all of these, packed
+    recording: Callable[..., Recording]  # of a model, pixels and logits; without activations
+    state: Hashable  # of the module
+    weights: list[Tensor]  # keeps what the graph reads at its addresses
+    specs: tuple[MethodSpec, ...]  # keeps the methods of the key alive
+    memory: int = 0  # bytes that it holds
+    weights_hash: tuple[list[int], str] | None = None  # checksums, and the hash of the weights that have them
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    copied: Any = None  # torch.cuda.Event: the outputs of the last replay have been copied
+
+    def replay(self, request: PassesRequest) -> Replayed:
+        """Return the results for other images, and for another class, as copies."""
+        with self.lock:
+            if self.copied is not None:
+                torch.cuda.current_stream().wait_event(self.copied)
+            self.pixels.copy_(request.pixels)
+            if request.label is not None:
+                self.index.fill_(find_class(request.label, request.model.labels, self.logits.shape[-1]))
+            self.graph.replay()
+            copy = self.outputs.copied()
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.copied.record()
+        recording = self.recording(model=request.model, pixels=request.pixels, logits=copy(self.logits))
+        results = {text: [_copied(result, copy) for result in group] for text, group in self.results.items()}
+        sums = copy(self.checksums)
+        return Replayed(recording, results, lambda: self.hash_of(request.model.module, sums))
+
+    def hash_of(self, module: nn.Module, sums: Tensor) -> str:
+        """Return the hash of the weights: the known one if the tensors have the same checksums."""
+        values: list[int] = sums.tolist()
+        if self.weights_hash is None or self.weights_hash[0] != values:
+            self.weights_hash = values, state_hash(module)
+        return self.weights_hash[1]
+
+
+class GraphCache:
+    """The graphs of all models, and how often each request was run without one."""
+
+    def __init__(self) -> None:
+        self.enabled = True
+        self._lock = threading.Lock()
+        self._runs: OrderedDict[Hashable, int] = OrderedDict()
+        self._captures: Counter[Hashable] = Counter()
+        self._rejected: set[Hashable] = set()
+        self._graphs: OrderedDict[Hashable, PassesGraph] = OrderedDict()
+        self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def replay(self, request: PassesRequest) -> Replayed | None:
+        """Return the results by a graph; None if there is none for the module as it is."""
+        with self._lock:
+            graph = self._graphs.get(request.key)
+            if graph is None:
+                return None
+            self._graphs.move_to_end(request.key)
+        replayed = graph.replay(request)  # the GPU is at work while the host compares
+        if module_state(request.model.module) == graph.state:
+            return replayed
+        with self._lock:
+            self._graphs.pop(request.key, None)
+            self._runs.pop(request.key, None)
+        return None
+
+    def count(self, request: PassesRequest, target: TargetBatch, results: Results) -> None:
+        """Count a run without a graph, and capture one after some of them; `results` are those of the run."""
+        key, module = request.key, request.model.module
+        with self._lock:
+            runs = self._runs[key] = self._runs.pop(key, 0) + 1
+            while len(self._runs) > MOST_REQUESTS:
+                oldest, _ = self._runs.popitem(last=False)
+                self._rejected.discard(oldest)
+                self._captures.pop(oldest, None)
+            # A graph that made room for others is not captured again at once: each time after twice as many runs
+            if runs <= EAGER_RUNS * 2 ** self._captures[key] or key in self._rejected:
+                return
+            self._runs[key] = 0
+            self._captures[key] += 1
+        graph = captured(request, target, results)
+        with self._lock:
+            if graph is None:
+                self._rejected.add(key)
+                return
+            self._graphs[key] = graph
+            limit = MOST_MEMORY * torch.cuda.get_device_properties(graph.pixels.device).total_memory
+            while len(self._graphs) > MOST_GRAPHS or sum(each.memory for each in self._graphs.values()) > limit:
+                self._graphs.popitem(last=False)
+            if module not in self._watched:
+                self._watched.add(module)
+                weakref.finalize(module, self._forget, id(module))
+
+    def clear(self) -> None:
+        """Free the memory of all graphs."""
+        with self._lock:
+            self._graphs.clear()
+
+    def _forget(self, module_id: int) -> None:
+        """Drop the graphs of a module that is gone; takes no lock, since it runs wherever the module is freed."""
+        for key in [key for key in list(self._graphs) if isinstance(key, tuple) and key[0] == module_id]:
+            self._graphs.pop(key, None)
+
+
+GRAPHS = GraphCache()
+
+
+def captured(request: PassesRequest, target: TargetBatch, expected: Results) -> PassesGraph | None:
+    """Return the graph of the passes over a batch whose results are known; None where there is none, or it differs."""
+    state = module_state(request.model.module)
+    if state is None:
+        return None
+    device = request.pixels.device
+    before = torch.cuda.memory_reserved(device)
+    pool = torch.cuda.graph_pool_handle()
+    try:
+        graph = _capture(request, target, state, pool)
+        results = graph.replay(request).results
+    except RuntimeError:  # CUDA refuses to capture a transfer to the host; memory may run out
+        _release(pool, device)
+        return None
+    graph.memory = torch.cuda.memory_reserved(device) - before
+    return graph if _are_same(results, expected, request.pixels.dtype) else None
+
+
+def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool: Any) -> PassesGraph:
+    pixels, weights = request.pixels.clone(), _tensors(request.model.module)
+    index = torch.tensor([[index] for index in target.classes], device=pixels.device)
+    on_device = ClassIndexTarget(
+        target.names,
+        target.classes,
+        target.score,
+        target.rows,
+        score_is_default=target.score_is_default,
+        activation=target.activation,
+        index=index,
+    )
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        recording = record_for(request.captured, request.model, pixels)
+        logits = recording.logits.detach()
+        if request.label is None:
+            index.copy_(logits.argmax(-1, keepdim=True))
+        results = run_all(request.captured, recording, [on_device], seed=request.seed, layers=request.layers)
+        sums = checksums(weights)
+        outputs = PackedTensors([logits, sums, *(t for group in results.values() for r in group for t in _parts(r))])
+    light = functools.partial(
+        Recording,
+        structure=recording.structure,
+        inputs=(None,) * len(recording.inputs),
+        end=None,
+        calls=(),
+        pools=(),
+        decoder=(),
+        switch=None,
+        rules=recording.rules,
+        differentiable=False,
+        recorders={},
+        forwards=recording.forwards,
+        backwards=recording.backwards,
+    )
+    return PassesGraph(
+        graph, pixels, index, logits, results, sums, outputs, light, state, weights, tuple(request.specs)
+    )
+
+
+def _release(pool: Any, device: torch.device) -> None:
+    """Free the memory of a capture that failed: torch frees that of a finished one."""
+    torch._C._cuda_endAllocateToPool(device.index, pool)
+    torch._C._cuda_releasePool(device.index, pool)
+    torch.cuda.empty_cache()
+
+
+def module_state(module: nn.Module) -> Hashable:
+    """Return what decides which operations a module runs and on which memory; None if it cannot be told."""
+    state = fingerprint(module)
+    return None if state is None else (state, tuple(tensor.data_ptr() for tensor in _tensors(module)))
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [tensor.detach() for part in submodules(module) for _, tensor in tensors_of(part)]
+
+
+def _precision() -> Hashable:
+    """Return the settings of torch that choose between kernels."""
+    backends: Any = torch.backends.cuda  # its functions carry no types
+    return (
+        backends.flash_sdp_enabled(),
+        backends.mem_efficient_sdp_enabled(),
+        backends.math_sdp_enabled(),
+        backends.cudnn_sdp_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None,
+    )
+
+
+def _parts(result: Result) -> list[Tensor]:
+    """Return the tensors of a result."""
+    tensors = [value for value in vars(result).values() if isinstance(value, Tensor)]
+    return [*tensors, *(note.numbers for note in result.number_notes)]
+
+
+def _copied(result: Result, copy: Callable[[Tensor], Tensor]) -> Result:
+    """Return a result with copies of its tensors."""
+    tensors: dict[str, Any] = {name: copy(value) for name, value in vars(result).items() if isinstance(value, Tensor)}
+    notes = [replace(note, numbers=copy(note.numbers)) for note in result.number_notes]
+    return replace(result, seconds=0.0, notes=list(result.notes), number_notes=notes, **tensors)
+
+
+def _are_same(results: Results, expected: Results, dtype: torch.dtype) -> bool:
+    """Return whether two runs gave the same maps, up to roundings of the model's dtype."""
+    for text, group in results.items():
+        for result, other in zip(group, expected[text], strict=True):
+            if (result.error is None) != (other.error is None) or (result.maps is None) != (other.maps is None):
+                return False
+            if result.maps is not None and other.maps is not None:
+                bound = ROUNDINGS[dtype] * torch.finfo(dtype).eps * other.maps.abs().max()
+                if not bool(((result.maps - other.maps).abs() <= bound).all()):
+                    return False
+    return True

@@ -1,0 +1,280 @@
+"""CUDA graphs: what decides whether one is used, on any machine; captured and replayed passes, on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.methods import cuda_graphs
+from clairvit.methods.cuda_graphs import (
+    EAGER_RUNS,
+    GRAPHS,
+    ClassIndexTarget,
+    GraphCache,
+    PackedTensors,
+    PassesRequest,
+    module_state,
+)
+from clairvit.methods.spec import resolve_method
+from clairvit.targets.resolve import resolve_for
+from helpers.custom_vits import Block, FusedAttention, HomeMade
+from helpers.rounding import assert_same
+
+
+def small_model() -> cv.Model:
+    return cv.wrap(HomeMade(lambda: Block(FusedAttention)).eval(), size=32)
+
+
+def request(*methods: str, label: int | str | None = 0, score: str = "logit", **changes: Any) -> PassesRequest:
+    model = changes.pop("model", None) or small_model()
+    pixels = changes.pop("pixels", torch.zeros(2, 3, 32, 32))
+    specs = tuple(map(resolve_method, methods))
+    return PassesRequest(model, specs, pixels, label, score, changes.pop("seed", 0), changes.pop("layers", False))
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let images pass for images on a GPU."""
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+
+
+def test_no_graph_is_used_on_a_cpu() -> None:
+    assert not request("genatt").is_capturable
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize(
+    ("methods", "capturable"),
+    [
+        (["genatt"], True),
+        (["rollout", "random"], True),  # a baseline is run next to the graph
+        (["attnlrp+plus", "legrad", "fullgrad"], True),
+        (["random"], False),  # no passes to capture
+        (["lime"], False),
+        (["genatt", "smoothgrad"], False),  # random draws, and passes of its own
+        (["alti"], False),  # its log of operations is read on the way
+    ],
+)
+def test_which_methods_can_be_captured(methods: list[str], capturable: bool) -> None:
+    assert request(*methods).is_capturable is capturable
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_nothing_is_captured_while_somebody_watches_the_operations() -> None:
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    asked = request("genatt")
+    assert asked.is_capturable
+    with Watch():
+        assert not asked.is_capturable
+
+
+def test_requests_that_run_other_operations_have_other_keys() -> None:
+    model = small_model()
+    keys = {
+        request("genatt", model=model).key,
+        request("genatt", model=model, label=None).key,
+        request("genatt", model=model, score="prob").key,
+        request("genatt", model=model, layers=True).key,
+        request("genatt", "rollout", model=model).key,
+        request("genatt+skipplus", model=model).key,
+        request("genatt", model=model, pixels=torch.zeros(3, 3, 32, 32)).key,
+        request("genatt", model=model, pixels=torch.zeros(2, 3, 32, 32, dtype=torch.float64)).key,
+        request("genatt", model=small_model()).key,
+    }
+    assert len(keys) == 9
+    assert request("genatt", model=model, label=1).key in keys  # another class is another number in the same place
+
+
+def test_class_indices_on_the_device_give_the_scores_and_gradients_of_the_target() -> None:
+    model = small_model()
+    logits = torch.randn(3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
+    for score in ("logit", "prob", "logprob"):
+        target = resolve_for(model, [1, 7, 4], logits.detach(), score=score)[0]
+        index = torch.tensor([[1], [7], [4]])
+        same = ClassIndexTarget(
+            target.names, target.classes, target.score, target.rows, activation=target.activation, index=index
+        )
+        assert_same(same(logits), target(logits))
+        ours, expected = (torch.autograd.grad(goal(logits).sum(), logits)[0] for goal in (same, target))
+        assert_same(ours, expected)
+
+
+def test_packed_tensors_are_copied_together() -> None:
+    tensors = [torch.rand(2, 3), torch.rand(4), torch.tensor([[True], [False]]), torch.rand(2, 2).T]
+    packed = PackedTensors([*tensors, tensors[0]])
+    copy = packed.copied()
+    for tensor in tensors:
+        assert torch.equal(copy(tensor), tensor)
+        assert copy(tensor).data_ptr() != tensor.data_ptr()
+
+
+def test_the_state_of_a_module_changes_with_what_a_graph_depends_on() -> None:
+    module = small_model().module
+    state = module_state(module)
+    assert module_state(module) == state
+    with torch.no_grad():
+        next(module.parameters()).add_(1)  # in place: a graph reads the new values
+    assert module_state(module) == state
+    handle = module.register_forward_hook(lambda *_: None)
+    assert module_state(module) != state
+    handle.remove()
+    assert module_state(module) == state
+    name, parameter = next((n, p) for n, p in module.named_parameters() if "." not in n)
+    setattr(module, name, torch.nn.Parameter(parameter.detach().clone()))
+    assert module_state(module) != state
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
+    """A cache whose captures are plain objects that hold 1 byte."""
+    made: list[Any] = []
+
+    def capture(asked: PassesRequest, target: Any, results: Any) -> Any:
+        graph = SimpleNamespace(memory=1, pixels=asked.pixels, state=module_state(asked.model.module))
+        graph.replay = lambda _: ("replayed", len(made))
+        made.append(graph)
+        return graph
+
+    monkeypatch.setattr(cuda_graphs, "captured", capture)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=40))
+    return GraphCache()
+
+
+def test_a_graph_is_captured_after_some_runs_and_replayed(cache: GraphCache) -> None:
+    asked = request("genatt")
+    for _ in range(EAGER_RUNS):
+        assert cache.replay(asked) is None
+        cache.count(asked, None, {})  # type: ignore[arg-type]
+        assert len(cache) == 0
+    cache.count(asked, None, {})  # type: ignore[arg-type]
+    assert len(cache) == 1
+    assert cache.replay(asked) == ("replayed", 1)
+
+
+def test_a_graph_of_a_module_that_changed_is_dropped(cache: GraphCache) -> None:
+    model = small_model()
+    asked = request("genatt", model=model)
+    for _ in range(EAGER_RUNS + 1):
+        cache.count(asked, None, {})  # type: ignore[arg-type]
+    handle = model.module.register_forward_hook(lambda *_: None)
+    assert cache.replay(asked) is None
+    assert len(cache) == 0
+    handle.remove()
+
+
+def test_graphs_within_the_memory_are_kept_and_those_that_made_room_wait_longer(cache: GraphCache) -> None:
+    asked = [request("genatt", seed=seed) for seed in range(12)]
+    for each in asked:
+        for _ in range(EAGER_RUNS + 1):
+            cache.count(each, None, {})  # type: ignore[arg-type]
+    assert len(cache) == 10  # a quarter of 40 bytes
+    assert cache.replay(asked[0]) is None
+    for _ in range(2 * EAGER_RUNS):
+        cache.count(asked[0], None, {})  # type: ignore[arg-type]
+        assert cache.replay(asked[0]) is None
+    cache.count(asked[0], None, {})  # type: ignore[arg-type]
+    assert cache.replay(asked[0]) is not None
+
+
+def test_graphs_go_with_their_module(cache: GraphCache) -> None:
+    model = small_model()
+    asked = request("genatt", model=model)
+    for _ in range(EAGER_RUNS + 1):
+        cache.count(asked, None, {})  # type: ignore[arg-type]
+    assert len(cache) == 1
+    alive = weakref.ref(model.module)
+    del model, asked
+    gc.collect()
+    assert alive() is None
+    assert len(cache) == 0
+
+
+@pytest.fixture
+def graphs() -> Iterator[GraphCache]:
+    GRAPHS.clear()
+    yield GRAPHS
+    GRAPHS.clear()
+
+
+def _random_images(seed: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(4, 3, 224, 224, generator=generator).to("cuda", dtype)
+
+
+METHODS = ["rollout", "genatt", "gmar-l1", "gmar-l2", "tokentm", "legrad", "fullgrad", "attnlrp+plus", "random"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("target", [None, 3], ids=["predicted", "class 3"])
+def test_replays_equal_ordinary_runs(graphs: GraphCache, dtype: torch.dtype, target: int | None) -> None:
+    model = cv.load("pets", device="cuda", dtype=dtype)
+    for seed in range(EAGER_RUNS + 1):
+        cv.compare(model, _random_images(seed, dtype), METHODS, target=target)
+    assert len(graphs) == 1
+    for seed in (10, 11):
+        images = _random_images(seed, dtype)
+        replayed = cv.compare(model, images, METHODS, target=target)
+        graphs.enabled = False
+        try:
+            expected = cv.compare(model, images, METHODS, target=target)
+        finally:
+            graphs.enabled = True
+        for name in METHODS:
+            ours, other = replayed[name], expected[name]
+            assert torch.equal(ours.maps, other.maps), name
+            assert (ours.targets, ours.probabilities, ours.weights_hash, ours.notes, ours.cost.backwards) == (
+                other.targets,
+                other.probabilities,
+                other.weights_hash,
+                other.notes,
+                other.cost.backwards,
+            )
+
+
+@pytest.mark.cuda
+def test_a_replay_sees_changed_weights_and_a_replaced_one_ends_the_graph(graphs: GraphCache) -> None:
+    model = cv.load("pets", device="cuda")
+    images = _random_images(0, torch.float32)
+    before = [cv.explain(model, images, "genatt", target=3) for _ in range(EAGER_RUNS + 2)][-1]
+    weight = model.module.blocks[3].mlp.fc1.weight
+    weight.data.mul_(1.5)  # torch counts no version for this
+    after = cv.explain(model, images, "genatt", target=3)
+    assert len(graphs) == 1
+    assert not torch.equal(after.maps, before.maps)
+    assert after.weights_hash != before.weights_hash
+    model.module.blocks[3].mlp.fc1.weight = torch.nn.Parameter(weight.detach() / 1.5, requires_grad=False)
+    again = cv.explain(model, images, "genatt", target=3)
+    assert len(graphs) == 0
+    assert_same(again.maps, before.maps)
+    assert again.weights_hash == cv.explain(model, images, "genatt", target=3).weights_hash
+
+
+@pytest.mark.cuda
+def test_a_capture_that_fails_frees_its_memory_and_is_not_tried_again(graphs: GraphCache) -> None:
+    from clairvit.methods.aggregation import Total
+
+    @cv.method("reads-a-number", output="tokens", aggregation=Total())
+    def reads_a_number(layer: cv.LayerView) -> Tensor:
+        return layer.x.norm(dim=-1) * float(layer.x.abs().max())
+
+    model = cv.load("pets", device="cuda")
+    images = _random_images(0, torch.float32)
+    reserved = []
+    for _ in range(EAGER_RUNS + 3):
+        cv.compare(model, images, ["genatt", "reads-a-number"], target=3)
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert len(graphs) == 0
+    assert reserved[-1] <= reserved[1]
