@@ -231,7 +231,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     for name in arguments.models.split(",") if arguments.models else CPU:
-        model, pixels = frozen(name), torch.randn(1, 3, 224, 224)
+        model, pixels = frozen(name, "cpu"), torch.randn(1, 3, 224, 224)
         if arguments.parts:
             report_parts(name, model, pixels, arguments.rounds, clock)
             continue

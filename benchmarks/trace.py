@@ -139,8 +139,9 @@ def resident(which: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(which))
 
 
-def frozen(name: str) -> cv.Model:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def frozen(name: str, device: str | None = None) -> cv.Model:
+    """Return a model with frozen weights, on the GPU if there is one and no device is named."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name == "pets":
         model = cv.load(name, device=device)
     else:

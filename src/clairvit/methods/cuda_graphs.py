@@ -34,8 +34,9 @@ from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model, extract_scores
 from clairvit.models.submodules import submodules, tensors_of
 from clairvit.numerics import widened
-from clairvit.targets.base import TargetBatch, score_values
+from clairvit.targets.base import TargetBatch, class_agnostic_target, score_values
 from clairvit.targets.class_ import find_class
+from clairvit.tracing.attention_reductions import is_large
 from clairvit.tracing.capture_plan import fingerprint
 from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recording import Recording
@@ -211,17 +212,25 @@ class GraphCache:
             if graph is None:
                 return None
             self._graphs.move_to_end(request.key)
+        before = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        before.record()
         replayed = graph.replay(request)  # the GPU is at work while the host compares
         if module_state(request.model.module) == graph.state:
+            replayed.results.update(_baseline_results(request, replayed.recording, before))
             return replayed
         with self._lock:
             self._graphs.pop(request.key, None)
             self._runs.pop(request.key, None)
         return None
 
-    def count(self, request: PassesRequest, target: TargetBatch, results: Results) -> None:
-        """Count a run without a graph, and capture one after some of them; `results` are those of the run."""
+    def count(self, request: PassesRequest, target: TargetBatch, recording: Recording, results: Results) -> None:
+        """Count a run without a graph, and capture one after some of them; recording and results are those of the run.
+
+        Large layers are not captured: there the GPU is the slower one, and memory is short.
+        """
         key, module = request.key, request.model.module
+        if any(is_large(call, len(recording.calls)) for call in recording.calls):
+            return
         with self._lock:
             runs = self._runs[key] = self._runs.pop(key, 0) + 1
             while len(self._runs) > MOST_REQUESTS:
@@ -258,6 +267,26 @@ class GraphCache:
 
 
 GRAPHS = GraphCache()
+
+
+def _baseline_results(request: PassesRequest, recording: Recording, before: Any) -> Results:
+    """Return the results of the methods that look at no pass, on a stream of their own: they do not wait for a replay.
+
+    `before` is the event at which the pixels were there.
+    """
+    if not request.baselines:
+        return {}
+    current, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_event(before)
+    with torch.cuda.stream(aside):
+        target = class_agnostic_target(len(request.pixels))
+        results = run_all(request.baselines, recording, [target], seed=request.seed, layers=request.layers)
+    current.wait_stream(aside)
+    for group in results.values():
+        for result in group:
+            for tensor in _parts(result):
+                tensor.record_stream(current)
+    return results
 
 
 def captured(request: PassesRequest, target: TargetBatch, expected: Results) -> PassesGraph | None:

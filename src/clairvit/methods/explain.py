@@ -398,9 +398,9 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
         runs = list((by_text | {spec.text: spec for spec in specs}).values())
         results = run_all(runs, recording, goals, seed=request.seed, layers=request.layers or request.by_head)
         if passes is not None:
-            GRAPHS.count(passes, goals[0], results)
+            GRAPHS.count(passes, goals[0], recording, results)
     else:
-        results = replayed.results | run_all(passes.baselines, recording, goals, seed=request.seed)
+        results = replayed.results
     seconds = time.perf_counter() - started
     comparison = collect(
         model, batch, recording, specs, goals, results, request.seed, seconds, weights_hash, skip=request.skip

@@ -183,12 +183,19 @@ def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
+MOST_SPECS = 1024
+_SPECS: dict[str, MethodSpec] = {}  # method string without further options -> what it was resolved to
+
+
 def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
     """Return the spec of a method string such as "rollout(fusion=max)+skipplus"; keyword options override it."""
     if isinstance(text, MethodSpec):
         if not options:
             return text
         text = text.text
+    known = _SPECS.get(text) if isinstance(text, str) and not options else None
+    if known is not None and METHODS.registered(known.method.name) is known.method:
+        return known
     try:
         parsed = parse_spec(text)
     except BadInput as error:
@@ -224,7 +231,10 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
         else:
             raise UnknownName(_no_option(method, key, aggregation))
     canonical = _canonical(method, values, aggregation, relu, combinator, plus_mode)
-    return MethodSpec(method, tuple(sorted(values.items())), aggregation, relu, canonical)
+    spec = MethodSpec(method, tuple(sorted(values.items())), aggregation, relu, canonical)
+    if not options and len(_SPECS) < MOST_SPECS:
+        _SPECS[text] = spec
+    return spec
 
 
 def _function_defaults(method: Method, combined: bool) -> dict[str, Any]:
