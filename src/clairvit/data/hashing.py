@@ -180,8 +180,7 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
     """
     bits = [_bits(tensor) for tensor in tensors]
     groups = [[words] for words in bits] if bits[0].is_cpu else _joined_groups(bits)
-    words = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
-    return torch.stack([_words(part).sum() for part in words])
+    return torch.stack([_words(group[0] if len(group) == 1 else torch.cat(group)).sum() for group in groups])
 
 
 def _bits(tensor: Tensor) -> Tensor:
