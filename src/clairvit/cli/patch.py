@@ -65,9 +65,23 @@ def patch(
         ),
     ] = None,
     readouts: options.ReadoutOptions,
-    score: options.Score = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="logit, prob or logprob.", show_default="logit, or the target's own kind", rich_help_panel="Target"
+        ),
+    ] = None,
     batch_size: options.BatchSize = None,
-    out: options.Out = "out/",
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="PATH",
+            help="A folder (PNG, JSON and NPZ of the sweep) or one file: .png .jpg .pdf .svg .json .npz",
+            rich_help_panel="Result",
+        ),
+    ] = "out/",
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
