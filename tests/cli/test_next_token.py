@@ -77,6 +77,14 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(
     assert sentence in capsys.readouterr().err
 
 
+def test_images_are_scored_by_a_word(model: str, tmp_path: Path, capsys: Captured) -> None:
+    options = ["--method", "ixg", "--metric", "deletion(steps=2)", "--out", str(tmp_path), "--json"]
+    assert main(["evaluate", "demo", "--model", model, "--prompt", PROMPT, "--word", "cat", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == "cat"
+    assert main(["evaluate", "demo", "--model", model, "--prompt", PROMPT, "--word", "cat,dog", *options]) == 2
+    assert "2 targets were given" in capsys.readouterr().err
+
+
 def test_a_classifier_writes_no_words(capsys: Captured) -> None:
     assert explain("pets", "--prompt", PROMPT) == 2
     assert "writes no text" in capsys.readouterr().err

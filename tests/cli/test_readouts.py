@@ -86,9 +86,41 @@ def test_both_photos_are_drawn(clip: list[str], tmp_path: Path, capsys: Captured
         (tmp_path / "a-similar.png").unlink()
 
 
+def test_the_value_that_is_explained_is_printed(clip: list[str], capsys: Captured) -> None:
+    typed = ["explain", "cat-0.png", *clip, "--text", "a dog", "--method", "ixg", "-o", "a.png"]
+    assert main([*typed, "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    for options, heading, value in (
+        ([], "cosine", result["target_scores"][0]),
+        (["--score", "logit"], "logit", None),
+    ):
+        assert main([*typed, *options]) == 0
+        printed = capsys.readouterr().out
+        assert heading in printed
+        assert value is None or f"{value:.4g}" in printed
+
+
+def test_neurons_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = ["--neuron", "3,17", "--neuron", "8,5@5,4", "--method", "ixg", "-o", "n.png"]
+    assert main(["explain", "demo", *typed, "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["targets"] == ["layer 3, channel 17", "layer 8, patch (5, 4), channel 5"]
+    assert result["score"] == "activation"
+    assert main(["explain", "demo", *typed]) == 0
+    assert "class" not in capsys.readouterr().out  # channels are no classes that the model sees
+    options = ["--neuron", "3,17", "--method", "ixg", "--metric", "deletion(steps=2)", "--json"]
+    assert main(["evaluate", "demo", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == "neuron 3,17"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--neuron", "3"], "--neuron 3 was given; expected LAYER,CHANNEL such as 3,17"),
+        (["--neuron", "3,17@a,b"], "--neuron 3,17@a,b was given; expected"),
+        (["--neuron", "99,0"], "There is no layer 99"),
+        (["--neuron", "3,17@99,0"], "There is no patch (99, 0)"),
         (["--text", " "], "An empty prompt was given"),
         (["--text", "a cat"], "pets has no text tower"),
         (["--against", "a photo"], "--against was given without a prompt"),

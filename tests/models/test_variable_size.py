@@ -17,6 +17,9 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.models.images import prepare
 from clairvit.models.sources.adapters import cut_patches, image_inputs
+from helpers import tiny_pairs
+from helpers.rounding import assert_same
+from helpers.tiny_models import shaken
 
 VISION = {
     "hidden_size": 24,
@@ -171,3 +174,25 @@ def test_timm_models_of_any_size(name: str) -> None:
     torch.testing.assert_close(maps, gradient.abs().amax(1), rtol=1e-9, atol=1e-12)
     for method in ("rollout", "genatt", "ixg", "attnlrp+plus", "leave-one-out"):
         assert cv.explain(module, images.detach(), method, target=1).maps.shape == (2, 3, 5)
+
+
+def test_a_prompt_is_compared_with_an_image_of_any_size() -> None:
+    """The cosine and its gradient are those of the pair's own two towers, on patches cut from an image that is wide."""
+    vision = {**tiny_pairs.VISION, "patch_size": PATCH, "num_patches": 16}
+    config = hf.Siglip2Config(vision_config=vision, text_config={**tiny_pairs.TEXT, "projection_size": 16})
+    module: Any = shaken(hf.Siglip2Model(config), seed=3).double().eval()
+    model = cv.wrap(module, tokenizer=tiny_pairs.tokenizer(), size=(24, 40), mean=0.5, std=0.5)
+    images = pixels(24, 40).requires_grad_()
+    traced = cv.trace(model, images.detach(), target=cv.Text("a red car"))
+    tokens = tiny_pairs.tokenizer()(["a red car"], padding="max_length", max_length=8, return_tensors="pt")
+    features = [
+        module.get_text_features(tokens["input_ids"], tokens["attention_mask"]),
+        module.get_image_features(**image_inputs(module.vision_model, images)),
+    ]
+    text, image = (getattr(values, "pooler_output", values) for values in features)
+    score = nn.functional.cosine_similarity(image, text)
+    assert traced.target is not None
+    assert_same(traced.target(traced.logits).detach(), score.detach())
+    (gradient,) = torch.autograd.grad(score.sum(), images)
+    assert_same(traced.dpixels, gradient)
+    assert cv.explain(model, images.detach(), "attnlrp+plus", target=cv.Text("a red car")).maps.shape == (2, 3, 5)

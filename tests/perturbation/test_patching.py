@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,10 @@ import clairvit as cv
 from clairvit.errors import BadInput, CaptureError, NotApplicable, UnknownName, WrongType
 from clairvit.perturbation.activation_patching import Place, PlacePatching
 from clairvit.tracing.recording import record
+from helpers import vision_language
 from helpers.custom_vits import SortedByWindows
 from helpers.module_fingerprint import differences, fingerprint
-from helpers.rounding import assert_same
+from helpers.rounding import assert_same, same
 from helpers.tiny_models import HEADS, STRANGE, WIDTH, ZOO, cnn, double, growth_of, pixels, shaken, strange
 
 MODELS = ["timm-vit", "hf-vit-sdpa", "torchvision-vit", "home-matmul"]
@@ -413,3 +416,53 @@ def test_an_activation_that_is_not_computed_is_an_error(place: Place) -> None:
     with pytest.raises(CaptureError, match="1 of 1 activations were not computed"), patching:
         scores_of(model, images)
     assert differences(before, fingerprint(model.module)) == []
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2-vl", "qwen2.5-vl"])
+def test_sites_of_a_vision_language_model_are_those_of_its_language_model(name: str) -> None:
+    """Its vision tower attends and adds up before, for some models image by image: sites are not counted from there."""
+    with vision_language.without_float32():
+        module = vision_language.tiny_language_model(name)
+        text = vision_language.own_text(name, [1, 3], [4, 11, 12, 14])
+        model = cv.wrap(module, size=vision_language.SIDE, mean=0.5, std=0.5).with_inputs(**text)
+        images, target = vision_language.images(2), cv.NextToken(token=9)
+        attention: Any = module.model.language_model.layers[1].self_attn
+        width = attention.o_proj.in_features // attention.config.num_attention_heads
+        for site, part, columns in (
+            (cv.Site(1, head=2), attention.o_proj, slice(2 * width, 3 * width)),
+            (cv.Site(1, part="attention"), attention.o_proj, slice(None)),
+            (cv.Site(1, part="mlp"), module.model.language_model.layers[1].mlp.down_proj, slice(None)),
+        ):
+            scores = cv.patch(model, images, {site: "zero"}, target=target)
+            hook = part.register_forward_pre_hook(lambda _, args, columns=columns: (_without(args[0], columns),))
+            with torch.no_grad():
+                rows = [
+                    module(**vision_language.own_inputs(name, image[None]), **text).logits[:, -1] for image in images
+                ]
+            hook.remove()
+            expected = torch.cat(rows)
+            assert not same(scores.original, scores.patched)
+            assert_same(scores.patched, expected)
+            assert_same(scores.difference(), expected[:, 9] - scores.original[:, 9], magnitude=1.0)
+
+
+def _without(tokens: Tensor, columns: slice) -> Tensor:
+    changed = tokens.clone()
+    changed[..., columns] = 0
+    return changed
+
+
+def test_a_sweep_is_written(tmp_path: Path) -> None:
+    model, images = double("timm-vit")
+    sweep = cv.patch_sweep(model, images, target=3)
+    record = json.loads(sweep.save(tmp_path / "sweep.json").read_text(encoding="utf-8"))
+    assert record["effects"] == sweep.effects.tolist()
+    assert record["table"] == sweep.table.tolist()
+    assert (record["kind"], record["value"], record["score"]) == ("head", "zero", "logit")
+    assert record["target"] == ["class 3"] * 2
+    with np.load(sweep.save(tmp_path / "sweep.npz")) as arrays:
+        assert np.array_equal(arrays["effects"], sweep.effects.numpy())
+        assert json.loads(str(arrays["about"]))["scores"] == record["scores"]
+    assert sweep.save(tmp_path / "a.png").read_bytes() == sweep.save(tmp_path / "b.png").read_bytes()
+    with pytest.raises(BadInput, match=r"ends in '\.txt'"):
+        sweep.save(tmp_path / "sweep.txt")

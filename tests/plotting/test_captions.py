@@ -15,9 +15,11 @@ from clairvit.plotting.canvas import SMALL, shorten_name, text_width
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
-from clairvit.plotting.labels import CLASS_AGNOSTIC
+from clairvit.plotting.labels import CLASS_AGNOSTIC, format_number
 from clairvit.plotting.save import RC_PARAMS, explanation_record
-from helpers.tiny_models import pixels, wrapped
+from clairvit.plotting.tiles import method_label, source_line
+from helpers import tiny_pairs
+from helpers.tiny_models import double, pixels, wrapped
 
 LONG = f"file:/home/somebody/{'projects/' * 12}run-7/epoch-30.safetensors"
 MODEL = wrapped("timm-vit")
@@ -113,3 +115,22 @@ def test_a_class_agnostic_map_is_scored_by_the_class_that_was_asked_for() -> Non
         made = cv.explain(MODEL, image, "rollout", target=target)
         score = cv.evaluate(MODEL, image, made, "deletion")
         assert score.values.tolist() == cv.evaluate(MODEL, image, "rollout", "deletion", target=target).values.tolist()
+
+
+def test_the_value_of_a_target_that_is_no_class_is_stated() -> None:
+    """A prompt's cosine or logit, an activation, a function's value: never "explains the custom"."""
+    pair, images = tiny_pairs.wrapped("CLIPModel"), tiny_pairs.pixels(1)
+    model, photos = double("timm-vit", batch=1)
+    for explanation, word in (
+        (cv.explain(pair, images, "ixg", target=cv.Text("a dog")), "cosine"),
+        (cv.explain(pair, images, "ixg", target=cv.Text("a dog"), score="logit"), "logit"),
+        (cv.explain(model, photos, "ixg", target=cv.Neuron(1, 3)), "activation"),
+        (cv.explain(model, photos, "ixg", target=cv.Output(lambda output: output[:, 1] ** 2)), "score"),
+        (cv.explain(model, photos, "ixg", targets=[3, cv.Output(lambda output: output[:, 1])]), "score"),
+    ):
+        last = len(explanation) - 1
+        value = explanation.target_scores[last]
+        assert value is not None
+        assert method_label(explanation, last) == f"ixg · {word} {format_number(value)}"
+        assert source_line(explanation)[2] == f" · explains the {word}"
+    assert method_label(cv.explain(model, photos, "ixg", target=3), 0) == "ixg"

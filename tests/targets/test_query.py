@@ -176,6 +176,20 @@ def test_linear_rules_share_out_the_whole_score() -> None:
     assert_same((x * dx).flatten(1).sum(1), score, magnitude=float((x * dx).abs().flatten(1).sum(1).max()))
 
 
+def test_linear_rules_share_out_the_whole_score_of_a_decoder() -> None:
+    """DETR adds positions to queries and keys alone: without biases all of a query's logit comes from image tokens."""
+    model, pixels = model_of(lambda: without_biases(detr())), images()
+    trace = cv.trace(model, pixels, target=cv.Query(INDEX, "sky"), rules="linear")
+    assert trace.target is not None
+    score = trace.target(trace.logits)
+    assert bool((score.abs() > 1e-3).all())
+    for layer in trace.layers:
+        x, dx = layer.x, layer.dx
+        assert x is not None
+        assert dx is not None
+        assert_same((x * dx).flatten(1).sum(1), score, magnitude=float((x * dx).abs().flatten(1).sum(1).max()))
+
+
 @pytest.mark.parametrize("rules", ["linear", "attnlrp"])
 def test_rules_reach_through_the_sigmoid_of_a_box(rules: str) -> None:
     """The sigmoid at the end of the box head is no gate: its slope multiplies the gradient of what is before it."""

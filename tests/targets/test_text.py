@@ -13,7 +13,7 @@ import clairvit as cv
 from clairvit.data.scenes import CLASSES, scene
 from helpers import tiny_pairs
 from helpers.relevance import mean_on
-from helpers.rounding import assert_same
+from helpers.rounding import assert_same, same
 from helpers.tiny_pairs import PAIRS, blocks, cosines, pixels, wrapped
 
 PROMPT, OTHER, NEUTRAL = "a red car", "the dog", ["a photo", "a photo of a cat"]
@@ -46,6 +46,21 @@ def logits(pair: Any, cosine: Tensor) -> Tensor:
     """Return scale · cos + bias, the model's own logit."""
     bias = getattr(pair, "logit_bias", None)
     return (pair.logit_scale.exp() * cosine + (0 if bias is None else bias)).detach()
+
+
+@every_pair
+def test_a_score_that_is_named_is_the_models_logit(name: str) -> None:
+    """score="logit" next to a prompt asks for the same as cv.Text(…, score="logit"), and is not ignored."""
+    model, images = wrapped(name), pixels()
+    for against in ((), NEUTRAL):
+        asked = cv.explain(model, images, "ixg", target=cv.Text(PROMPT, against=against), score="logit")
+        stated = cv.explain(model, images, "ixg", target=cv.Text(PROMPT, against=against, score="logit"))
+        assert asked.score == stated.score == "logit"
+        assert_same(torch.tensor(asked.target_scores), torch.tensor(stated.target_scores))
+        assert_same(asked.maps, stated.maps)
+    cosine = cv.explain(model, images, "ixg", target=cv.Text(PROMPT))
+    assert cosine.score == "cosine"
+    assert not same(cosine.maps, cv.explain(model, images, "ixg", target=cv.Text(PROMPT), score="logit").maps)
 
 
 @every_pair

@@ -27,6 +27,7 @@ from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import names_parameters, with_options
 from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
 from clairvit.cli.options import expand_groups
+from clairvit.cli.patch import patch
 from clairvit.cli.report import report
 from clairvit.cli.reproduce import reproduce
 from clairvit.cli.serve import serve
@@ -53,6 +54,7 @@ app = typer.Typer(
 for _command_function in (explain, compare, evaluate, choose, calibrate, doctor, bench, report, reproduce, finetune):
     app.command(_command_function.__name__, no_args_is_help=True)(expand_groups(_command_function))
 app.command("features", no_args_is_help=True)(expand_groups(features))
+app.command("patch", no_args_is_help=True)(expand_groups(patch))
 app.command("serve")(expand_groups(serve))
 app.command("methods")(methods_command)
 app.command("metrics")(metrics_command)

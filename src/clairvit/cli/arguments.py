@@ -203,6 +203,21 @@ def _read_query(text: str) -> Any:
     return cv.Query(class_=query, box=box)
 
 
+def read_neuron(text: str) -> Any:
+    """Return the target of 'LAYER,CHANNEL', or 'LAYER,CHANNEL@ROW,COL' for one patch."""
+    import clairvit as cv
+
+    neuron, at, place = text.partition("@")
+    try:
+        layer, channel = (int(part) for part in neuron.split(","))
+        patch = tuple(int(part) for part in place.split(",")) if at else None
+    except ValueError as error:
+        raise BadInput(
+            f"--neuron {text} was given; expected LAYER,CHANNEL such as 3,17, or with a patch LAYER,CHANNEL@ROW,COL."
+        ) from error
+    return cv.Neuron(layer, channel, patch=patch)
+
+
 @dataclass(frozen=True)
 class GeneratedAnswer:
     """The answer of a vision-language model, whose words are known when the image is."""

@@ -10,14 +10,11 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.console import is_printed, print_line, progress_bar, table
 from clairvit.cli.finish import MAX_ROWS, exit_on_failures, print_document, print_paths
-from clairvit.cli.hints import with_options
-from clairvit.cli.image_job import Failure, OutputPath, file_stems, find_image_files, output_path
+from clairvit.cli.image_job import OutputPath, file_stems, find_image_files, output_path, read_images
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from clairvit.methods.token_features import PatchFeatures
-    from clairvit.models.images import Batch
-    from clairvit.models.model import Model
 
 ALL = "all"
 EXAMPLES = """[bold]Examples[/bold]
@@ -80,7 +77,7 @@ def features(
     if not paths:
         exit_on_failures(0, failures, "shown")
     net = model_options.load(model)
-    batch = _read_images(paths, net, failures)
+    batch = read_images(paths, net, failures)
     if batch is None:
         exit_on_failures(0, failures, "shown")
         return
@@ -120,25 +117,6 @@ def _read_patch(text: str | None) -> tuple[int, int] | None:
     except ValueError as error:
         raise BadInput(f"--patch {text} was given; expected ROW,COL, two whole numbers such as 5,7.") from error
     return row, col
-
-
-def _read_images(paths: list[str], model: Model, failures: list[Failure]) -> Batch | None:
-    """Return the images that can be read as one batch; the others are added to `failures`."""
-    import torch
-
-    from clairvit.models.images import Batch, prepare
-
-    batches: list[Batch] = []
-    for path in paths:
-        try:
-            batches.append(prepare([path], model))
-        except BadInput as error:
-            failures.append(Failure(path, with_options(error)))
-    if not batches:
-        return None
-    names = tuple(name for batch in batches for name in batch.names)
-    notes = tuple(dict.fromkeys(note for batch in batches for note in batch.notes))
-    return Batch(torch.cat([batch.pixels for batch in batches]), names, notes=notes)
 
 
 def _check_rows(out: OutputPath, images: int) -> None:

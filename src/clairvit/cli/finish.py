@@ -56,14 +56,19 @@ def print_statistics(results: Sequence[WrittenResult]) -> None:
     if len(results) != 1:
         return
     record = results[0].first
-    targets = record["targets"]
+    targets, scores = record["targets"], record["target_scores"]
     rows = [(target, *_min_mean_max(values)) for target, values in zip(targets, record["statistics"], strict=True)]
     for target, values in zip(targets, record["standard_error"] or [], strict=False):
         rows.append((f"{target}, standard error", *_min_mean_max(values)))
     for layer, layer_maps in enumerate(record["layer_statistics"] or []):
         for target, values in zip(targets, layer_maps, strict=True):
             rows.append((f"{target}, layer {layer}", *_min_mean_max(values)))
-    table(f"Values of the {record['method']} map", ("map", "min", "mean", "max"), rows, ("min", "mean", "max"))
+    columns = ["map", "min", "mean", "max"]
+    if any(score is not None for score in scores):  # the value that is explained: a cosine, a logit, an activation
+        columns.append("score" if record["score"] == "custom" else record["score"])
+        values_shown = ["–" if score is None else f"{score:.4g}" for score in scores]
+        rows = [(*row, value) for row, value in zip(rows, values_shown + [""] * len(rows), strict=False)]
+    table(f"Values of the {record['method']} map", columns, rows, columns[1:])
     print_cost(record)
 
 

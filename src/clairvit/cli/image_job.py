@@ -218,6 +218,25 @@ def find_image_files(arguments: Sequence[str]) -> tuple[list[str], list[Failure]
     return readable, failures
 
 
+def read_images(paths: Sequence[str], model: Model, failures: list[Failure]) -> Batch | None:
+    """Return the images that can be read as one batch; the others are added to `failures`."""
+    import torch
+
+    from clairvit.models.images import Batch, prepare
+
+    batches: list[Batch] = []
+    for path in paths:
+        try:
+            batches.append(prepare([path], model))
+        except BadInput as error:
+            failures.append(Failure(path, with_options(error)))
+    if not batches:
+        return None
+    names = tuple(name for batch in batches for name in batch.names)
+    notes = tuple(dict.fromkeys(note for batch in batches for note in batch.notes))
+    return Batch(torch.cat([batch.pixels for batch in batches]), names, notes=notes)
+
+
 @dataclass(frozen=True)
 class LoadedImage:
     """An image as the model takes it."""

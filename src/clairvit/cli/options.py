@@ -17,6 +17,7 @@ from clairvit.cli.arguments import (
     data_specs,
     read_dense_targets,
     read_display,
+    read_neuron,
     read_preprocess,
     read_readouts,
     read_words,
@@ -243,6 +244,15 @@ Generate = Annotated[
     bool,
     typer.Option("--generate", help="Explain each word of the answer to --prompt.", rich_help_panel="Target"),
 ]
+Neuron = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--neuron",
+        metavar="LAYER,CHANNEL[@ROW,COL]",
+        help="A channel of a block's output, over all patches or at one: why is it active? Counted from 0.",
+        rich_help_panel="Target",
+    ),
+]
 Score = Annotated[
     str | None,
     typer.Option(
@@ -454,6 +464,7 @@ class TargetOptions(OptionGroup):
     region: Region = None
     point: Point = None
     query: Query = None
+    neuron: Neuron = None
     prompt: Prompt = None
     word: Word = None
     generate: Generate = False
@@ -464,6 +475,7 @@ class TargetOptions(OptionGroup):
         return [
             *read_readouts(self.text, self.against, self.similar_to),
             *read_dense_targets(self.region or (), self.point or (), self.query or ()),
+            *(read_neuron(text) for text in self.neuron or ()),
             *read_words(self.prompt, self.word, self.generate),
         ]
 
@@ -478,6 +490,9 @@ class ReadoutOptions(OptionGroup):
     region: Region = None
     point: Point = None
     query: Query = None
+    neuron: Neuron = None
+    prompt: Prompt = None
+    word: Word = None
 
     def readouts(self) -> list[Any]:
         """Return the targets that are no classes; raise BadInput before a model is loaded."""
@@ -487,7 +502,10 @@ class ReadoutOptions(OptionGroup):
         """Return what was typed as the target, for a record."""
         if self.similar_to:
             return f"similar to {self.similar_to}"
-        typed = [*(self.text or ()), *(self.region or ()), *(self.point or ()), *(self.query or ())]
+        places = [*(self.region or ()), *(self.point or ()), *(self.query or ())]
+        neurons = [f"neuron {text}" for text in self.neuron or ()]
+        words = [] if self.prompt is None else [*(self.word or ()), f"the next word after {self.prompt!r}"]
+        typed = [*(self.text or ()), *places, *neurons, *words]
         against = f" against {', '.join(self.against)}" if self.against else ""
         return f"{typed[0]}{against}" if typed else target
 

@@ -76,7 +76,7 @@ def channel_features(
     batch = prepare(images, model)
     relevance = by == "relevance"
     recording = record(model, batch.pixels, differentiable=relevance)
-    goal = one_target(recording, target, "logit", single=batch.single) if relevance else None
+    goal = one_target(recording, target, None, single=batch.single) if relevance else None
     trace = run_backward(recording, goal, "plain" if relevance else None, keep=False)
     layer_maps = [
         (layer, x, _on_grid(trace, layer, layer.dx) if relevance else None)

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from clairvit.errors import CaptureError, NotApplicable
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.capture import Capture
+from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recording import Recording
 from clairvit.tracing.structure import ModelStructure, tokens_among
@@ -95,7 +95,9 @@ class Place(NamedTuple):
     """Where an activation is computed in a forward pass.
 
     tokens: the input [B, N, d] of a block; heads: the output [B, H, N, dh] of an attention call, before the output
-    projection; sum: a term [B, N, d] of a sum. Each is numbered from 0 in the order of the whole pass.
+    projection; sum: a term [B, N, d] of a sum. Each is numbered from 0 in the order of the pass, as in a recording:
+    attention calls in the token stream (`tracing/capture.py: stream_hooks`), sums from the first block on. What comes
+    before, such as a vision tower, may run image by image, so that its numbers depend on the batch.
     """
 
     kind: Literal["tokens", "heads", "sum"]
@@ -127,12 +129,14 @@ class PlacePatching(Capture):
         self._blocks: _BlockInputEdits | None = None  # inside the `with` alone: it refers back to this object
         self._reached: set[Place] = set()
         self._nesting = 0  # the capture enters itself again inside torch's own multi-head attention
+        self._hooks: list[RemovableHandle] = []
         self._sums = -1
 
     def __enter__(self) -> Self:
         if self._blocks is None:
             self._blocks = _BlockInputEdits(self)
             self._blocks.__enter__()
+            self._hooks = stream_hooks(self.recording.model.module, self)
         self._nesting += 1
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -144,6 +148,8 @@ class PlacePatching(Capture):
             return
         self._blocks.__exit__(*error)
         self._blocks = None
+        for hook in self._hooks:
+            hook.remove()
         missed = [place for place in self._edits if place not in self._reached]
         if missed and error[0] is None:
             raise CaptureError(
@@ -152,7 +158,7 @@ class PlacePatching(Capture):
             )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if ops.kind_of(func) in ops.SUMS:
+        if self._block >= 0 and ops.kind_of(func) in ops.SUMS:
             self._sums += 1
             args = self._edit_sum(func, args, kwargs or {})
         calls = len(self.calls)

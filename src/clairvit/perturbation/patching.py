@@ -6,22 +6,24 @@ The user's own model runs; one activation of it is replaced on the way (`perturb
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, NotApplicable, UnknownName, WrongType, did_you_mean
-from clairvit.models.activation import Activation
 from clairvit.models.coerce import ModelLike, as_images, as_model
-from clairvit.models.images import prepare
+from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Layout, Model
 from clairvit.perturbation.activation_patching import BlockOutputs, Edit, Place, PlacePatching
+from clairvit.perturbation.progress import track
 from clairvit.perturbation.site import PARTS, Site
 from clairvit.targets.base import TargetBatch
-from clairvit.targets.resolve import readout_model, resolve_for, resolve_targets
+from clairvit.targets.resolve import check_same_readout, readout_model, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.recorders.head_replay import HeadReplay
 from clairvit.tracing.recorders.residual_branches import ResidualBranches
@@ -43,9 +45,8 @@ class PatchedScores:
         original: The model's scores, [B, C].
         patched: Its scores with the activations replaced, [B, C].
         sites: The sites that were replaced.
-        labels: The model's class names.
-        classifier: False if the scores are an embedding.
-        activation: What turns the scores into probabilities.
+        model: The model whose scores they are: that of `cv.patch`, or one that reads what its target is about.
+        asked: The target of `cv.patch`.
 
     Example:
         >>> import clairvit as cv
@@ -57,32 +58,34 @@ class PatchedScores:
     original: Tensor
     patched: Tensor
     sites: tuple[Site, ...]
-    labels: tuple[str, ...] = field(default=(), repr=False)
-    classifier: bool = field(default=True, repr=False)
-    activation: Activation = field(default="softmax", repr=False)
+    model: Model = field(repr=False)
+    asked: Any = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         """Return one line: the sites and the shape of the scores."""
         return f"PatchedScores({'; '.join(map(str, self.sites))}, scores {list(self.original.shape)})"
 
-    def difference(self, target: Any = None, *, score: str = "logit") -> Tensor:
+    def difference(self, target: Any = None, *, score: str | None = None) -> Tensor:
         """Return the target's score patched − original, [B].
 
         Args:
-            target: As in `cv.explain`; None is the class that is predicted without patching.
-            score: logit, prob or logprob.
+            target: As in `cv.explain`, of the output that was computed; None is that of `cv.patch`, or the class that
+                is predicted without patching.
+            score: logit, prob or logprob; None is the logit, or the target's own kind.
 
         Raises:
             UnknownName: A class or score that does not exist.
-            BadInput: A target that cannot be used.
+            BadInput: A target that cannot be used, or that reads another output than `cv.patch` was asked for.
         """
         batch = self.target(target, score)
         return batch(self.patched) - batch(self.original)
 
-    def target(self, target: Any = None, score: str = "logit") -> TargetBatch:
+    def target(self, target: Any = None, score: str | None = None) -> TargetBatch:
         """Return a target, resolved against the original scores."""
-        meaning: dict[str, Any] = {"classifier": self.classifier, "activation": self.activation}
-        (batch,) = resolve_targets(target, self.original, self.labels, score=score, **meaning)
+        if target is None:
+            target = self.asked
+        check_same_readout(self.model, target)
+        (batch,) = resolve_for(self.model, target, self.original, score=score)
         return batch
 
 
@@ -97,6 +100,9 @@ class PatchSweep:
         value: What it was replaced with: zero, mean or source.
         target: The title of each image's target.
         score: The kind of score.
+        scores: The score of each image's target without patching, [B].
+        names: The names of the images.
+        model: The name of the model.
 
     Example:
         >>> import clairvit as cv
@@ -109,7 +115,10 @@ class PatchSweep:
     kind: Kind
     value: str
     target: tuple[str, ...]
-    score: str = "logit"
+    score: str
+    scores: Tensor
+    names: tuple[str, ...]
+    model: str
 
     def __repr__(self) -> str:
         """Return one line: the kind of site, the value and the size of the table."""
@@ -139,10 +148,56 @@ class PatchSweep:
 
         return plot_patch_sweep(self, ax)
 
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write a file by its suffix: .png/.pdf/.svg/.jpg the heat map, .json the record, .npz the effects.
+
+        Args:
+            path: The file to write; readers never see a partial file.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: A suffix that cannot be written.
+        """
+        from clairvit.plotting.patch_sweep import save_patch_sweep
+
+        return save_patch_sweep(self, Path(path))
+
+
+def check_sweep(kind: Any, value: Any, source: Any) -> None:
+    """Raise an error for a kind or value of a sweep that does not exist, and for source images that are not used."""
+    if kind not in KINDS:
+        raise UnknownName(
+            f"There is no kind '{kind}'.{did_you_mean(str(kind), KINDS)} Choose one of: {_listed(KINDS)}."
+        )
+    if isinstance(value, Tensor):
+        raise WrongType(f"The value of a sweep is a tensor; expected one of: {_listed(VALUES)}. Use cv.patch instead.")
+    if value not in VALUES:
+        raise UnknownName(
+            f"There is no value '{value}'.{did_you_mean(str(value), VALUES)} Choose one of: {_listed(VALUES)}."
+        )
+    _check_source_is_used(source, [value])
+    if value == "source" and source is None:
+        raise _no_source()
+
+
+def join_sweeps(sweeps: Sequence[PatchSweep]) -> PatchSweep:
+    """Return the sweeps of several batches of images as one, in their order."""
+    return replace(
+        sweeps[0],
+        effects=torch.cat([sweep.effects for sweep in sweeps]),
+        target=tuple(title for sweep in sweeps for title in sweep.target),
+        scores=torch.cat([sweep.scores for sweep in sweeps]),
+        names=tuple(name for sweep in sweeps for name in sweep.names),
+    )
+
 
 @own_grad_mode()
 @torch.no_grad()
-def patch(model: ModelLike, images: Any, sites: Mapping[Site, Value], *, source: Any = None) -> PatchedScores:
+def patch(
+    model: ModelLike, images: Any, sites: Mapping[Site, Value], *, source: Any = None, target: Any = None
+) -> PatchedScores:
     """Replace activations of the model while it runs, and return its scores with and without.
 
     Args:
@@ -152,6 +207,8 @@ def patch(model: ModelLike, images: Any, sites: Mapping[Site, Value], *, source:
             the patched pass computes it; "source", the activation of the source images there; or a tensor
             [B, tokens, d], [tokens, d] or [d]. Applied in this order.
         source: Images for "source": one for all, or as many as `images`.
+        target: Which output is computed, as in `cv.explain`: a prompt, a region, a query, a word or a neuron has scores
+            of its own. None: the class scores, of which `.difference` names one.
 
     Returns:
         `PatchedScores`: `.original` and `.patched` [B, C], and `.difference(target)` [B].
@@ -173,9 +230,12 @@ def patch(model: ModelLike, images: Any, sites: Mapping[Site, Value], *, source:
     if not isinstance(sites, Mapping) or not sites:
         raise BadInput("No site was given; expected a mapping such as {cv.Site(layer=3, head=2): 'zero'}.")
     _check_source_is_used(source, sites.values())
-    run = _patching_run(model, images, source)
+    run = _patching_run(model, images, source, target)
     edits = [_site_edit(run, site, value) for site, value in sites.items()]
-    return run.scores(run.patched(edits), tuple(sites))
+    scores = PatchedScores(run.recording.logits, run.patched(edits), tuple(sites), run.recording.model, target)
+    if target is not None:
+        scores.target()  # a class that does not exist is refused here
+    return scores
 
 
 @own_grad_mode()
@@ -188,7 +248,7 @@ def patch_sweep(
     target: Any = None,
     value: Literal["zero", "mean", "source"] = "zero",
     source: Any = None,
-    score: str = "logit",
+    score: str | None = None,
 ) -> PatchSweep:
     """Patch every layer, or every head of every layer, by itself: one forward pass per site.
 
@@ -199,10 +259,10 @@ def patch_sweep(
         target: What is scored, as in `cv.explain`; None is the class that is predicted without patching.
         value: "zero", "mean" or "source", as in `cv.patch`.
         source: Images for "source", as in `cv.patch`.
-        score: logit, prob or logprob.
+        score: logit, prob or logprob; None is the logit, or the target's own kind.
 
     Returns:
-        A `PatchSweep`: `.effects` [B, L, H], their mean `.table` [L, H], and `.plot()`.
+        A `PatchSweep`: `.effects` [B, L, H], their mean `.table` [L, H], `.plot()` and `.save()`.
 
     Raises:
         UnknownName: A kind, value, class or score that does not exist.
@@ -214,13 +274,7 @@ def patch_sweep(
         >>> cv.patch_sweep("pets", "demo", target="Bengal")
         PatchSweep('head', value 'zero', 12 × 3, 1 images)
     """
-    if kind not in KINDS:
-        raise UnknownName(
-            f"There is no kind '{kind}'.{did_you_mean(str(kind), KINDS)} Choose one of: {_listed(KINDS)}."
-        )
-    if isinstance(value, Tensor):
-        raise WrongType(f"The value of a sweep is a tensor; expected one of: {_listed(VALUES)}. Use cv.patch instead.")
-    _check_source_is_used(source, [value])
+    check_sweep(kind, value, source)
     run = _patching_run(model, images, source, target)
     sites = list(_sites_of_kind(run.recording, kind))
     original = run.recording.logits
@@ -228,10 +282,12 @@ def patch_sweep(
     columns = 1 + max((site.head or 0 for site in sites), default=0)
     before = batch(original)
     effects = before.new_full((len(before), len(run.recording.calls), columns), float("nan"))
-    for site in sites:
+    for site in track(sites, f"{kind} patched"):
         patched = run.patched([_site_edit(run, site, value)])
         effects[:, site.layer, site.head or 0] = batch(patched) - before
-    return PatchSweep(effects, kind, value, batch.names, batch.score)
+    return PatchSweep(
+        effects, kind, value, batch.names, batch.score, before.detach(), run.names, run.recording.model.name
+    )
 
 
 @own_grad_mode()
@@ -266,7 +322,8 @@ def logit_lens(model: ModelLike | Trace, images: Any = None) -> Tensor:
     elif images is None:
         raise BadInput("No images were given; expected images, or a trace: cv.logit_lens(cv.trace(model, images)).")
     else:
-        wrapped, pixels = _model_and_pixels(model, images)
+        wrapped, batch = _model_and_batch(model, images)
+        pixels = batch.pixels
     structure = model_structure(wrapped, pixels)
     with frozen_eval(wrapped.module), BlockOutputs(structure) as blocks:
         recording = record(wrapped, pixels, differentiable=False, recorders=(HeadReplay,))
@@ -290,6 +347,7 @@ class _PatchingRun:
     """The images and the source images of one call, each recorded once."""
 
     recording: Recording
+    names: tuple[str, ...]  # of the images
     source: Tensor | None  # pixels [1 or B, 3, H, W]
     _source_activations: dict[Place, Tensor] = field(default_factory=dict)
 
@@ -298,12 +356,6 @@ class _PatchingRun:
         """The sums that add attention and MLP to the residual stream, from the graph of the first image."""
         return record(self.recording.model, self.recording.pixels[:1], recorders=(ResidualBranches,))[ResidualBranches]
 
-    def scores(self, patched: Tensor, sites: tuple[Site, ...]) -> PatchedScores:
-        """Return the scores of the images with and without patched activations."""
-        model = self.recording.model
-        labels = tuple(model.labels)
-        return PatchedScores(self.recording.logits, patched, sites, labels, model.classifier, model.activation)
-
     def patched(self, edits: list[tuple[Place, Edit]]) -> Tensor:
         """Return the scores of the images [B, C] with edits."""
         return _run_with(self.recording, self.recording.pixels, edits)
@@ -311,7 +363,7 @@ class _PatchingRun:
     def source_activation(self, place: Place) -> Tensor:
         """Return the activation of the source images at a place, [B, …]."""
         if self.source is None:
-            raise BadInput("A site's value is 'source' and no source images were given; pass source=images.")
+            raise _no_source()
         if place not in self._source_activations:
             activations: list[Tensor] = []
             _run_with(self.recording, self.source, [(place, lambda activation: activations.append(activation.clone()))])
@@ -328,15 +380,16 @@ def _run_with(recording: Recording, pixels: Tensor, edits: list[tuple[Place, Edi
         return recording.model.logits(pixels).detach()
 
 
-def _model_and_pixels(model: ModelLike, images: Any, target: Any = None) -> tuple[Model, Tensor]:
+def _model_and_batch(model: ModelLike, images: Any, target: Any = None) -> tuple[Model, Batch]:
     images = as_images(images)
     wrapped = readout_model(as_model(model, images), target)
-    return wrapped, prepare(images, wrapped).pixels
+    return wrapped, prepare(images, wrapped)
 
 
 def _patching_run(model: ModelLike, images: Any, source: Any, target: Any = None) -> _PatchingRun:
     """Return the recording of the images and the pixels of the source images, checked."""
-    wrapped, pixels = _model_and_pixels(model, images, target)
+    wrapped, batch = _model_and_batch(model, images, target)
+    pixels = batch.pixels
     other = None if source is None else prepare(as_images(source), wrapped).pixels
     if other is not None and (len(other) not in (1, len(pixels)) or other.shape[1:] != pixels.shape[1:]):
         raise BadInput(
@@ -345,7 +398,7 @@ def _patching_run(model: ModelLike, images: Any, source: Any, target: Any = None
         )
     recording = record(wrapped, pixels, differentiable=False)
     _check_layers(recording)
-    return _PatchingRun(recording, other)
+    return _PatchingRun(recording, batch.names, other)
 
 
 def _check_source_is_used(source: Any, values: Iterable[Any]) -> None:
@@ -353,6 +406,13 @@ def _check_source_is_used(source: Any, values: Iterable[Any]) -> None:
         raise BadInput(
             "Source images were given, and no site has the value 'source'; give it to a site, or leave them out."
         )
+
+
+def _no_source() -> BadInput:
+    return BadInput(
+        "A site's value is 'source' and no source images were given; pass source=images.",
+        parameters={"source": "IMAGE"},
+    )
 
 
 def _check_layers(recording: Recording) -> None:

@@ -9,7 +9,7 @@ from clairvit.methods.explanation import Explanation
 from clairvit.plotting.labels import class_label, format_number
 from clairvit.plotting.overlay import Array, Scale, denormalised_photo, scale_of
 from clairvit.plotting.style import PlotStyle
-from clairvit.targets.embedding import COSINE
+from clairvit.targets.base import CUSTOM_SCORE
 
 FOOT = 0.24  # inches, the line under a figure
 MOST_ROWS = 40  # of tiles; a taller figure cannot be read
@@ -55,9 +55,19 @@ def target_label(explanation: Explanation, item: int) -> str:
 
 
 def method_label(explanation: Explanation, item: int) -> str:
-    """Return the method of one map and, where that is explained, its cosine: 'attnlrp · cosine 0.271'."""
-    cosine = explanation.target_scores[item] if explanation.score == COSINE else None
-    return explanation.method if cosine is None else f"{explanation.method} · {COSINE} {format_number(cosine)}"
+    """Return the method of one map and, of a target that is no class, its value: 'attnlrp · cosine 0.271'."""
+    value = None if explanation.classifier else explanation.target_scores[item]
+    if value is None:
+        return explanation.method
+    return f"{explanation.method} · {score_label(explanation)} {format_number(value)}"
+
+
+def score_label(explanation: Explanation) -> str:
+    """Return the kind of score that is explained in words."""
+    words = {"prob": "probability", "logprob": "log probability", CUSTOM_SCORE: "score"}
+    if explanation.activation == "raw" and explanation.classifier:
+        words["logit"] = "score"  # a raw score is no logit: no probability belongs to it
+    return words.get(explanation.score, explanation.score)
 
 
 def short_name(explanation: Explanation, item: int) -> str:
@@ -67,12 +77,10 @@ def short_name(explanation: Explanation, item: int) -> str:
 
 def source_line(explanation: Explanation) -> tuple[str, str, str]:
     """Return method, model and what is explained; the model's name may be shortened."""
-    words = {"prob": "probability", "logprob": "log probability"}
-    if explanation.activation == "raw":
-        words["logit"] = "score"  # a raw score is no logit: no probability belongs to it
-    score = words.get(explanation.score, explanation.score)
     explained = (
-        f"explains the {score}" if explanation.class_specific else "∀ one map for all classes, evidence for none"
+        f"explains the {score_label(explanation)}"
+        if explanation.class_specific
+        else "∀ one map for all classes, evidence for none"
     )
     return f"{explanation.method} · ", explanation.model, f" · {explained}"
 

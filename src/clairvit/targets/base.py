@@ -72,6 +72,7 @@ class ScoreContext:
     score_is_default: bool = False
     classifier: bool = True
     activation: Activation = "softmax"
+    score_is_named: bool = False  # the user named the kind of score, which a target with a kind of its own must see
     model: Model | None = None  # the model that the scores are of
 
     def __len__(self) -> int:

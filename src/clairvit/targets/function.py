@@ -73,7 +73,7 @@ class Output(Target):
 
     def readout(self, model: Model) -> Model:
         """Return the model whose only score is the function's value."""
-        return model.read(("output", self.function), self.function, labels=(), classifier=True)
+        return model.read(("output", self.function), self.function, labels=(), classifier=False)
 
     def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the function's value as the score."""

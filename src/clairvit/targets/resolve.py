@@ -110,6 +110,19 @@ def readout_model(model: Model, spec: TargetLike) -> Model:
     return models[0] if models else model
 
 
+def check_same_readout(model: Model, spec: TargetLike) -> None:
+    """Raise BadInput if a target is about another output of the module than the scores of `model`.
+
+    The scores of two outputs have nothing in common: channel 4 of a block and class 4 are the same column of both.
+    """
+    if any(readout is not model for readout in readout_models(model.base or model, spec)):
+        raise BadInput(
+            "The target reads another output of the model than the scores that were computed (a neuron, a prompt, a "
+            "region, a query or a token has scores of its own); expected one of the same output. Name it in the call "
+            "that runs the model: target=…."
+        )
+
+
 def readouts_by_image(model: Model, spec: TargetLike, count: int) -> list[Model]:
     """Return the model whose scores the target of each of `count` images is about; a list has one per image."""
     if not isinstance(spec, list | tuple):
@@ -163,7 +176,8 @@ def _score_context(
             f"The model has {logits.shape[-1]} classes and {len(labels)} labels; expected a label for each class. "
             "Load or wrap it with the right ones (labels=)."
         )
-    return ScoreContext(logits, labels, kind, score is None and classifier, classifier, activation)
+    is_default = score is None and classifier
+    return ScoreContext(logits, labels, kind, is_default, classifier, activation, score_is_named=score is not None)
 
 
 def _check_finite(logits: Tensor) -> None:

@@ -25,7 +25,8 @@ class Text(Target):
     Args:
         prompt: What to look for, taken word for word.
         against: Neutral prompts whose mean similarity is subtracted: ["a photo", "a picture"].
-        score: "cosine" in −1…1, or "logit", the model's own scale · cosine + bias.
+        score: "cosine" in −1…1, or "logit", the model's own scale · cosine + bias; `cv.explain(…, score="logit")`
+            asks for the latter too.
 
     Raises:
         BadInput: A prompt is no string, or empty.
@@ -80,7 +81,8 @@ class Text(Target):
         direction, offset = embeddings[0], 0.0
         if self.against:
             direction = direction - embeddings[1:].mean(0)
-        if self.score == "logit":
+        score = "logit" if context.score_is_named else self.score  # no other kind can be named: an embedding has none
+        if score == "logit":
             direction = encoder.tower.scale * direction
             offset = 0.0 if self.against else encoder.tower.bias or 0.0  # equal biases cancel
-        return projection_target(context, [self.title] * len(context), self.score, Projection(direction, offset))
+        return projection_target(context, [self.title] * len(context), score, Projection(direction, offset))

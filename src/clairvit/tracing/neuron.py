@@ -176,7 +176,7 @@ def _read_activation(
 ) -> Model:
     """Return the model whose scores are a function of the tokens at a site."""
     whole = activation_model(model)
-    return model.read(key, function, readout=lambda _, reader: ActivationReadout(whole, site, reader), classifier=True)
+    return model.read(key, function, readout=lambda _, reader: ActivationReadout(whole, site, reader), classifier=False)
 
 
 def _activation_target(context: ScoreContext, title: str, column: int) -> TargetBatch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.images import prepare
 from clairvit.models.model import Layout, Model
 from clairvit.numerics import index_tensor
-from clairvit.targets.base import TargetBatch
-from clairvit.targets.resolve import readout_model, resolve_for
+from clairvit.targets.base import SCORES, TargetBatch
+from clairvit.targets.resolve import check_same_readout, readout_model, resolve_for
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.decoder import check_decoder, cross_attention_row, query_weights
 from clairvit.tracing.layer import Layer, gradient_at
@@ -163,9 +163,18 @@ class Trace:
 
     @own_grad_mode()
     def retarget(self, target: Any, *, score: str | None = None) -> Trace:
-        """Return the trace of another target on the same forward: one more backward."""
-        kind = score or (self.target.score if self.target else "logit")
-        resolved = one_target(self.recording, target, kind, single=len(self.pixels) == 1)
+        """Return the trace of another target on the same forward: one more backward.
+
+        Args:
+            target: As in `cv.trace`; it reads the same output of the model as the trace's own.
+            score: logit, prob or logprob; None keeps the trace's own, where the target has that kind.
+
+        Raises:
+            BadInput: The target reads another output of the model, such as a neuron or a region.
+        """
+        check_same_readout(self.recording.model, target)
+        own = self.target.score if self.target is not None and self.target.score in SCORES else None
+        resolved = one_target(self.recording, target, score or own, single=len(self.pixels) == 1)
         return run_backward(self.recording, resolved, self.rules)
 
     @own_grad_mode()
@@ -217,7 +226,7 @@ def trace(
     target: Any = None,
     rules: str | RuleTable = PLAIN,
     *,
-    score: str = "logit",
+    score: str | None = None,
     recorders: Iterable[type[Recorder]] = (),
     inputs: Mapping[str, Any] | None = None,
 ) -> Trace:
@@ -228,7 +237,7 @@ def trace(
         images: As in `cv.explain`; all of them are one batch.
         target: What is differentiated, as in `cv.explain`: one target per image.
         rules: The rule table of the backward pass: "plain" is autograd's own, the others are in `tracing/rules`.
-        score: logit, prob or logprob.
+        score: logit, prob or logprob; None is the target's own: the logit, or the cosine of a prompt.
         recorders: What to record beyond block inputs and attention; read it as `trace[OpLog]`.
         inputs: As in `cv.explain`.
 
@@ -256,7 +265,7 @@ def trace(
     return run_backward(recording, one_target(recording, target, score, single=batch.single), table)
 
 
-def one_target(recording: Recording, target: Any, score: str, *, single: bool) -> TargetBatch:
+def one_target(recording: Recording, target: Any, score: str | None, *, single: bool) -> TargetBatch:
     """Return the one target that is meant for a recording's images."""
     targets = resolve_for(recording.model, target, recording.logits.detach(), score=score, single=single)
     if len(targets) != 1:
@@ -264,7 +273,7 @@ def one_target(recording: Recording, target: Any, score: str, *, single: bool) -
             f"{len(targets)} targets were given for one trace; expected one for each image. "
             "Call trace.retarget(target) for every further target: it costs a backward only."
         )
-    return targets[0]
+    return replace(targets[0], score_is_default=False)  # no method prefers another kind: the backward is done
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Branch(NamedTuple):
-    """A term of a sum: its sum's number among all sums of the forward pass, and which of the two terms it is."""
+    """A term of a sum: its sum's number among all sums from the first block on, and which of the two terms it is."""
 
     number: int
     term: int
@@ -78,6 +78,8 @@ class ResidualBranches(Recorder):
 
     def on_block(self, block: int, tokens: Tensor, calls: Sequence[AttentionCall]) -> None:
         self._pending = None
+        if block == 0:  # what comes before may add up image by image, such as a vision tower
+            self._number = -1
         self._input_shapes[block] = tokens.shape
         self._first_sums[block] = self._number + 1
 
