@@ -147,21 +147,42 @@ def test_another_link_in_the_same_tab_is_followed(visit: Callable[..., Any]) -> 
     settled(page, "rollout")
 
 
-@pytest.mark.parametrize("link", ["#method=nope", "#photo=../..", "#method=__import__('os')", "#method=legrad(x=1)"])
+BAD_LINKS = {  # what the page says of each
+    "#method=nope": "not here (“nope”)",
+    "#method=__import__('os')": "",
+    "#photo=../..": "",
+    "#method=legrad(x=1)": "not possible here",
+    "#method=lime(samples=-3)": "takes",  # it asks first
+    "#target=999": "not possible here",
+    "#method=rollout&target=999&layer=3": "not possible here",
+    f"#other={'0' * 32}": "no longer has the second photo",
+    f"#other={'0' * 32}&pair=alike&method=legrad(x=1)": "not possible here",
+    f"#photo={'0' * 32}&other={'1' * 32}&target=3": "no longer has that photo",
+}
+
+
+@pytest.mark.parametrize("link", BAD_LINKS)
 def test_a_bad_link_is_no_dead_page_and_nothing_technical_is_said(visit: Callable[..., Any], link: str) -> None:
-    page = visit(link, shows_a_map=link != "#method=legrad(x=1)")
-    if "x=1" in link:  # the library knows better than the page what options there are
-        sync_api.expect(page.locator("#status.error")).to_have_count(1, timeout=WAIT)
-        for name in ("#save-png", "#save-json", "#save-npz", "#play-deletion", "#play-insertion", "#head", "#layer"):
-            assert page.locator(name).is_disabled(), name
-        method(page, "rollout")
-        settled(page, "rollout")
-        assert page.locator("#save-png").is_enabled()
-        return
+    page = visit(link)
     settled(page, "attnlrp+plus")
-    text = page.locator("#status-text").inner_text()
-    assert ("not here (“nope”)" in text) == ("nope" in link)
-    assert not re.search(r"cv\.|--|pattern|body", text)
+    checked(page)
+    text = page.locator("#status-text").inner_text() + page.locator("#ask-first").inner_text()
+    assert BAD_LINKS[link] in text
+    assert not re.search(r"cv\.|--|pattern|body|option|x=1", text)
+    assert page.locator("#save-png").is_enabled()
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("Bengal")
+
+
+def test_a_second_photo_that_is_gone_leaves_the_first(visit: Callable[..., Any]) -> None:
+    page = visit()
+    changes(page, lambda: page.evaluate(HANDED_OVER, "drop"))
+    settled(page)
+    photo = re.search(r"photo=[0-9a-f]{32}", page.url)
+    assert photo
+    other = visit(f"#{photo[0]}&other={'0' * 32}")
+    sync_api.expect(other.locator("#status-text")).to_contain_text("no longer has the second photo", timeout=WAIT)
+    assert photo[0] in other.url
+    assert picture(other) == picture(page)
 
 
 def test_a_server_that_is_gone_is_said_in_plain_words(visit: Callable[..., Any]) -> None:
