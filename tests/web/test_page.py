@@ -37,7 +37,7 @@ SHIFTS = """() => new Promise((done) => { let sum = 0;
   new PerformanceObserver((list) => { for (const one of list.getEntries()) if (!one.hadRecentInput) sum += one.value; })
     .observe({ type: "layout-shift", buffered: true });
   setTimeout(() => done(sum), 300); })"""
-SMALL_TARGETS = """() => [...document.querySelectorAll("main button, header button, main select")]
+SMALL_TARGETS = """() => [...document.querySelectorAll("button, select, summary, .button, .check, #methods label")]
   .filter((one) => one.offsetParent && one.getBoundingClientRect().height < 44).map((one) => one.outerHTML)"""
 COLOURED = """() => { const c = document.getElementById("map-0");
   const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
@@ -266,6 +266,13 @@ def test_all_methods_as_thumbnails_and_one_enlarged(visit: Callable[..., Any]) -
     sync_api.expect(page.locator('#methods input[value="decompx"]')).to_be_in_viewport()
 
 
+WRITTEN = """() => { window.written = [];
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+    window.written.push(text);
+    write.call(this, text, ...place); }; }"""
+
+
 def saved(page: Any, button: str) -> tuple[str, bytes]:
     with page.expect_download() as waiting:
         page.locator(f"#save-{button}").click()
@@ -276,6 +283,7 @@ def test_results_can_be_kept_without_computing_them_again(visit: Callable[..., A
     page = visit("#layer=3&method=legrad")
     checked(page)
     page.locator("#map-0").hover(position={"x": 60, "y": 60})  # what is saved has no square
+    page.evaluate(WRITTEN)
     names = {}
     for button, suffix in (("png", "png"), ("json", "json"), ("npz", "npz"), ("report", "html")):
         name, names[button] = saved(page, button)
@@ -285,6 +293,17 @@ def test_results_can_be_kept_without_computing_them_again(visit: Callable[..., A
     assert np.load(io.BytesIO(names["npz"]), allow_pickle=False)["maps"].shape == (1, 14, 14)
     with Image.open(io.BytesIO(names["png"])) as image:
         assert image.width > 1300, "photo and map, large enough to print"
+    written = " | ".join(page.evaluate("() => window.written"))
+    for part in (
+        *(
+            "The model says Bengal",
+            page.locator("#badge").inner_text(),
+            "the photo, as the model sees it",
+            "much evidence for Bengal",
+        ),
+        *("LeGrad (legrad), layer 3 of 12", "model pets", "photo example"),
+    ):
+        assert part in written
     report = names["report"].decode()
     for part in ("The model says Bengal", page.locator("#badge").inner_text(), "layer 3 of 12", "LeGrad (legrad)"):
         assert part in report
@@ -345,6 +364,46 @@ def test_phone_width_and_dark_mode(visit: Callable[..., Any]) -> None:
     assert small == [], "44 pixels are enough for a finger"
     dark = visit(color_scheme="dark")
     assert dark.evaluate(ground) != phone.evaluate(ground)
+
+
+BORDERS = """() => [...document.querySelectorAll("button, select, input[type=search], .button")]
+  .filter((one) => one.offsetParent && !one.disabled).map((one) => {
+    const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (colour) => parse(colour).slice(0, 3).map((c) => c / 255)
+      .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+      .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+    let behind = one.parentElement;
+    while (parse(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
+    const [a, b] = [getComputedStyle(one).borderTopColor, getComputedStyle(behind).backgroundColor].map(light);
+    return [one.id || one.className, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)]; })"""
+OUTLINES = """() => ["#classes .name[aria-pressed=true]", "#methods label:has(:checked)"]
+  .map((name) => getComputedStyle(document.querySelector(name)).outlineStyle)"""
+
+
+def test_borders_of_controls_and_forced_colours(visit: Callable[..., Any]) -> None:
+    """Controls are seen by their borders, at 3 to 1; what is selected is seen where colours are the visitor's own."""
+    for scheme in ("light", "dark"):
+        page = visit(color_scheme=scheme)
+        checked(page)
+        contrasts = page.evaluate(BORDERS)
+        assert len(contrasts) > 15
+        assert [name for name, contrast in contrasts if contrast < 3] == [], scheme
+    assert page.evaluate(OUTLINES) == ["none", "none"]
+    page.emulate_media(forced_colors="active")
+    assert page.evaluate(OUTLINES) == ["solid", "solid"]
+
+
+def test_without_motion_the_film_is_its_telling_frame(visit: Callable[..., Any]) -> None:
+    page = visit(reduced_motion="reduce")
+    page.evaluate(
+        """() => { window.states = [];
+        new MutationObserver(() => window.states.push([document.getElementById("curves").dataset.film, step.value]))
+          .observe(document.getElementById("curves"), { attributes: true }); }"""
+    )
+    page.locator("#play-deletion").click()
+    film_ended(page)
+    assert 0 < int(page.locator("#step").input_value()) < 14, "nothing is to be seen on the last frame"
+    assert {value for _, value in page.evaluate("() => window.states")} <= {page.locator("#step").input_value(), "14"}
 
 
 def test_every_control_has_a_name(visit: Callable[..., Any]) -> None:

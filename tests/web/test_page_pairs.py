@@ -164,7 +164,9 @@ def test_a_caution_is_about_the_model_that_it_is_about(browser: Any) -> None:
         page.set_default_timeout(WAIT)
         page.goto(f"{address}/#otherModel={FIRST}")
         sync_api.expect(page.locator("#badge-1")).to_contain_text(re.compile("upport|chance|tested"))
-        sync_api.expect(page.locator("#caution")).to_contain_text(re.compile(f"^Take care: {FIRST}: The model is unsure"))
+        sync_api.expect(page.locator("#caution")).to_contain_text(
+            re.compile(f"^Take care: {FIRST}: The model is unsure")
+        )
         assert "take care" not in page.locator("#badge").inner_text()
         page.locator("#model").select_option(FIRST)
         sync_api.expect(page.locator("#layer")).to_have_attribute("max", str(state.card(FIRST).layers))

@@ -82,12 +82,15 @@ export function showMethods(box, reply, selected, card, limit, onSelect) {
   box.replaceChildren(recommended, all, element("p", { id: "nothing-found", className: "hint", hidden: true }));
 }
 
+let revealed = ""; // the method that was last brought into view: the list is scrolled once for each
+
 /** Select a method in the list, and bring it into view unless the visitor is in the list. */
 export function selectMethod(box, method) {
   const radio = box.querySelector(`input[value="${CSS.escape(method)}"]`);
   for (const input of box.querySelectorAll("input")) input.checked = input === radio;
   const label = radio?.parentElement, all = radio?.closest("details");
-  if (!label || label.hidden || box.contains(document.activeElement)) return;
+  if (!label || label.hidden || revealed === method || box.contains(document.activeElement)) return;
+  revealed = method;
   if (all) all.open = true;
   const bounds = box.getBoundingClientRect(), { top, bottom } = label.getBoundingClientRect();
   if (top < bounds.top || bottom > bounds.bottom) box.scrollTop += top - bounds.top - 40;
