@@ -259,17 +259,20 @@ def test_the_thumbnails_of_another_photo_are_gone_at_once(visit: Callable[..., A
     page = visit()
     page.locator("#compare summary").click()
     page.locator("#thumbs button").first.wait_for()
-    page.route(
-        "**/api/explain",
-        lambda route: (
-            route.continue_()
-            if '"all"' not in (route.request.post_data or "") and "\r\nall\r\n" not in (route.request.post_data or "")
-            else route.abort()
-        ),
-    )
+    held: list[Any] = []  # the request of the new thumbnails is not answered yet
+
+    def hold(route: Any) -> None:
+        is_of_all = b"\r\nall\r\n" in (route.request.post_data_buffer or b"")
+        held.append(route) if is_of_all else route.continue_()
+
+    page.route("**/api/explain", hold)
     changes(page, lambda: page.evaluate(HANDED_OVER, "drop"))
     settled(page)
+    sync_api.expect(page.locator("#thumbs")).to_have_text("Working…")
     assert page.locator("#thumbs button").count() == 0
+    assert len(held) == 1
+    held[0].continue_()
+    page.locator("#thumbs button").first.wait_for()
 
 
 def test_a_link_to_a_photo_that_is_gone_shows_the_example_with_its_own_class(visit: Callable[..., Any]) -> None:
