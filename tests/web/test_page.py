@@ -475,6 +475,8 @@ QUERIES = {
     "integrated gradients": {"integrated-gradients"},
     "attention rollout": {"rollout"},
     "SHAP": {"kernelshap"},
+    "gradients integrated": {"integrated-gradients"},
+    "integratedgradients": {"integrated-gradients"},
 }
 
 

@@ -171,7 +171,6 @@ function adoptResponse(first, other, image) {
   if (reply && (reply.photo !== response.photo || reply.model !== response.model || reply.other !== response.other)) clearThumbs();
   ({ photo, reply, map } = first);
   if (!map.layers) Object.assign(state, { layer: 0, head: "mean" }); // there is one map only
-  if (!map.class_specific) Object.assign(reply, { targets: reply.targets.slice(0, 1), classes: reply.classes.slice(0, 1) });
   if (response.photo === "demo") uploaded = null;
   else if (image) uploaded = image;
   second = other;
