@@ -165,7 +165,7 @@ BAD_LINKS = {  # what the page says of each
 def test_a_bad_link_is_no_dead_page_and_nothing_technical_is_said(visit: Callable[..., Any], link: str) -> None:
     page = visit(link)
     settled(page, "attnlrp+plus")
-    checked(page)
+    sync_api.expect(page.locator("#status-text")).not_to_have_text(re.compile("…$"))
     text = page.locator("#status-text").inner_text() + page.locator("#ask-first").inner_text()
     assert BAD_LINKS[link] in text
     assert not re.search(r"cv\.|--|pattern|body|option|x=1", text)
@@ -213,8 +213,11 @@ def test_a_model_without_classes_is_no_dead_page(browser: Any) -> None:
         page.goto(address)
         settled(page, default)
         sync_api.expect(page.locator("#answer-says")).to_contain_text("names nothing")
+        sync_api.expect(page.locator("#caption-0")).to_contain_text("where the model looks")
+        panels = {name: page.locator(f"#{name}-panel").bounding_box() for name in ("photo", "keep")}
+        assert panels["keep"]["y"] - panels["photo"]["y"] - panels["photo"]["height"] < 20, "no hole in the column"
         sync_api.expect(page.locator("#badge")).not_to_have_text("Testing this map…", timeout=WAIT)
-        assert page.locator("#play-deletion").is_disabled()
+        assert page.locator("#curves").is_hidden(), "there is no answer that could be lost"
         method(page, "ixg")  # it explains a score, and there is none
         sync_api.expect(page.locator("#status.error #status-text")).not_to_contain_text("=", timeout=WAIT)
         assert page.locator("#map-panel").get_attribute("data-method") == default

@@ -253,7 +253,7 @@ function layerText(pane = panes()[0]) {
 /** "Bengal 68 %", "dog.jpg: Pug 91 %", "cosine 0.61": what a map is about; under its own photo without the name of that. */
 function nameOfMap({ reply: response, map: shownMap, k, name }, isUnderPhoto = false) {
   const owner = !second ? "" : state.otherModel ? `${response.model}: ` : isUnderPhoto ? "" : `${name}: `;
-  if (!shownMap.class_specific) return `${owner}any answer`;
+  if (!shownMap.class_specific) return `${owner}${cardOf(response.model).labels.length ? "any answer" : "where the model looks"}`;
   if (response.other) return `${owner}like the other photo`;
   const value = response.text ? cosineText(response.target_scores[k]) : valueText(response.probabilities[k], response.class_scores[k]);
   return `${owner}${response.targets[k]} ${value}`.trimEnd();
@@ -281,6 +281,8 @@ function render() {
   showLegend(scales[0]);
   showLayerControls(negative, list[0]);
   for (const id of NEEDS_MAP) $(id).disabled = id.startsWith("play") && !canPlay();
+  $("curves").hidden = !canPlay(); // a model that names nothing loses no answer
+  $("badge").title = canPlay() ? "Show the test as a film" : "";
   $("curves-of").hidden = list.length < 2;
   patch.draw({ panes: list.map((pane, k) => ({ ...pane, shownMap: maps[k], about: !map.class_specific ? "" : pane.reply.other ? "the likeness" : pane.reply.targets[pane.k], layer: layerOf(pane) })), isHeld: () => held });
   showAnswer(second ? pair.pairSentence(list) : sentenceNodes(reply, map.class_specific, isControl()), cautionsOf(list));
@@ -530,7 +532,7 @@ $("pair-end").addEventListener("click", endPair);
 $("demo").addEventListener("click", () => { photos.listPhotos([], showFile, comparePhoto); Object.assign(state, { photo: "demo", targets: [] }); explain({ picture: true }); });
 $("play-deletion").addEventListener("click", () => play("deletion"));
 $("play-insertion").addEventListener("click", () => play("insertion"));
-$("badge").addEventListener("click", () => { if (canPlay()) play("deletion"); else $("curves").scrollIntoView({ block: "nearest" }); });
+$("badge").addEventListener("click", () => { if (canPlay()) play("deletion"); });
 $("compare").addEventListener("toggle", () => { if ($("compare").open) updateThumbs(); });
 $("save-report").addEventListener("click", saveReport);
 $("save-png").addEventListener("click", savePicture);
