@@ -18,6 +18,7 @@ needs_a_browser = [
     pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning"),
 ]
 WAIT = 60_000  # milliseconds, for a machine that is busy with other things
+sync_api.expect.set_options(timeout=WAIT)  # else 5 s
 API = re.compile(r"/api/(models|methods|explain|(?:trace|features)/\d+|curve|check)$")
 
 

@@ -37,7 +37,7 @@ SHIFTS = """() => new Promise((done) => { let sum = 0;
   new PerformanceObserver((list) => { for (const one of list.getEntries()) if (!one.hadRecentInput) sum += one.value; })
     .observe({ type: "layout-shift", buffered: true });
   setTimeout(() => done(sum), 300); })"""
-SMALL_TARGETS = """() => [...document.querySelectorAll("main button, header button, main select")]
+SMALL_TARGETS = """() => [...document.querySelectorAll("button, select, summary, .button, .check, #methods label")]
   .filter((one) => one.offsetParent && one.getBoundingClientRect().height < 44).map((one) => one.outerHTML)"""
 COLOURED = """() => { const c = document.getElementById("map-0");
   const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
@@ -234,15 +234,20 @@ def test_the_answer_card_is_the_librarys_check(visit: Callable[..., Any]) -> Non
     page = visit("#method=genatt")
     checked(page)
     (check,) = cv.explain(cv.load("pets"), "demo", "genatt").check()
-    assert check.sentence in page.locator("#answer-text").inner_text()
+    in_words_of_the_page = check.sentence.replace("random patches:", "without random parts:")
+    assert in_words_of_the_page != check.sentence
+    assert in_words_of_the_page in page.locator("#answer-text").inner_text()
     assert page.locator("#badge").get_attribute("data-verdict") == check.verdict
     method(page, "random")
     settled(page, "random")
     checked(page)
     assert page.locator("#badge").get_attribute("data-verdict") != "supported"
     sync_api.expect(page.locator("#answer-says")).to_contain_text("a control: it knows nothing of the model")
+    assert "correlation" not in page.locator("#answer-text").inner_text()
     page.locator("#badge").click()
     sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", "playing")
+    for name in ("#perturbed", "#chart", "#step"):  # the film was below the window
+        sync_api.expect(page.locator(name)).to_be_in_viewport(ratio=0.99)
 
 
 def test_all_methods_as_thumbnails_and_one_enlarged(visit: Callable[..., Any]) -> None:
@@ -251,10 +256,21 @@ def test_all_methods_as_thumbnails_and_one_enlarged(visit: Callable[..., Any]) -
     page.locator("#compare summary").click()
     page.locator("#thumbs button").first.wait_for()
     assert page.locator("#thumbs canvas").count() > 35
+    score = page.locator('#thumbs button[data-method="decompx"] small')
+    assert re.fullmatch(r"[−\d.]+", score.inner_text())
+    assert score.inner_text() != "1.00"
     changes(page, lambda: page.locator('#thumbs button[data-method="decompx"]').click())
     sync_api.expect(page.locator('#thumbs button[data-method="decompx"]')).to_have_attribute("aria-pressed", "true")
     sync_api.expect(page.locator("#map-0")).to_be_in_viewport()
-    assert re.fullmatch(r"[−\d.]+", page.locator('#thumbs button[data-method="decompx"] small').inner_text())
+    sync_api.expect(score).to_have_text("1.00")  # the number is about the map above, which is another one now
+    sync_api.expect(page.locator('#methods input[value="decompx"]')).to_be_in_viewport()
+
+
+WRITTEN = """() => { window.written = [];
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+    window.written.push(text);
+    write.call(this, text, ...place); }; }"""
 
 
 def saved(page: Any, button: str) -> tuple[str, bytes]:
@@ -267,6 +283,7 @@ def test_results_can_be_kept_without_computing_them_again(visit: Callable[..., A
     page = visit("#layer=3&method=legrad")
     checked(page)
     page.locator("#map-0").hover(position={"x": 60, "y": 60})  # what is saved has no square
+    page.evaluate(WRITTEN)
     names = {}
     for button, suffix in (("png", "png"), ("json", "json"), ("npz", "npz"), ("report", "html")):
         name, names[button] = saved(page, button)
@@ -276,12 +293,52 @@ def test_results_can_be_kept_without_computing_them_again(visit: Callable[..., A
     assert np.load(io.BytesIO(names["npz"]), allow_pickle=False)["maps"].shape == (1, 14, 14)
     with Image.open(io.BytesIO(names["png"])) as image:
         assert image.width > 1300, "photo and map, large enough to print"
+    written = " | ".join(page.evaluate("() => window.written"))
+    for part in (
+        *(
+            "The model says Bengal",
+            page.locator("#badge").inner_text(),
+            "the photo, as the model sees it",
+            "much evidence for Bengal",
+        ),
+        *("LeGrad (legrad), layer 3 of 12", "model pets", "photo example"),
+    ):
+        assert part in written
     report = names["report"].decode()
     for part in ("The model says Bengal", page.locator("#badge").inner_text(), "layer 3 of 12", "LeGrad (legrad)"):
         assert part in report
-    assert report.count("data:image/png") >= 2
-    assert "<svg" in report
-    assert "http" not in report.replace("http://www.w3.org/2000/svg", ""), "it needs nothing from elsewhere"
+    assert report.count("data:image/png") >= 4, "photo, map, legend, layers"
+    assert report.count("<svg") == 2, "hiding and showing"
+    assert "data:font/woff2" in report
+    assert "://" not in report.replace("http://www.w3.org/2000/svg", ""), "it needs nothing from elsewhere"
+
+
+def test_a_report_waits_for_the_test_and_prints_on_two_sheets(
+    visit: Callable[..., Any], browser: Any, tmp_path: Path
+) -> None:
+    """It is saved before the test is there; the film on the page is not started for it."""
+    page, waiting_checks = visit(shows_a_map=False), []
+    page.route("**/api/check", lambda route: waiting_checks.append(route))
+    page.reload()
+    settled(page, "attnlrp+plus")
+    assert page.locator("#badge").is_disabled()
+    with page.expect_download() as waiting:
+        page.locator("#save-report").click()
+        sync_api.expect(page.locator("#status-text")).to_contain_text("Preparing the report")
+        for route in waiting_checks:
+            route.continue_()
+    file = tmp_path / "report.html"
+    waiting.value.save_as(file)
+    assert page.locator("#curves").get_attribute("data-film") == "none"
+    report = browser.new_page()
+    report.goto(file.as_uri())
+    badge = report.locator(".badge")
+    sync_api.expect(badge).to_have_text(page.locator("#badge").inner_text())
+    assert badge.get_attribute("data-verdict") == page.locator("#badge").get_attribute("data-verdict")
+    assert not PROGRAMMERS_WORDS.search(report.locator("body").inner_text())
+    sheets = re.findall(rb"/Type\s*/Page\b", report.pdf(format="A4"))
+    assert 1 <= len(sheets) <= 2
+    report.close()
 
 
 def test_a_saved_picture_has_nothing_of_the_pointer(visit: Callable[..., Any]) -> None:
@@ -309,6 +366,46 @@ def test_phone_width_and_dark_mode(visit: Callable[..., Any]) -> None:
     assert dark.evaluate(ground) != phone.evaluate(ground)
 
 
+BORDERS = """() => [...document.querySelectorAll("button, select, input[type=search], .button")]
+  .filter((one) => one.offsetParent && !one.disabled).map((one) => {
+    const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (colour) => parse(colour).slice(0, 3).map((c) => c / 255)
+      .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+      .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+    let behind = one.parentElement;
+    while (parse(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
+    const [a, b] = [getComputedStyle(one).borderTopColor, getComputedStyle(behind).backgroundColor].map(light);
+    return [one.id || one.className, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)]; })"""
+OUTLINES = """() => ["#classes .name[aria-pressed=true]", "#methods label:has(:checked)"]
+  .map((name) => getComputedStyle(document.querySelector(name)).outlineStyle)"""
+
+
+def test_borders_of_controls_and_forced_colours(visit: Callable[..., Any]) -> None:
+    """Controls are seen by their borders, at 3 to 1; what is selected is seen where colours are the visitor's own."""
+    for scheme in ("light", "dark"):
+        page = visit(color_scheme=scheme)
+        checked(page)
+        contrasts = page.evaluate(BORDERS)
+        assert len(contrasts) > 15
+        assert [name for name, contrast in contrasts if contrast < 3] == [], scheme
+    assert page.evaluate(OUTLINES) == ["none", "none"]
+    page.emulate_media(forced_colors="active")
+    assert page.evaluate(OUTLINES) == ["solid", "solid"]
+
+
+def test_without_motion_the_film_is_its_telling_frame(visit: Callable[..., Any]) -> None:
+    page = visit(reduced_motion="reduce")
+    page.evaluate(
+        """() => { window.states = [];
+        new MutationObserver(() => window.states.push([document.getElementById("curves").dataset.film, step.value]))
+          .observe(document.getElementById("curves"), { attributes: true }); }"""
+    )
+    page.locator("#play-deletion").click()
+    film_ended(page)
+    assert 0 < int(page.locator("#step").input_value()) < 14, "nothing is to be seen on the last frame"
+    assert {value for _, value in page.evaluate("() => window.states")} <= {page.locator("#step").input_value(), "14"}
+
+
 def test_every_control_has_a_name(visit: Callable[..., Any]) -> None:
     page = visit()
     nameless = page.evaluate(
@@ -319,12 +416,67 @@ def test_every_control_has_a_name(visit: Callable[..., Any]) -> None:
     assert nameless == []
 
 
+PROGRAMMERS_WORDS = re.compile(r"\bcv\.|(?<!\w)--\w|`|Failed to fetch|\bbody\.|\bfusion\b|undefined|\bNaN\b|\[object")
+UNBROKEN = """(names) => { const wide = [];
+  for (const parent of document.querySelectorAll(names)) {
+    const walker = document.createTreeWalker(parent, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) for (const word of walker.currentNode.data.matchAll(/\\S+/g)) {
+      const range = document.createRange();
+      range.setStart(walker.currentNode, word.index);
+      range.setEnd(walker.currentNode, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+      if (lines.size > 1) wide.push(word[0]);
+    } }
+  return wide; }"""
+
+
+def test_nothing_is_said_in_programmers_words(visit: Callable[..., Any]) -> None:
+    """Flags and options of the library were shown as notes, such as `fusion` for a head of the default method."""
+    page = visit("#layer=3&head=1")
+    sync_api.expect(page.locator("#notes")).to_contain_text("has no heads of its own")
+    page.evaluate("() => { for (const one of document.querySelectorAll('details')) one.open = true; }")
+    page.locator("#thumbs button").first.wait_for()
+    page.locator("#help-open").click()
+    for name in ("attnlrp+plus", "focusvit", "fullgrad", "vanilla", "random"):
+        page.evaluate("(name) => document.querySelector(`#methods input[value='${name}']`).click()", name)
+        settled(page, name)
+        checked(page)
+        found = PROGRAMMERS_WORDS.search(page.locator("body").inner_text())
+        assert found is None, f"{name}: {found}"
+    words = page.evaluate("async () => { const { duration } = await import('/texts.js'); return duration(1292); }")
+    assert words == "about 22 min"
+
+
+def test_the_columns_end_together_and_no_class_name_is_broken(visit: Callable[..., Any]) -> None:
+    page = visit(viewport={"width": 1440, "height": 900})
+    checked(page)
+    ends = [
+        box["y"] + box["height"]
+        for box in (page.locator(f"#{name}-panel").bounding_box() for name in ("keep", "adjust", "method"))
+    ]
+    assert max(ends) - min(ends) < 2
+    page.evaluate(
+        """(names) => names.forEach((name, k) => {
+        const row = document.createElement("tr");
+        row.innerHTML = `<td></td><td><span>${name} 99.9 %</span></td><td><span>No better than chance</span></td>`;
+        document.querySelector("#photos tbody").append(row);
+        document.querySelector("#photos").hidden = false;
+        document.querySelectorAll("#classes .name span:first-child")[k % 5].textContent += ` ${name}`; })""",
+        list(cv.load("pets").labels or ()),
+    )
+    assert page.locator("#photos tbody tr").count() == 37
+    assert page.evaluate(UNBROKEN, "#photos td, #classes .name") == []
+    assert page.evaluate("() => document.querySelector('#photos-list').clientHeight") <= 400
+
+
 QUERIES = {
     "grad-cam": {"gradcam", "gradcam-pp"},
     "gradcam": {"gradcam", "gradcam-pp"},
     "integrated gradients": {"integrated-gradients"},
     "attention rollout": {"rollout"},
     "SHAP": {"kernelshap"},
+    "gradients integrated": {"integrated-gradients"},
+    "integratedgradients": {"integrated-gradients"},
 }
 
 

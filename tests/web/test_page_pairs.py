@@ -156,6 +156,26 @@ def test_two_models_are_on_one_scale_and_each_has_its_own_parts(page: Any) -> No
     assert f"otherModel={SECOND}" in page.url
 
 
+def test_a_caution_is_about_the_model_that_it_is_about(browser: Any) -> None:
+    """A second model that is unsure made the badge of the first doubtful; and its three layers filled the panel."""
+    state = create_state([cv.load("pets"), wrapped(FIRST)])
+    with serving(state) as address:
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(WAIT)
+        page.goto(f"{address}/#otherModel={FIRST}")
+        sync_api.expect(page.locator("#badge-1")).to_contain_text(re.compile("upport|chance|tested"))
+        sync_api.expect(page.locator("#caution")).to_contain_text(
+            re.compile(f"^Take care: {FIRST}: The model is unsure")
+        )
+        assert "take care" not in page.locator("#badge").inner_text()
+        page.locator("#model").select_option(FIRST)
+        sync_api.expect(page.locator("#layer")).to_have_attribute("max", str(state.card(FIRST).layers))
+        settled(page)
+        assert page.locator("#layer-strip").bounding_box()["width"] <= 72 * (state.card(FIRST).layers + 1)
+        page.close()
+    state.close()
+
+
 def test_features_of_two_photos_have_one_basis(page: Any) -> None:
     """The colours of the second photo against the library's components, patch by patch."""
     compare_photo(page)

@@ -147,21 +147,42 @@ def test_another_link_in_the_same_tab_is_followed(visit: Callable[..., Any]) -> 
     settled(page, "rollout")
 
 
-@pytest.mark.parametrize("link", ["#method=nope", "#photo=../..", "#method=__import__('os')", "#method=legrad(x=1)"])
+BAD_LINKS = {  # what the page says of each
+    "#method=nope": "not here (“nope”)",
+    "#method=__import__('os')": "",
+    "#photo=../..": "",
+    "#method=legrad(x=1)": "not possible here",
+    "#method=lime(samples=-3)": "takes",  # it asks first
+    "#target=999": "not possible here",
+    "#method=rollout&target=999&layer=3": "not possible here",
+    f"#other={'0' * 32}": "no longer has the second photo",
+    f"#other={'0' * 32}&pair=alike&method=legrad(x=1)": "not possible here",
+    f"#photo={'0' * 32}&other={'1' * 32}&target=3": "no longer has that photo",
+}
+
+
+@pytest.mark.parametrize("link", BAD_LINKS)
 def test_a_bad_link_is_no_dead_page_and_nothing_technical_is_said(visit: Callable[..., Any], link: str) -> None:
-    page = visit(link, shows_a_map=link != "#method=legrad(x=1)")
-    if "x=1" in link:  # the library knows better than the page what options there are
-        sync_api.expect(page.locator("#status.error")).to_have_count(1, timeout=WAIT)
-        for name in ("#save-png", "#save-json", "#save-npz", "#play-deletion", "#play-insertion", "#head", "#layer"):
-            assert page.locator(name).is_disabled(), name
-        method(page, "rollout")
-        settled(page, "rollout")
-        assert page.locator("#save-png").is_enabled()
-        return
+    page = visit(link)
     settled(page, "attnlrp+plus")
-    text = page.locator("#status-text").inner_text()
-    assert ("not here (“nope”)" in text) == ("nope" in link)
-    assert not re.search(r"cv\.|--|pattern|body", text)
+    sync_api.expect(page.locator("#status-text")).not_to_have_text(re.compile("…$"))
+    text = page.locator("#status-text").inner_text() + page.locator("#ask-first").inner_text()
+    assert BAD_LINKS[link] in text
+    assert not re.search(r"cv\.|--|pattern|body|option|x=1", text)
+    assert page.locator("#save-png").is_enabled()
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("Bengal")
+
+
+def test_a_second_photo_that_is_gone_leaves_the_first(visit: Callable[..., Any]) -> None:
+    page = visit()
+    changes(page, lambda: page.evaluate(HANDED_OVER, "drop"))
+    settled(page)
+    photo = re.search(r"photo=[0-9a-f]{32}", page.url)
+    assert photo
+    other = visit(f"#{photo[0]}&other={'0' * 32}")
+    sync_api.expect(other.locator("#status-text")).to_contain_text("no longer has the second photo", timeout=WAIT)
+    assert photo[0] in other.url
+    assert picture(other) == picture(page)
 
 
 def test_a_server_that_is_gone_is_said_in_plain_words(visit: Callable[..., Any]) -> None:
@@ -192,8 +213,11 @@ def test_a_model_without_classes_is_no_dead_page(browser: Any) -> None:
         page.goto(address)
         settled(page, default)
         sync_api.expect(page.locator("#answer-says")).to_contain_text("names nothing")
+        sync_api.expect(page.locator("#caption-0")).to_contain_text("where the model looks")
+        panels = {name: page.locator(f"#{name}-panel").bounding_box() for name in ("photo", "keep")}
+        assert panels["keep"]["y"] - panels["photo"]["y"] - panels["photo"]["height"] < 20, "no hole in the column"
         sync_api.expect(page.locator("#badge")).not_to_have_text("Testing this map…", timeout=WAIT)
-        assert page.locator("#play-deletion").is_disabled()
+        assert page.locator("#curves").is_hidden(), "there is no answer that could be lost"
         method(page, "ixg")  # it explains a score, and there is none
         sync_api.expect(page.locator("#status.error #status-text")).not_to_contain_text("=", timeout=WAIT)
         assert page.locator("#map-panel").get_attribute("data-method") == default
@@ -238,17 +262,20 @@ def test_the_thumbnails_of_another_photo_are_gone_at_once(visit: Callable[..., A
     page = visit()
     page.locator("#compare summary").click()
     page.locator("#thumbs button").first.wait_for()
-    page.route(
-        "**/api/explain",
-        lambda route: (
-            route.continue_()
-            if '"all"' not in (route.request.post_data or "") and "\r\nall\r\n" not in (route.request.post_data or "")
-            else route.abort()
-        ),
-    )
+    held: list[Any] = []  # the request of the new thumbnails is not answered yet
+
+    def hold(route: Any) -> None:
+        is_of_all = b"\r\nall\r\n" in (route.request.post_data_buffer or b"")
+        held.append(route) if is_of_all else route.continue_()
+
+    page.route("**/api/explain", hold)
     changes(page, lambda: page.evaluate(HANDED_OVER, "drop"))
     settled(page)
+    sync_api.expect(page.locator("#thumbs")).to_have_text("Working…")
     assert page.locator("#thumbs button").count() == 0
+    assert len(held) == 1
+    held[0].continue_()
+    page.locator("#thumbs button").first.wait_for()
 
 
 def test_a_link_to_a_photo_that_is_gone_shows_the_example_with_its_own_class(visit: Callable[..., Any]) -> None:

@@ -68,7 +68,7 @@ BAD = {
     "too narrow": (png_of_size(3_000, 2, zlib.compress(bytes(20_000))), 422, "crop it"),
     "too narrow upright": (png_of_size(2, 3_000, zlib.compress(bytes(21_000))), 422, "crop it"),
     "no pixels": (png_of_size(0, 0), 415, "expected JPEG"),
-    "png without data": (png_of_size(64, 64), 422, "damaged"),
+    "png without data": (png_of_size(64, 64), 422, "The photo is damaged; expected"),  # without Pillow's words
     "photo and archive": (encoded("JPEG") + archive(), 415, "nothing else"),
     "photo and page": (encoded("GIF") + b"<html><script>alert(1)</script></html>", 415, "nothing else"),
     "page and photo": (b"<html>" + encoded("PNG"), 415, "nothing else"),

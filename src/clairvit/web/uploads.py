@@ -34,6 +34,7 @@ _HEIC = (
     f"This is an iPhone photo (HEIC), which cannot be read here; expected {KINDS}. Share or export it as JPEG, or set "
     "the camera to 'Most Compatible'."
 )
+_DAMAGED = "The photo is damaged; expected a whole one: save or download it again."  # without Pillow's words for it
 _START, _END = 1024, 66_000  # bytes that are searched
 
 
@@ -90,9 +91,7 @@ def decode(data: bytes) -> Image.Image:
             raise InvalidUpload(415, _HEIC) from error
         raise InvalidUpload(415, f"This is not a photo that can be read here; expected {KINDS}: convert it.") from error
     except Exception as error:  # Pillow raises many kinds of errors on broken headers
-        raise InvalidUpload(
-            422, f"The photo is damaged ({_reason(error)}); expected a whole one: save it again."
-        ) from error
+        raise InvalidUpload(422, _DAMAGED) from error
     with image:
         if image.width * image.height > MAX_PIXELS:
             raise InvalidUpload(413, f"The photo has {image.width:,} × {image.height:,} pixels. {_TOO_MANY_PIXELS}")
@@ -104,8 +103,7 @@ def decode(data: bytes) -> Image.Image:
             image.load()
             return read_image(image)
         except Exception as error:  # Pillow's decoders raise many kinds of errors on broken bytes
-            message = f"The photo is damaged ({_reason(error)}); expected a whole one: save or download it again."
-            raise InvalidUpload(422, message) from error
+            raise InvalidUpload(422, _DAMAGED) from error
 
 
 def photo_cautions(image: Image.Image) -> tuple[str, ...]:
@@ -119,10 +117,6 @@ def photo_cautions(image: Image.Image) -> tuple[str, ...]:
 
 
 _TOO_MANY_PIXELS = f"Photos of more than {MAX_PIXELS // 1_000_000} megapixels are not decoded."
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
 
 
 def _is_polyglot(data: bytes) -> bool:

@@ -10,7 +10,7 @@ const named = (entry) => [element("b", { textContent: entry.name }), ` (${valueT
 /** What the model says, as nodes: "The model says X (83 %), then Y (16 %). The map is for Y." */
 export function sentenceNodes(reply, classSpecific, isControl) {
   const [first, second] = reply.top;
-  if (reply.text && classSpecific) return ["The map shows what makes the photo like the words ", element("b", { textContent: reply.text }), ` (${cosineText(reply.target_scores[0])}).`];
+  if (reply.text && classSpecific) return ["The map shows what makes the photo like the words ", element("b", { textContent: reply.text }), ` (${cosineText(reply.target_scores[0])}; 1 is the same, 0 unrelated).`];
   if (!first) return ["This model names nothing: it turns a photo into numbers that can be compared. The map shows where it looks."];
   const nodes = first.probability === null ? ["The model's answer: ", ...named(first)] : ["The model says ", ...named(first)];
   if (second) nodes.push(first.probability === null ? "; next: " : ", then ", ...named(second));
@@ -28,19 +28,24 @@ export function showAnswer(sentence, cautions) {
   $("caution").textContent = cautions.length ? `Take care: ${cautions.join(" ")}` : "";
 }
 
-export const badgeText = (check) => BADGES[check?.verdict] ?? "Could not be tested";
+const isDoubtful = (check, hasCaution) => hasCaution && check?.verdict === "supported"; // no green next to a warning about the photo
+/** The verdict of a test in words. */
+export const badgeText = (check, hasCaution = false) => (BADGES[check?.verdict] ?? "Could not be tested") + (isDoubtful(check, hasCaution) ? ", but take care" : "");
+/** The verdict that gives a badge its colour. */
+export const badgeVerdict = (check, hasCaution = false) => isDoubtful(check, hasCaution) ? "weak" : check?.verdict ?? "";
+/** The sentences of a test in the words of the page: its patches are parts, and correlations are for the numbers. */
+const plainSentence = (text) => text.replace("random patches: ", "without random parts: ").replace(/\bpatch(es)?\b/g, (_, many) => many ? "parts" : "part").replace(/ \(rank correlation [^)]*\)/g, "").replace(/(?<=\s)-(?=\d)/g, "−");
 /** The sentence of the test without its conclusion, which the badge has. */
-const shortCheckText = (check) => `${check.sentence.split(/\.\s+(?=[A-Z])/)[0].replace(/\.$/, "")}.`.replace(/(?<=\s)-(?=\d)/g, "−");
-export const checkText = (check) => [check.sentence, ...(check.verdict ? check.remarks : [])].join(" ").replace(/(?<=\s)-(?=\d)/g, "−");
+const shortCheckText = (check) => plainSentence(`${check.sentence.split(/\.\s+(?=[A-Z])/)[0].replace(/\.$/, "")}.`);
+export const checkText = (check) => plainSentence([check.sentence, ...(check.verdict ? check.remarks : [])].join(" "));
 
 const badges = [[$("badge"), $("answer-text")], [$("badge-1"), $("answer-text-1")]]; // one per map
 
 /** The badge of a map and its sentence, with the map's name where there are two; null: the test is running. */
-export function showCheck(k, check, name = "") {
+export function showCheck(k, check, name = "", hasCaution = false) {
   const [badge, text] = badges[k];
-  const cautious = check?.verdict === "supported" && !$("caution").hidden; // no green next to a warning about the photo
-  badge.textContent = check ? badgeText(check) + (cautious ? ", but take care" : "") : "Testing this map…";
-  badge.dataset.verdict = cautious ? "weak" : check?.verdict ?? "";
+  badge.textContent = check ? badgeText(check, hasCaution) : "Testing this map…";
+  badge.dataset.verdict = badgeVerdict(check, hasCaution);
   if (k === 0) badge.disabled = !check;
   text.textContent = name ? `${name}: ${check ? shortCheckText(check) : ""}` : check ? checkText(check) : "";
 }

@@ -7,7 +7,7 @@ const slider = document.getElementById("step"), description = document.getElemen
 const stepText = document.getElementById("step-text"), section = document.getElementById("curves");
 const LEFT = 64, RIGHT = 388, TOP = 14, BOTTOM = 214, FRAME_MS = 260, STEPS = 14;
 const VERDICTS = { "better": "is better than chance", "not distinguishable": "cannot be told from chance", "worse": "is worse than chance" };
-let film = null, timer = 0, range = [0, 1]; // lowest and highest value on the vertical axis
+let film = null, timer = 0;
 
 const svgElement = (name, attributes, text = "") => {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -16,9 +16,9 @@ const svgElement = (name, attributes, text = "") => {
   return element;
 };
 const x = (fraction) => LEFT + fraction * (RIGHT - LEFT);
-const y = (value) => BOTTOM - (value - range[0]) / (range[1] - range[0]) * (BOTTOM - TOP);
-const line = (xs, ys) => xs.map((value, k) => `${k ? "L" : "M"}${x(value).toFixed(1)} ${y(ys[k]).toFixed(1)}`).join(" ");
 const inside = (value) => Math.min(BOTTOM - 6, Math.max(TOP + 12, value));
+/** Below or above a line, whichever was asked for and has room. */
+const beside = (lineY, below) => (below ? lineY + 34 < BOTTOM : lineY - 22 < TOP) ? lineY + 20 : lineY - 10;
 
 export function clear(photo) {
   stop();
@@ -26,10 +26,9 @@ export function clear(photo) {
   section.dataset.film = "none";
   slider.disabled = true;
   stepText.textContent = "–";
-  range = [0, 1];
   description.textContent = verdict.textContent = "";
   chart.setAttribute("aria-label", "no film yet");
-  drawAxes("parts of the photo", "");
+  drawAxes(chart, "parts of the photo", "", [0, 1]);
   if (photo) drawPhoto(photo, null);
 }
 
@@ -43,7 +42,6 @@ export function play({ kind, rank, grid, photo, reply }) {
   section.dataset.film = "playing";
   Object.assign(slider, { max: counts.length - 1, disabled: false, value: 0 });
   verdict.textContent = "";
-  range = [0, 1];
   if (reply) receive(reply);
   drawFrame(0);
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) { slider.value = slider.max; return end(); }
@@ -65,8 +63,6 @@ export function receive(reply) {
     return;
   }
   Object.assign(film, { reply, curve, rank: reply.rank, counts: curve.counts });
-  const values = reply.meaning === "prob" ? [] : [...curve.method.mean, ...curve.random.low, ...curve.random.high];
-  range = [Math.min(0, ...values), Math.max(1, ...values)]; // raw scores may leave 0 … 1
   slider.max = curve.counts.length - 1;
   verdict.textContent = verdictText(reply);
   drawFrame(Number(slider.value));
@@ -75,11 +71,11 @@ export function receive(reply) {
 
 /** Both directions, judged by the spread of random orders. */
 export function verdictText(reply) {
-  const part = (kind, words) => {
+  const part = (kind, words, wanted) => {
     const { verdict: judged, method, random } = reply[kind];
-    return judged ? `${words}, this map ${VERDICTS[judged]} (area ${method.area.toFixed(2)}, random orders ${random.area.toFixed(2)}).` : "";
+    return judged ? `${words}, this map ${VERDICTS[judged]} (area under its line ${number(method.area, 2)}, under random orders ${number(random.area, 2)}; ${wanted} is better).` : "";
   };
-  return [part("deletion", "Hiding the brightest first"), part("insertion", "Showing them first")].join(" ").trim();
+  return [part("deletion", "Hiding the brightest first", "smaller"), part("insertion", "Showing them first", "larger")].join(" ").trim();
 }
 
 /** The frame that says most: the score has crossed half of the whole photo's. */
@@ -103,36 +99,61 @@ function drawFrame(k) {
   const { curve, kind, reply, photo, rank, counts } = film, hides = kind === "deletion";
   drawPhoto(photo, { rank, grid: film.grid, count: counts[k], inserts: !hides });
   perturbed.setAttribute("aria-label", `the photo with ${counts[k]} of ${rank.length} parts ${hides ? "hidden" : "shown"}`);
-  drawAxes(`share of the photo ${hides ? "hidden" : "shown"}`, reply ? (reply.meaning === "prob" ? `probability of ${reply.target}` : reply.meaning) : "");
+  drawChart(chart, kind, reply, k);
   stepText.textContent = `${k} of ${counts.length - 1}`;
   const done = `${counts[k]} of ${rank.length} parts ${hides ? "hidden" : "shown"}`;
   if (!reply) { description.textContent = `${done}; measuring the score…`; return; }
-  const { method, random } = curve;
+  const { method, random } = curve, value = reply.meaning === "prob" ? percent(method.mean[k]) : `${reply.meaning} ${number(method.mean[k])}`;
+  const chance = reply.meaning === "prob" ? percent(random.mean[k]) : number(random.mean[k]);
+  description.textContent = `${done}: ${reply.target} ${value}; in random orders ${chance}.`;
+}
+
+/** The lowest and highest value on the vertical axis; raw scores may leave 0 … 1. */
+function rangeOf(reply, kind) {
+  if (!reply || reply.meaning === "prob") return [0, 1];
+  const { method, random } = reply[kind], values = [...method.mean, ...random.low, ...random.high];
+  return [Math.min(0, ...values), Math.max(1, ...values)];
+}
+
+const height = ([low, high]) => (value) => BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP);
+
+/** Draw a curve up to a step, what follows of it, and the range of random orders; without a reply, the axes. */
+function drawChart(svg, kind, reply, k) {
+  const hides = kind === "deletion", range = rangeOf(reply, kind), y = height(range);
+  drawAxes(svg, `share of the photo ${hides ? "hidden" : "shown"}`, reply ? (reply.meaning === "prob" ? `probability of ${reply.target}` : reply.meaning) : "", range);
+  if (!reply) return;
+  const curve = reply[kind], { method, random } = curve;
+  const line = (xs, ys) => xs.map((value, step) => `${step ? "L" : "M"}${x(value).toFixed(1)} ${y(ys[step]).toFixed(1)}`).join(" ");
   const band = line(curve.x, random.high) + line([...curve.x].reverse(), [...random.low].reverse()).replace("M", "L") + "Z";
-  const near = Math.round(curve.x.length * 0.3), far = Math.round(curve.x.length * 0.65);
-  const methodY = inside(y(method.mean[near]) + (hides ? 20 : -12)), above = method.mean[far] > random.mean[far];
+  const near = Math.round(curve.x.length * 0.3), far = Math.round(curve.x.length * 0.65), above = method.mean[far] > random.mean[far];
   const randomY = inside(above ? y(random.low[far]) + 16 : y(random.high[far]) - 6);
-  chart.append(svgElement("path", { class: "band", d: band }), svgElement("path", { class: "random", d: line(curve.x, random.mean) }),
+  svg.append(svgElement("path", { class: "band", d: band }), svgElement("path", { class: "random", d: line(curve.x, random.mean) }),
     svgElement("path", { class: "method-rest", d: line(curve.x, method.mean) }),
     svgElement("path", { class: "method", d: line(curve.x.slice(0, k + 1), method.mean) }),
     svgElement("circle", { class: "dot", cx: x(curve.x[k]), cy: y(method.mean[k]), r: 5 }),
     svgElement("text", { class: "random-label", x: x(curve.x[far]), y: randomY, "text-anchor": "middle" }, "random orders"),
-    svgElement("text", { class: "label", x: x(curve.x[near]) + (hides ? -4 : 0), y: methodY, "text-anchor": "middle" }, "this map"));
-  const value = reply.meaning === "prob" ? percent(method.mean[k]) : `${reply.meaning} ${number(method.mean[k])}`;
-  const chance = reply.meaning === "prob" ? percent(random.mean[k]) : number(random.mean[k]);
-  description.textContent = `${done}: ${reply.target} ${value}; in random orders ${chance}.`;
-  chart.setAttribute("aria-label", `${reply.target} while parts are ${hides ? "hidden" : "shown"} in the order of ${reply.method}, and in random orders. ${verdictText(reply)}`);
+    svgElement("text", { class: "label", x: x(curve.x[near]) + (hides ? -4 : 0), y: beside(y(method.mean[near]), hides), "text-anchor": "middle" }, "this map"));
+  svg.setAttribute("aria-label", `${reply.target} while parts are ${hides ? "hidden" : "shown"} in the order of ${reply.method}, and in random orders. ${verdictText(reply)}`);
 }
 
-function drawAxes(label, vertical) {
-  chart.replaceChildren(svgElement("path", { class: "axis", d: `M${LEFT} ${TOP}V${BOTTOM}H${RIGHT}` }));
+/** The whole curve of one direction as an SVG of its own; null where it could not be measured. */
+export function wholeChart(reply, kind) {
+  if (reply[kind].method.area === null) return null;
+  const svg = svgElement("svg", { viewBox: chart.getAttribute("viewBox"), role: "img" });
+  drawChart(svg, kind, reply, reply[kind].counts.length - 1);
+  return svg;
+}
+
+function drawAxes(svg, label, vertical, range) {
+  const y = height(range), isShare = vertical.startsWith("probability") || !vertical;
+  svg.replaceChildren(svgElement("path", { class: "axis", d: `M${LEFT} ${TOP}V${BOTTOM}H${RIGHT}` }));
   for (const p of [0, 0.5, 1]) {
-    const value = range[0] + p * (range[1] - range[0]), isShare = vertical.startsWith("probability") || !vertical;
-    chart.append(svgElement("path", { class: "axis", d: `M${LEFT} ${y(value)}H${RIGHT}` }), svgElement("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, isShare ? `${100 * value} %` : number(value)),
+    const value = range[0] + p * (range[1] - range[0]);
+    svg.append(svgElement("path", { class: "axis", d: `M${LEFT} ${y(value)}H${RIGHT}` }), svgElement("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, isShare ? `${100 * value} %` : number(value)),
       svgElement("text", { x: x(p), y: BOTTOM + 17, "text-anchor": p === 1 ? "end" : "middle" }, `${100 * p} %`));
   }
-  chart.append(svgElement("text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 36, "text-anchor": "middle" }, label));
-  if (vertical) chart.append(svgElement("text", { transform: `translate(12 ${(TOP + BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" }, vertical.length > 34 ? "probability" : vertical));
+  svg.append(svgElement("text", { x: (LEFT + RIGHT) / 2, y: BOTTOM + 36, "text-anchor": "middle" }, label));
+  if (vertical) svg.append(svgElement("text", { transform: `translate(12 ${(TOP + BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" }, vertical.length > 34 ? "probability" : vertical));
 }
 
 /** Draw the photo with the hidden parts in grey. */

@@ -80,7 +80,7 @@ function drawLengths() {
   const [rows, cols] = grid, { norms, outliers } = layerReply, scale = colourScale(norms.values, false, "viridis");
   canvases.forEach(({ lengths }, image) => overlay(lengths, photos()[image].photo, { values: api.slice(norms, image).values, rows, cols }, scale, 0.9, state.smooth, WIDTH));
   const [low, high] = [Math.min(...norms.values), Math.max(...norms.values)];
-  $("lengths-text").textContent = `From ${number(low)} (no colour) to ${number(high)} (yellow).${outliers ? ` ${outliers} stand out: models often keep notes about the whole photo in such parts.` : outliers === 0 ? " No part stands out." : ""}`;
+  $("lengths-text").textContent = `The length of what it holds: from ${number(low)} (no colour) to ${number(high)} (yellow).${outliers ? ` ${outliers} stand out: models often keep notes about the whole photo in such parts.` : outliers === 0 ? " No part stands out." : ""}`;
 }
 
 const partAt = ({ image, y, x }, [rows, cols]) => (image * rows + Math.floor(y * rows)) * cols + Math.floor(x * cols);
@@ -107,7 +107,7 @@ function drawAlike() {
   });
   Object.assign(canvases[0].alike.dataset, { part, best, cosine: values[best] });
   const where = view.other ? ` in ${best < count ? "the first" : "the second"} photo` : "", row = Math.floor(best / cols) % rows;
-  text.textContent = `Most alike: row ${row + 1}, column ${best % cols + 1}${where} (cosine ${number(values[best])}); ${others.filter((other) => values[other] > 0.5).length} of ${others.length} other parts are above 0.5. Least alike: cosine ${number(scale.low)}.`;
+  text.textContent = `Yellow is most alike: row ${row + 1}, column ${best % cols + 1}${where} (cosine ${number(values[best])}, where 1 is the same). No colour is least (${number(scale.low)}); ${others.filter((other) => values[other] > 0.5).length} of ${others.length} other parts are above 0.5.`;
 }
 
 /** The features of a layer; cosines of all pairs where there are few parts, so that pointing needs no request. */

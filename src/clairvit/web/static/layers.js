@@ -12,6 +12,7 @@ export function drawStrip(map, photo, selected, style) {
   const maps = [slice(map.maps, 0), ...Array.from({ length: map.layers?.shape[0] ?? 0 }, (_, layer) => slice(map.layers, layer, 0))];
   strip.hidden = !map.layers;
   tiles = maps.length;
+  document.getElementById("layer-control").style.setProperty("--tiles", tiles);
   if (!map.layers) return;
   const small = document.createElement("canvas"), height = Math.round(TILE * photo.height / photo.width);
   strip.width = tiles * (TILE + GAP) - GAP;

@@ -2,7 +2,7 @@
 
 import { colourScale, overlay } from "./colour.js";
 import { slice, unpack } from "./api.js";
-import { duration, element, valueText } from "./texts.js";
+import { duration, element, number, plainNotes, valueText } from "./texts.js";
 
 /** Top classes; a click makes one the target, "+" the second target. */
 export function showClasses(list, top, targets, onSelect, onSelectSecond) {
@@ -51,12 +51,15 @@ const tag = (textContent, title = "") => element("i", { textContent, title });
 const words = (text) => text.toLowerCase().normalize("NFKD").replace(/[^\p{L}\p{N}+]+/gu, " ").trim();
 const compact = (text) => words(text).replace(/ /g, "");
 
-/** Recommended methods, then all of them by family in a closed list. */
-export function showMethods(box, reply, selected, card, onSelect) {
+/** The time that a method takes here, and whether the server allows it. */
+const timeTag = (entry, card, limit) => tag(duration(estimate(entry, card)) + (estimate(entry, card) > limit ? ", more than is allowed here" : ""));
+
+/** Recommended methods, then all of them by family in a closed list; `limit`: the seconds that the server allows. */
+export function showMethods(box, reply, selected, card, limit, onSelect) {
   const byName = new Map(reply.methods.map((entry) => [entry.name, entry]));
   const recommended = element("fieldset", {}, element("legend", { textContent: "Start with one of these" }));
   for (const entry of reply.recommended) {
-    const method = byName.get(baseName(entry.method)), tags = [tag(PURPOSES[entry.purpose] ?? entry.purpose, entry.reason), tag(duration(estimate(method, card)))];
+    const method = byName.get(baseName(entry.method)), tags = [tag(PURPOSES[entry.purpose] ?? entry.purpose, entry.reason), timeTag(method, card, limit)];
     if (!method.class_specific) tags.push(tag("same for every answer"));
     const search = [entry.method, entry.title, entry.purpose, method.sentence, ...method.also].join(" | ");
     recommended.append(methodLabel(entry.method, entry.title, tags, entry.sentence, search, entry.method === selected, onSelect));
@@ -69,7 +72,7 @@ export function showMethods(box, reply, selected, card, onSelect) {
       const tags = [];
       if (entry.control) tags.push(tag("control", "knows nothing of the model"));
       if (!entry.class_specific && !entry.control) tags.push(tag("same for every answer"));
-      if (entry.slow) tags.push(tag(duration(estimate(entry, card))));
+      if (entry.slow) tags.push(timeTag(entry, card, limit));
       const search = [entry.name, entry.title, entry.sentence, entry.paper, family, ...entry.also].join(" | ");
       set.append(methodLabel(entry.name, entry.title, tags, entry.sentence, search, entry.name === selected && !isListed, onSelect));
     }
@@ -77,6 +80,20 @@ export function showMethods(box, reply, selected, card, onSelect) {
   }
   all.open = !isListed;
   box.replaceChildren(recommended, all, element("p", { id: "nothing-found", className: "hint", hidden: true }));
+}
+
+let revealed = ""; // the method that was last brought into view: the list is scrolled once for each
+
+/** Select a method in the list, and bring it into view unless the visitor is in the list. */
+export function selectMethod(box, method) {
+  const radio = box.querySelector(`input[value="${CSS.escape(method)}"]`);
+  for (const input of box.querySelectorAll("input")) input.checked = input === radio;
+  const label = radio?.parentElement, all = radio?.closest("details");
+  if (!label || label.hidden || revealed === method || box.contains(document.activeElement)) return;
+  revealed = method;
+  if (all) all.open = true;
+  const bounds = box.getBoundingClientRect(), { top, bottom } = label.getBoundingClientRect();
+  if (top < bounds.top || bottom > bounds.bottom) box.scrollTop += top - bounds.top - 40;
 }
 
 /** Show the methods that a query names: all of its words, or its letters without hyphens and spaces. */
@@ -102,8 +119,8 @@ export function filterMethods(box, query) {
 /** Formula, paper and cost of the method that is shown. */
 export function showMethodFacts(box, entry, map) {
   if (!entry) return box.replaceChildren();
-  const passes = `${map.forwards} forward and ${map.backwards} backward passes of the model, ${map.seconds.toFixed(2)} s.`;
-  box.replaceChildren(element("code", { textContent: map.method }), element("code", { textContent: entry.summary }), element("p", { textContent: `Paper: ${entry.paper}. Cost: ${passes}` }));
+  const passes = `${map.forwards} forward and ${map.backwards} backward passes of the model, ${map.seconds.toFixed(2)} s.`, notes = plainNotes(map.notes);
+  box.replaceChildren(element("code", { textContent: map.method }), element("code", { textContent: entry.summary }), element("p", { textContent: `Paper: ${entry.paper}. Cost: ${passes}` }), ...notes.map((textContent) => element("p", { textContent })));
 }
 
 const ranks = (values) => { const order = Array.from(values.keys()).sort((a, b) => values[a] - values[b]), rank = new Float64Array(values.length); order.forEach((index, place) => { rank[index] = place; }); return rank; };
@@ -117,15 +134,25 @@ function rankCorrelation(a, b) {
   return xx ? xy / xx : null;
 }
 
-export function showThumbs(box, reply, photo, selected, shown, onSelect) {
-  box.replaceChildren(...reply.explanations.map((entry) => {
-    const map = slice(unpack(entry.maps), 0), canvas = element("canvas", { ariaHidden: "true" });
+let thumbs = []; // the button of each method, its map, and where its agreement is written
+
+export function showThumbs(box, reply, photo, onSelect) {
+  thumbs = reply.explanations.map((entry) => {
+    const map = slice(unpack(entry.maps), 0), canvas = element("canvas", { ariaHidden: "true" }), score = element("small");
     overlay(canvas, photo, { values: map.values, rows: map.shape[0], cols: map.shape[1] }, colourScale(map.values, entry.signed, "auto"), 0.85, true, 112);
-    const agreement = rankCorrelation(map.values, shown), score = agreement === null ? "–" : agreement.toFixed(2).replace("-", "−");
-    const button = element("button", { type: "button", title: entry.notes.join(" ") }, canvas, entry.title, element("small", { textContent: score }));
-    button.setAttribute("aria-pressed", entry.method === selected);
+    const button = element("button", { type: "button" }, canvas, entry.title, score);
     button.dataset.method = entry.method;
     button.addEventListener("click", () => onSelect(entry.method));
-    return button;
-  }));
+    return { button, values: map.values, score };
+  });
+  box.replaceChildren(...thumbs.map(({ button }) => button));
+}
+
+/** Mark the method that is shown, and write how far each other one ranks the parts as its map does. */
+export function rateThumbs(method, shown) {
+  for (const { button, values, score } of thumbs) {
+    const agreement = rankCorrelation(values, shown);
+    score.textContent = agreement === null ? "–" : number(agreement, 2);
+    button.setAttribute("aria-pressed", button.dataset.method === method);
+  }
 }

@@ -7,20 +7,20 @@ import * as curves from "./curves.js";
 import { fileName, pictureCanvas, reportHtml, saveBlob } from "./download.js";
 import * as features from "./features.js";
 import { drawStrip } from "./layers.js";
-import { baseName, estimate, filterMethods, showClasses, showMethodFacts, showMethods, showThumbs } from "./lists.js";
+import { baseName, estimate, filterMethods, rateThumbs, selectMethod, showClasses, showMethodFacts, showMethods, showThumbs } from "./lists.js";
 import * as pair from "./pair.js";
 import * as patch from "./patch.js";
 import * as photos from "./photos.js";
 import { DEFAULTS, state, write } from "./state.js";
 import { endWork, failWork, setStatus, startWork } from "./status.js";
-import { cosineText, duration, element, number, plainMessage, valueText } from "./texts.js";
+import { cosineText, duration, element, number, plainMessage, plainNotes, valueText } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
 let cards = [], listed = null, limits = null, version = "";
 let photo = null, reply = null, map = null, shown = null; // the photo, the last response, its one explanation, and what is drawn of it
 let second = null; // the map that it is compared with: { photo, reply, map, file, settings }
 let uploaded = null; // the file of the current photo, sent again if it expired on the server
-let checks = [], curveReply = null; // a check per map
+let checks = [], curveReply = null, checking = Promise.resolve(); // a check per map, and when they are there
 let work = new AbortController(), curveWork = new AbortController(), checkWork = new AbortController(), thumbsFor = "";
 const NEEDS_MAP = ["save-report", "save-png", "save-json", "save-npz", "play-deletion", "play-insertion"];
 
@@ -56,7 +56,7 @@ async function start() {
   updateModelControls();
   const unknown = state.method !== "default" && !methodCard(state.method) ? state.method : null;
   if (unknown || state.method === "default") state.method = card().default_method;
-  showMethods($("methods"), listed, state.method, card(), setMethod);
+  showMethods($("methods"), listed, state.method, card(), limits.seconds, setMethod);
   for (const [id, name] of [["opacity", "value"], ["cmap", "value"], ["signed", "checked"], ["smooth", "checked"], ["shared", "checked"]]) $(id)[name] = state[id];
   if (!$("cmap").value) $("cmap").value = state.cmap = "auto"; // a link may contain anything
   if (isSlow(state.method) && state.method !== card().default_method) askFirst();
@@ -68,7 +68,7 @@ async function start() {
 function askFirst() {
   const wanted = state.method, seconds = estimate(methodCard(wanted), card());
   state.method = card().default_method;
-  $("ask-text").textContent = `This link asks for ${titleOf(wanted)}, which takes ${duration(seconds)} here.`;
+  $("ask-text").textContent = `This link asks for ${titleOf(wanted)}, which takes ${duration(seconds)}${wanted.includes("(") ? " or more" : ""} here.`;
   $("ask-first").hidden = false;
   $("ask-run").onclick = () => { $("ask-first").hidden = true; setMethod(wanted); };
   $("ask-default").onclick = () => { $("ask-first").hidden = true; };
@@ -115,22 +115,37 @@ async function explain({ picture = false, image } = {}) {
     if (controller !== work) return;
     adoptResponse(first, other, image);
     endWork(controller, `${map.title}: done in ${map.seconds.toFixed(2)} s.`);
-    runChecks();
+    checking = runChecks();
   } catch (error) {
     if (controller !== work) return; // a newer request is running
     if (error.kind === "photo-expired" && uploaded && !image) return explain({ image: uploaded, picture: true });
-    if (error.kind === "photo-expired" && !photo) {
-      pair.end();
-      Object.assign(state, { photo: "demo", targets: [] }); // the classes of the link belong to the other photo
-      await explain({ picture: true });
-      setStatus("The server no longer has that photo; this is the example. Choose yours again.", true);
-      return;
-    }
+    if (!reply && await followLinkInPart(error)) return;
     failWork(controller, error, image ? `${image.name}: ` : "");
     $("map-panel").classList.remove("stale");
     $("map-panel").setAttribute("aria-busy", "false");
     if (reply) restoreSettings();
   }
+}
+
+/** Show what is possible of a link that cannot be followed, and say what is not. Returns whether there was anything to leave out. */
+async function followLinkInPart(error) {
+  const isExpired = error.kind === "photo-expired", asksMore = state.method !== card().default_method || state.targets.length || state.text || pair.isPair();
+  let message = "This link asks for something that is not possible here, so this is the usual map.";
+  if (isExpired && state.other) {
+    message = "The server no longer has the second photo. Choose it again.";
+    pair.end();
+  } else if (isExpired && state.photo !== "demo") {
+    message = "The server no longer has that photo; this is the example. Choose yours again.";
+    pair.end();
+    Object.assign(state, { photo: "demo", targets: [] }); // the classes of the link belong to the other photo
+  } else if (["bad-request", "not-found", "too-slow", "internal-error"].includes(error.kind) && asksMore) {
+    pair.end();
+    Object.assign(state, { method: card().default_method, targets: [], text: "" });
+    $("prompt").value = "";
+  } else return false;
+  await explain({ picture: true });
+  if (reply && !$("status").classList.contains("error")) setStatus(message, true);
+  return true;
 }
 
 function unpackMap(explanation) {
@@ -156,7 +171,6 @@ function adoptResponse(first, other, image) {
   if (reply && (reply.photo !== response.photo || reply.model !== response.model || reply.other !== response.other)) clearThumbs();
   ({ photo, reply, map } = first);
   if (!map.layers) Object.assign(state, { layer: 0, head: "mean" }); // there is one map only
-  if (!map.class_specific) Object.assign(reply, { targets: reply.targets.slice(0, 1), classes: reply.classes.slice(0, 1) });
   if (response.photo === "demo") uploaded = null;
   else if (image) uploaded = image;
   second = other;
@@ -218,6 +232,17 @@ function values(pane) {
   return { values: grid.values, rows: grid.shape[0], cols: grid.shape[1] };
 }
 
+/** The name of a map next to another one: its photo or its model. */
+const ownerOf = (pane) => !second ? "" : state.otherModel ? pane.reply.model : pane.name;
+
+/** What to take care of; with the name of the map where it is not about all of them. */
+function cautionsOf(list) {
+  return [...new Set(list.flatMap((pane) => pane.reply.cautions))].map((text) => {
+    const owners = list.filter((pane) => pane.reply.cautions.includes(text));
+    return owners.length === list.length ? text : `${owners.map(ownerOf).join(", ")}: ${text}`;
+  });
+}
+
 /** ", layer 4, head 2 of raw attention": which part of the method is shown. */
 function layerText(pane = panes()[0]) {
   if (!layerOf(pane)) return "";
@@ -228,7 +253,7 @@ function layerText(pane = panes()[0]) {
 /** "Bengal 68 %", "dog.jpg: Pug 91 %", "cosine 0.61": what a map is about; under its own photo without the name of that. */
 function nameOfMap({ reply: response, map: shownMap, k, name }, isUnderPhoto = false) {
   const owner = !second ? "" : state.otherModel ? `${response.model}: ` : isUnderPhoto ? "" : `${name}: `;
-  if (!shownMap.class_specific) return `${owner}any answer`;
+  if (!shownMap.class_specific) return `${owner}${cardOf(response.model).labels.length ? "any answer" : "where the model looks"}`;
   if (response.other) return `${owner}like the other photo`;
   const value = response.text ? cosineText(response.target_scores[k]) : valueText(response.probabilities[k], response.class_scores[k]);
   return `${owner}${response.targets[k]} ${value}`.trimEnd();
@@ -256,9 +281,11 @@ function render() {
   showLegend(scales[0]);
   showLayerControls(negative, list[0]);
   for (const id of NEEDS_MAP) $(id).disabled = id.startsWith("play") && !canPlay();
+  $("curves").hidden = !canPlay(); // a model that names nothing loses no answer
+  $("badge").title = canPlay() ? "Show the test as a film" : "";
   $("curves-of").hidden = list.length < 2;
   patch.draw({ panes: list.map((pane, k) => ({ ...pane, shownMap: maps[k], about: !map.class_specific ? "" : pane.reply.other ? "the likeness" : pane.reply.targets[pane.k], layer: layerOf(pane) })), isHeld: () => held });
-  showAnswer(second ? pair.pairSentence(list) : sentenceNodes(reply, map.class_specific, isControl()), [...new Set(list.flatMap((pane) => pane.reply.cautions))]);
+  showAnswer(second ? pair.pairSentence(list) : sentenceNodes(reply, map.class_specific, isControl()), cautionsOf(list));
   pair.showPair(cards, reply, Boolean(second));
   updateLists();
 }
@@ -286,10 +313,9 @@ function showLayerControls(negative, first) {
   $("head").disabled = !map.layers || !card().heads || state.layer === 0;
   $("head").title = $("head").disabled ? "Choose a layer first" : "";
   drawStrip(map, photo, state.layer, state);
-  const notes = [...map.notes];
+  const notes = []; // in the words of this page; the method's own are among its details
   if (layerText(first)) notes.unshift("The test at the top is of all layers together, not of this one.");
   if (isOfHead(first) && map.heads.method !== map.method) notes.unshift(`${map.title} has no heads of its own: this is head ${Number(state.head) + 1} of ${titleOf(map.heads.method)}.`);
-  if (second && second.map.notes.length) notes.push(...second.map.notes.filter((note) => !notes.includes(note)));
   if (second && state.layer && second.reply.model !== reply.model) notes.unshift("Of the second model the layer at the same depth is shown.");
   if (!map.class_specific && state.targets.length > 1 && !second) notes.unshift(`${map.title} gives the same map for every answer, so one is shown.`);
   $("notes").textContent = notes.join(" ");
@@ -298,11 +324,11 @@ function showLayerControls(negative, first) {
 function updateLists() {
   $("classes").hidden = $("classes-title").hidden = !reply.top.length;
   showClasses($("classes"), reply.top, state.targets, (index) => setTargets([index]), (index) => setTargets(state.targets[1] === index ? [state.targets[0]] : [state.targets[0], index]));
-  $("any-class").value = reply.top.some((entry) => entry.index === state.targets[0]) ? "" : String(state.targets[0] ?? "");
-  const radio = $("methods").querySelector(`input[value="${CSS.escape(map.method)}"]`);
-  for (const input of $("methods").querySelectorAll("input")) input.checked = input === radio;
+  const isListed = reply.top.some((entry) => entry.index === state.targets[0]);
+  $("any-class").value = isListed || reply.text || reply.other ? "" : String(state.targets[0] ?? "");
+  selectMethod($("methods"), map.method);
   showMethodFacts($("method-facts"), methodCard(map.method), map);
-  for (const button of $("thumbs").querySelectorAll("button")) button.setAttribute("aria-pressed", button.dataset.method === map.method);
+  rateThumbs(map.method, api.slice(map.maps, 0).values);
 }
 
 function setTargets(targets) {
@@ -323,19 +349,18 @@ function setMethod(method, options) { state.method = method; explain(options); }
 async function runChecks() {
   checkWork.abort();
   const controller = checkWork = new AbortController(), files = [uploaded, pair.otherFile()], list = map.class_specific || second ? panes() : panes().slice(0, 1);
-  const names = list.map((pane) => !second ? "" : state.otherModel ? pane.reply.model : pane.name);
-  list.forEach((_, k) => showCheck(k, null, names[k]));
+  list.forEach((pane, k) => showCheck(k, null, ownerOf(pane)));
   $("check-1").hidden = list.length < 2;
   for (const [k, pane] of list.entries()) {
     try {
       const response = await api.check({ photo: pane.reply.photo, model: pane.reply.model, method: map.method, ...aboutOf(pane) }, { signal: controller.signal });
       if (controller !== checkWork) return;
-      showCheck(k, checks[k] = response, names[k]);
+      showCheck(k, checks[k] = response, ownerOf(pane), pane.reply.cautions.length > 0);
       const file = k === 0 ? files[0] : second && !state.otherModel ? files[1] : null;
-      if (file && !pane.reply.other) photos.fillCheck(file, response);
+      if (file && !pane.reply.other) photos.fillCheck(file, response, pane.reply.cautions.length > 0);
     } catch (error) {
       if (controller !== checkWork || error.name === "AbortError") return;
-      showCheckFailed(k, error, names[k]);
+      showCheckFailed(k, error, ownerOf(pane));
     }
   }
   photos.processRest(state.method, state.model, decodePicture);
@@ -351,7 +376,9 @@ async function updateThumbs() {
   $("thumbs").textContent = "Working…";
   try {
     const response = await api.explain({ photo: reply.photo, model: reply.model, method: "all", ...asked(1) });
-    if (thumbsFor === key) showThumbs($("thumbs"), response, photo, map.method, api.slice(map.maps, 0).values, (method) => { setMethod(method); $("map-panel").scrollIntoView({ block: "nearest" }); });
+    if (thumbsFor !== key) return;
+    showThumbs($("thumbs"), response, photo, (method) => { setMethod(method); $("map-panel").scrollIntoView({ block: "nearest" }); });
+    rateThumbs(map.method, api.slice(map.maps, 0).values);
   } catch (error) {
     if (thumbsFor === key) clearThumbs();
     setStatus(plainMessage(error), true);
@@ -373,6 +400,7 @@ async function play(kind) {
   const controller = curveWork = new AbortController(), grid = card().grid, whole = api.slice(map.maps, 0);
   const rank = patch.rankPatches({ values: whole.values, rows: whole.shape[0], cols: whole.shape[1] }, grid);
   curves.play({ kind, rank, grid, photo, reply: curveReply });
+  $("curves").scrollIntoView({ block: $("curves").offsetHeight < innerHeight ? "nearest" : "start" });
   if (curveReply) return;
   try { curves.receive(await measureCurve(controller, "Measuring the test")); } catch (error) {
     if (error.name !== "AbortError") curves.clear(photo);
@@ -400,12 +428,13 @@ function showFile(file) { state.targets = []; explain({ image: file, picture: tr
 function view() {
   const list = panes(), nodes = second ? pair.pairSentence(list) : sentenceNodes(reply, map.class_specific, isControl());
   const about = reply.other ? "what makes the two photos alike" : [...new Set(list.map((pane) => pane.reply.targets[pane.k]))].join(", ");
-  return { photo, reply, map, checks, legend: legendAbout(shown.scale), curve: curveReply, sentence: element("p", {}, ...nodes).textContent.trim(), version, style: state, photoName: photoName(), layerText: layerText(), scale: shown.scale,
+  const tests = list.flatMap((pane, k) => checks[k] ? [{ check: checks[k], name: ownerOf(pane), hasCaution: pane.reply.cautions.length > 0 }] : []);
+  return { photo, reply, map, tests, cautions: cautionsOf(list), legend: legendAbout(shown.scale), curve: curveReply, sentence: element("p", {}, ...nodes).textContent.trim(), version, style: state, photoName: photoName(), layerText: layerText(), scale: shown.scale,
     maps: list.map((pane, k) => ({ photo: pane.photo, grid: shown.clipped[k], scale: shown.scales[k], name: shown.names[k] })),
     photos: second && !state.otherModel ? [[photo, photoName()], [second.photo, pair.otherName()]] : [[photo, "the photo, as the model sees it"]],
     models: [...new Set(list.map((pane) => pane.reply.model))].join(" and "),
     value: (entry) => valueText(entry.probability, entry.score),
-    settings: { photo: [...new Set(list.map((pane) => pane.name))].join(" and "), model: [...new Set(list.map((pane) => pane.reply.model))].join(" and "), method: `${map.title} (${map.method})`, explains: about, shown: layerText().slice(2) || "all layers together", cost: `${map.forwards} forward and ${map.backwards} backward passes, ${map.seconds.toFixed(2)} s`, notes: map.notes.join(" ") || "none", version: `ClairViT ${version}`, made: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" } };
+    settings: { photo: [...new Set(list.map((pane) => pane.name))].join(" and "), model: [...new Set(list.map((pane) => pane.reply.model))].join(" and "), method: `${map.title} (${map.method})`, explains: about, shown: layerText().slice(2) || "all layers together", cost: `${map.forwards} forward and ${map.backwards} backward passes, ${map.seconds.toFixed(2)} s`, ...(plainNotes(map.notes).length ? { notes: plainNotes(map.notes).join(" ") } : {}), version: `ClairViT ${version}`, made: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" } };
 }
 
 const nameOf = (suffix, pane) => fileName(pane?.name ?? photoName(), [map.method, ...(pane && state.otherModel ? [pane.reply.model] : [])].join("-"), suffix);
@@ -424,14 +453,29 @@ async function saveNumbers(kind, suffix) {
   } catch (error) { failWork(controller, error); }
 }
 
+/** Wait for the tests of the maps on the screen; whether these are still on it. */
+async function isTested() {
+  const current = map;
+  await checking;
+  return current === map;
+}
+
+async function savePicture() {
+  const controller = new AbortController();
+  startWork("Preparing the picture", controller);
+  if (!await isTested()) return endWork(controller, "");
+  const name = nameOf("png"), canvas = pictureCanvas(view());
+  canvas.toBlob((blob) => { saveBlob(blob, name); endWork(controller, `Saved ${name}.`); });
+}
+
 async function saveReport() {
   const controller = curveWork = new AbortController(), name = nameOf("html");
+  startWork("Preparing the report", controller);
   try {
-    if (canPlay()) {
-      const measured = await measureCurve(controller, "Preparing the report");
-      if (!$("chart").querySelector(".method")) { curves.play({ kind: "deletion", rank: measured.rank, grid: measured.grid, photo, reply: measured }); curves.stop(); $("step").value = $("step").max; $("step").dispatchEvent(new Event("input")); }
-    }
-    saveBlob(new Blob([reportHtml(view(), curveReply && $("chart"), map.layers && $("layer-strip"))], { type: "text/html" }), name);
+    if (!await isTested()) return endWork(controller, "");
+    const measured = canPlay() ? await measureCurve(controller, "Preparing the report") : null;
+    const charts = measured ? ["deletion", "insertion"].map((kind) => [kind, curves.wholeChart(measured, kind)]).filter(([, chart]) => chart) : [];
+    saveBlob(new Blob([await reportHtml(view(), charts, map.layers && $("layer-strip"))], { type: "text/html" }), name);
     endWork(controller, `Saved ${name}.`);
   } catch (error) { failWork(controller, error); }
 }
@@ -488,10 +532,10 @@ $("pair-end").addEventListener("click", endPair);
 $("demo").addEventListener("click", () => { photos.listPhotos([], showFile, comparePhoto); Object.assign(state, { photo: "demo", targets: [] }); explain({ picture: true }); });
 $("play-deletion").addEventListener("click", () => play("deletion"));
 $("play-insertion").addEventListener("click", () => play("insertion"));
-$("badge").addEventListener("click", () => { $("curves").scrollIntoView({ block: "nearest" }); if (canPlay()) play("deletion"); });
+$("badge").addEventListener("click", () => { if (canPlay()) play("deletion"); });
 $("compare").addEventListener("toggle", () => { if ($("compare").open) updateThumbs(); });
 $("save-report").addEventListener("click", saveReport);
-$("save-png").addEventListener("click", () => pictureCanvas(view()).toBlob((blob) => saveBlob(blob, nameOf("png"))));
+$("save-png").addEventListener("click", savePicture);
 $("save-json").addEventListener("click", () => saveNumbers("record", "json"));
 $("save-npz").addEventListener("click", () => saveNumbers("npz", "npz"));
 $("copy-link").addEventListener("click", async () => {

@@ -1,7 +1,7 @@
 // Several photos: a table of photo, answer and test; a click shows one.
 
 import * as api from "./api.js";
-import { badgeText } from "./answer.js";
+import { badgeText, badgeVerdict } from "./answer.js";
 import { contextOf } from "./colour.js";
 import { element, plainMessage, valueText } from "./texts.js";
 
@@ -21,8 +21,9 @@ export function listPhotos(files, onSelect, onCompare) {
     const second = element("button", { type: "button", className: "second", textContent: "+", title: "Compare with the photo that is shown" });
     second.setAttribute("aria-label", `Compare ${file.name} with the photo that is shown`);
     second.addEventListener("click", () => onCompare(file));
-    const row = { file, canvas, button, second, answer: element("td", { textContent: "waiting…" }), trust: element("td"), done: false };
-    row.element = element("tr", {}, element("td", { title: file.name }, element("div", { className: "photo-buttons" }, button, second)), row.answer, row.trust);
+    const row = { file, canvas, button, second, answer: element("span", { textContent: "waiting…" }), trust: element("span", { className: "verdict" }), done: false };
+    const name = element("span", { className: "file", textContent: file.name, title: file.name });
+    row.element = element("tr", {}, element("td", {}, element("div", { className: "photo-buttons" }, button, second)), element("td", {}, name, row.answer), element("td", {}, row.trust));
     return row;
   });
   body.replaceChildren(...rows.map((row) => row.element));
@@ -49,7 +50,12 @@ export async function fillAnswer(file, reply, picture) {
   if (picture) contextOf(row.canvas).drawImage(picture, 0, 0, 56, 56);
 }
 
-export function fillCheck(file, check) { const row = rowOf(file); if (row) row.trust.textContent = badgeText(check); }
+export function fillCheck(file, check, hasCaution) {
+  const row = rowOf(file);
+  if (!row) return;
+  row.trust.textContent = badgeText(check, hasCaution);
+  row.trust.dataset.verdict = badgeVerdict(check, hasCaution);
+}
 
 /** Answer and test the other photos one after another, in the background. */
 export async function processRest(method, model, decode) {
@@ -61,7 +67,7 @@ export async function processRest(method, model, decode) {
       if (signal.aborted) return;
       await fillAnswer(row.file, reply, await decode(reply.picture));
       const target = reply.classes[0] === null ? null : String(reply.classes[0]);
-      fillCheck(row.file, await api.check({ photo: reply.photo, model, method: reply.explanations[0].method, target }, { signal }));
+      fillCheck(row.file, await api.check({ photo: reply.photo, model, method: reply.explanations[0].method, target }, { signal }), reply.cautions.length > 0);
     } catch (error) {
       if (error.name === "AbortError") return;
       row.done = true;

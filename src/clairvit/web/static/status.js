@@ -1,6 +1,6 @@
 // The status line at the top; long work has a progress bar and can be cancelled.
 
-import { plainMessage } from "./texts.js";
+import { duration, plainMessage } from "./texts.js";
 
 const box = document.getElementById("status"), text = document.getElementById("status-text");
 const bar = document.getElementById("progress"), cancel = document.getElementById("cancel"), dismiss = document.getElementById("dismiss");
@@ -28,7 +28,7 @@ export function startWork(title, controller) {
       if (steps > 0) {
         const remaining = done > 0 ? (performance.now() - started) / 1000 * (steps - done) / done : NaN;
         bar.value = done / steps;
-        setStatus(`${title}: ${Math.round(100 * done / steps)} %${remaining > 1 ? `, about ${Math.ceil(remaining)} s left` : ""}`);
+        setStatus(`${title}: ${Math.round(100 * done / steps)} %${remaining > 1 ? `, ${duration(remaining)} left` : ""}`);
       } else {
         bar.removeAttribute("value");
         setStatus(task === "waiting" ? `${title}: waiting for earlier requests…` : `${title}…`);

@@ -9,7 +9,7 @@ export function element(name, properties = {}, ...children) {
 export const percent = (p) => p === null ? "" : p < 0.0005 ? "<0.1 %" : p > 0.9995 ? ">99.9 %" : p < 0.0995 || p >= 0.995 ? `${(100 * p).toFixed(1)} %` : `${Math.round(100 * p)} %`;
 
 /** A number with a proper minus sign. */
-export const number = (value) => Number(value.toPrecision(3)).toString().replace("-", "−");
+export const number = (value, digits = null) => (digits === null ? Number(value.toPrecision(3)).toString() : value.toFixed(digits)).replace("-", "−");
 
 /** A probability, or the score itself where the model has no probabilities. */
 export const valueText = (probability, score) => probability !== null ? percent(probability) : score === null ? "" : `score ${number(score)}`;
@@ -28,6 +28,9 @@ export function plainMessage(error) {
   const sentences = error.message.split(/(?<=[.?!])\s+/).filter((sentence) => !TECHNICAL.test(sentence));
   return sentences.join(" ") || "This is not possible here. Choose another method or another photo.";
 }
+
+/** The notes of a method without what only users of the library and the command line can do. */
+export const plainNotes = (notes) => notes.map((note) => note.split(/(?<=[.?!;])\s+/).filter((part) => !TECHNICAL.test(part)).join(" ").replace(/;$/, "")).filter(Boolean);
 
 /** A part of a file name: letters, digits and hyphens. */
 export const slug = (text) => text.replace(/\.[^.]*$/, "").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "photo";
