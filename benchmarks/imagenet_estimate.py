@@ -1,8 +1,8 @@
 """Estimate a study of 50,000 images by all methods and eight metrics on 1 and 8 GPUs, from rates measured here.
 
     OMP_NUM_THREADS=1 python benchmarks/imagenet_estimate.py                            # built-in model, this CPU
-    python benchmarks/imagenet_estimate.py --model timm:vit_base_patch16_224 --device cuda --batch-size 32 \\
-        --images 32 --autocast bfloat16 --save rates.json                               # on a GPU
+    python benchmarks/imagenet_estimate.py --model timm:vit_base_patch16_224 --random-weights --device cuda \\
+        --batch-size 32 --images 32 --autocast bfloat16 --save rates.json               # on a GPU
     python benchmarks/imagenet_estimate.py --rates rates.json                           # the table again
 
 Maps are timed by family, all methods of one together, and each metric on the maps of a few methods: seconds of one
@@ -82,7 +82,8 @@ def photo() -> bytes:
 
 
 def measure(options: argparse.Namespace) -> Rates:
-    model = cv.load(options.model, device=options.device)
+    random = {"pretrained": False} if options.random_weights else {}
+    model = cv.load(options.model, device=options.device, **random)
     device, count = model.device, options.images
     run: dict[str, Any] = {"batch_size": options.batch_size, "autocast": options.autocast}
     encoded = photo()
@@ -164,6 +165,7 @@ def report(rates: Rates, images: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="pets")
+    parser.add_argument("--random-weights", action="store_true", help="download none: times are the same")
     parser.add_argument("--device")
     parser.add_argument("--images", type=int, default=4, help="images of each measurement")
     parser.add_argument("--total", type=int, default=50_000, help="images of the study")

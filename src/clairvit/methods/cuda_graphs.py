@@ -161,7 +161,7 @@ class PassesGraph:
     weights: list[Tensor]  # keeps what the graph reads at its addresses
     specs: tuple[MethodSpec, ...]  # keeps the methods of the key alive
     memory: int = 0  # bytes that it holds
-    weights_hash: tuple[list[int], str] | None = None  # checksums, and the hash of the weights that have them
+    weights_hash: tuple[bytes, str] | None = None  # checksums, and the hash of the weights that have them
     lock: threading.Lock = field(default_factory=threading.Lock)
     copied: Any = None  # torch.cuda.Event: the outputs of the last replay have been copied
 
@@ -184,7 +184,7 @@ class PassesGraph:
 
     def hash_of(self, module: nn.Module, sums: Tensor) -> str:
         """Return the hash of the weights: the known one if the tensors have the same checksums."""
-        values: list[int] = sums.tolist()
+        values = sums.cpu().numpy().tobytes()
         if self.weights_hash is None or self.weights_hash[0] != values:
             self.weights_hash = values, state_hash(module)
         return self.weights_hash[1]
