@@ -82,7 +82,7 @@ def photo() -> bytes:
 
 
 def measure(options: argparse.Namespace) -> Rates:
-    random = {"pretrained": False} if options.random_weights else {}
+    random: dict[str, Any] = {"pretrained": False} if options.random_weights else {}
     model = cv.load(options.model, device=options.device, **random)
     device, count = model.device, options.images
     run: dict[str, Any] = {"batch_size": options.batch_size, "autocast": options.autocast}
