@@ -401,7 +401,7 @@ def _are_same(results: Results, expected: Results, dtype: torch.dtype) -> bool:
             if (result.error is None) != (other.error is None) or (result.maps is None) != (other.maps is None):
                 return False
             if result.maps is not None and other.maps is not None:
-                bound = ROUNDINGS[dtype] * torch.finfo(dtype).eps * other.maps.abs().max()
+                bound = ROUNDINGS.get(dtype, 1) * torch.finfo(dtype).eps * other.maps.abs().max()
                 if not bool(((result.maps - other.maps).abs() <= bound).all()):
                     return False
     return True

@@ -113,7 +113,7 @@ class LayerView:
         stack: StackedLayers | None = None,
         position: int = 0,
     ) -> None:
-        self.layer = layer
+        self._layer = layer
         self.context = context
         self._all_rows = all_rows  # the view of all rows, if this one has only some of them
         self._rows = rows
@@ -121,6 +121,11 @@ class LayerView:
         self._cache: dict[Hashable, Tensor] = {}
         self._reductions: AttentionReductions | None = None
         self._decomposition: BlockDecomposition | None = None
+
+    @property
+    def layer(self) -> Layer:
+        """The block with its tensors."""
+        return self._layer
 
     def reading_rows(self) -> LayerView:
         """Return the same layer with only the query rows that the head reads (all of them if it reads most)."""
@@ -413,16 +418,14 @@ class StackedLayers(LayerView):
     @property
     def layer(self) -> Layer:
         """The attention of all layers as one, [layers·B, H, N, …]; joined when it is first read: kernels need none."""
+        if self._all_rows is not None:
+            return self._all_rows.layer
         if self._joined is None:
             layers = [member.layer for member in self.members]
             call = merged([layer.attention for layer in layers])
             gradient = joined([layer.out_gradient for layer in layers])
             self._joined = replace(layers[0], call=call, out_gradient=gradient)
         return self._joined
-
-    @layer.setter
-    def layer(self, layer: Layer) -> None:
-        pass  # of the first layer: `members` holds all
 
     @property
     def count(self) -> int:
