@@ -17,8 +17,9 @@ import time
 
 import clairvit as cv
 from clairvit.data.open import open_data
+from clairvit.methods.calibrated import PRIOR_METHOD
 from clairvit.methods.explain import expand_all
-from clairvit.metrics.score import Score, Scores
+from clairvit.metrics.score import Score, Scores, lead
 
 CHECKS = ("controlled-synthetic-data-check", "preservation-check", "deletion-check", "distractibility")
 SUMMARY = ("part-completeness", "single-deletion", "target-sensitivity")
@@ -77,6 +78,10 @@ def main() -> None:
     print(", ".join(f"{name} {scores[rated[0], name].mean:.3f}" for name in MODEL) + ".\n")
     for cells in (COLUMNS, ["---"] * len(COLUMNS), *(row(scores, method, calibrated) for method in rated)):
         print("| " + " | ".join(cells) + " |")
+    if calibrated is not None and PRIOR_METHOD in rated:
+        for name in SUMMARY:
+            gain, (low, high) = lead(scores[calibrated, name], scores[PRIOR_METHOD, name])
+            print(f"\n{name}, calibrated − {PRIOR_METHOD}, paired: {gain:+.3f} [{low:+.3f}, {high:+.3f}]")
     for method, reason in scores.skipped.items():
         print(f"left out: {method} ({reason})", file=sys.stderr)
     print(f"{time.monotonic() - started:.0f} s", file=sys.stderr)
