@@ -105,9 +105,10 @@ def trained_models(names: list[str], arguments: argparse.Namespace) -> dict[str,
 def quantised_model() -> cv.Model:
     """Return the built-in model `parts` with linear layers in int8."""
     model = cv.load("parts")
+    quantize: Any = torch.ao.quantization.quantize_dynamic  # untyped
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        module = torch.ao.quantization.quantize_dynamic(model.module, {nn.Linear}, dtype=torch.qint8)
+        warnings.simplefilter("ignore")  # torch's own, about its future
+        module = quantize(model.module, {nn.Linear}, dtype=torch.qint8)
     size, mean, std = model.preprocess.size, model.preprocess.mean, model.preprocess.std
     return cv.wrap(module, name=QUANTISED, size=size, mean=mean, std=std, labels=CLASSES)
 
