@@ -2,15 +2,16 @@
 
 Usage:
     python benchmarks/default_method.py --device cuda --out default.json       # a Swin and a ResNet-18, trained here
-    python benchmarks/default_method.py --models quantised --images 30         # the built-in model parts, in int8
+    python benchmarks/default_method.py --models quantised --images 24         # the built-in model parts, in int8
+    python benchmarks/default_method.py --models quantised --photos PATH       # the built-in model pets, in int8
 
 No trained hierarchical model comes with the package, so small ones are trained here on generated part scenes, with
 parts removed at random (see train_parts.py): a Swin of three stages (28, 14, 7 cells a side) and a ResNet-18. The
 quantised model is the built-in `parts` with linear layers in int8 (torch's dynamic quantisation, on the CPU), which no
-gradient comes back through. Every candidate is scored on new scenes: insertion − deletion with the engine's own removal
-and with mean-colour pixels, and average precision against the object. Prints a Markdown table per model; of trained
-models also where the last stage holds the answer: the accuracy of its head on the mean of the object's cells, and of
-the other cells.
+gradient comes back through; with `--photos`, the folder of Oxford-IIIT Pet, it is `pets`. Every candidate is scored on
+new scenes, or photos: insertion − deletion with the engine's own removal and with mean-colour pixels, and average
+precision against the object. Prints a Markdown table per model; of trained models also where the last stage holds the
+answer: the accuracy of its head on the mean of the object's cells, and of the other cells.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import math
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.data.dataset import ImageDataset, iter_batches
+from clairvit.data.open import open_data
 from clairvit.data.part_scenes import CLASSES, SIZE, part_scenes
 from train_parts import Scenes, batches, compatible, draw_scenes, random_keep, share_compatible
 
@@ -102,15 +105,14 @@ def trained_models(names: list[str], arguments: argparse.Namespace) -> dict[str,
     return models
 
 
-def quantised_model() -> cv.Model:
-    """Return the built-in model `parts` with linear layers in int8."""
-    model = cv.load("parts")
+def quantised_model(name: str) -> cv.Model:
+    """Return a built-in model with linear layers in int8."""
+    model = cv.load(name)
     quantize: Any = torch.ao.quantization.quantize_dynamic  # untyped
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about its future
         module = quantize(model.module, {nn.Linear}, dtype=torch.qint8)
-    size, mean, std = model.preprocess.size, model.preprocess.mean, model.preprocess.std
-    return cv.wrap(module, name=QUANTISED, size=size, mean=mean, std=std, labels=CLASSES)
+    return replace(model, module=module, name=f"{name}, {QUANTISED}")
 
 
 @torch.no_grad()
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--photos", help="the folder of Oxford-IIIT Pet, for quantised pets")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
@@ -168,7 +171,10 @@ def main() -> None:
         print(f"\n{name}: right from " + ", ".join(f"{key} alone {100 * v:.0f} %" for key, v in by_cells.items()))
         records[name] = {"accuracy_by_cells": by_cells, "scores": print_table(model, dataset, METHODS)}
     if QUANTISED in names:
-        records[QUANTISED] = {"scores": print_table(quantised_model(), dataset, WITHOUT_GRADIENT)}
+        if arguments.photos is not None:
+            dataset = open_data(f"pets:{arguments.photos}", limit=arguments.images).dataset
+        model = quantised_model("parts" if arguments.photos is None else "pets")
+        records[QUANTISED] = {"scores": print_table(model, dataset, WITHOUT_GRADIENT)}
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 

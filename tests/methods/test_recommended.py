@@ -180,6 +180,15 @@ def test_fallbacks_are_the_most_faithful_of_few_passes_where_they_were_measured(
     assert re.findall(r"0\.\d{3}", item.evidence) == [f"{mean:.3f}" for mean in table[item.method][:measures]]
 
 
+def test_the_default_without_gradients_is_the_most_faithful_on_photos_and_shows_its_weaker_figure_too() -> None:
+    item = next(item for item in default_methods() if item.models == "no gradient")
+    photos, drawings = table_of("**`pets` in int8**"), table_of("**`parts` in int8**")
+    assert {"random", "center", "alti", "rollout", "leave-one-out"} <= set(photos) == set(drawings)
+    assert max(photos, key=lambda name: photos[name][0]) == item.method
+    figures = [f"{table[item.method][0]:.3f}" for table in (photos, drawings)]
+    assert re.findall(r"0\.\d{3}", item.evidence) == figures
+
+
 def test_the_default_has_the_evidence_of_the_faithful_method() -> None:
     assert default_methods()[0].evidence == evidence_of(default_method())
 
