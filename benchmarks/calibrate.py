@@ -23,7 +23,7 @@ from clairvit.data.open import open_data
 from clairvit.methods.calibrated import PRIOR_METHOD
 from clairvit.metrics.score import lead
 
-METHODS = (PRIOR_METHOD, "attnlrp", "reslrp+plus", "decompx+skipplus", "genatt")
+METHODS = (PRIOR_METHOD, "attnlrp", "reslrp+plus", "decompx+skipplus", "genatt", "random", "center")
 METRICS = (
     *("insertion-deletion(steps=9)", "insertion-deletion(removal=mean,steps=9)"),
     *("faithfulness-correlation(runs=72,score=prob)", "sensitivity-n(runs=8,score=prob,sizes=9)", "ap"),

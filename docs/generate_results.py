@@ -24,8 +24,8 @@ FAITHFUL = (
     "saco",
 )
 LOCALISING = ("ap", "pointing-game", "faf")
-# Libra's published deletion accuracy (MIF) on Oxford-IIIT Pet with a ViT-B (Mehri et al., CVPR 2025)
-LIBRA = {
+# Libra's published deletion accuracy (MIF) on Oxford-IIIT Pet with a ViT-B (Mehri et al., CVPR 2025); None: not theirs
+LIBRA: dict[str, float | None] = {
     "libra-fullgrad-plus": 57.3,
     "libra-attcat": 55.3,
     "genatt": 44.1,
@@ -35,6 +35,8 @@ LIBRA = {
     "decompx": 22.5,
     "rollout": 21.2,
     "random": 13.7,
+    default_method(): None,
+    "center": None,
 }
 # Per paper: (its claims in keep.py start with one of these words, the metrics that the paper judges by)
 PAPERS = {
@@ -200,7 +202,7 @@ def print_libra(runs: list[dict[str, Any]]) -> None:
         for run in runs:
             mean = mean_of(table_of(run).get(method, {}), "deletion")
             cells.append("–" if mean is None else f"{100 * (1 - mean):.1f}")
-        print_row([f"`{method}`", f"{published:.1f}", *cells])
+        print_row([f"`{method}`", "–" if published is None else f"{published:.1f}", *cells])
 
 
 if __name__ == "__main__":

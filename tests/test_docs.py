@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -60,6 +61,27 @@ def test_figures_in_the_texts_are_those_of_the_results(monkeypatch: pytest.Monke
         assert "{{" not in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
+def test_methods_are_added_to_kept_results_of_the_same_images_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/results/keep.py --add: what there is stays; another mean of the default is another run."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "results"))
+    keep = importlib.import_module("keep")
+
+    def run(**means: float) -> dict[str, Any]:
+        rows = [{"method": method, "metric": "ap", "mean": mean} for method, mean in means.items()]
+        gaps = [{"method": row["method"], "metric": "ap", "gap": 0.1} for row in rows if row["method"] != keep.DEFAULT]
+        known = {"title": "a run", "images": 3, "pairs": [], "skipped": {}, "better": {"ap": "higher"}}
+        return {**known, "scores": rows, "to_default": gaps}
+
+    kept, more = run(**{keep.DEFAULT: 0.5, "ixg": 0.3}), run(**{keep.DEFAULT: 0.5004, "ixg": 0.9, "lime": 0.7})
+    more["scores"].append({"method": "lime", "metric": "faf", "mean": 1.0})  # a metric that was not kept
+    added = keep.with_methods_of(kept, more)
+    assert added["scores"] == [*kept["scores"], {"method": "lime", "metric": "ap", "mean": 0.7}]
+    assert [gap["method"] for gap in added["to_default"]] == ["ixg", "lime"]
+    for other in (run(**{keep.DEFAULT: 0.51, "lime": 0.7}), run(lime=0.7), {**more, "images": 4}):
+        with pytest.raises(SystemExit, match="not of the same images"):
+            keep.with_methods_of(kept, other)
+
+
 READER = """
 import sys, timm
 import clairvit as cv
@@ -98,6 +120,17 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
         (quoted,), (found,) = re.findall(pattern, blocks[0]), re.findall(pattern, printed)
         for comment, value in zip(quoted, found, strict=True):  # both are rounded or cut: one unit of the last digit
             assert abs(float(comment) - float(value)) < 1.5 * unit, f"{comment} is said, {value} is printed"
+
+
+def test_the_sentence_on_the_page_about_checks_is_what_is_printed() -> None:
+    """Numbers are rounded to whole per cent, which another processor may round otherwise: one unit."""
+    page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    quoted = " ".join(line.removeprefix("> ") for line in page.splitlines() if line.startswith("> "))
+    printed = str(clairvit.explain("pets", "demo").check())
+    numbers = re.compile(r"\d+(?= %)")
+    assert numbers.sub("…", quoted) == numbers.sub("…", printed)
+    for said, found in zip(numbers.findall(quoted), numbers.findall(printed), strict=True):
+        assert abs(int(said) - int(found)) <= 1
 
 
 def test_the_gallery_is_that_of_its_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,9 @@ def test_hints_are_options_as_the_help_shows_them() -> None:
 def test_parameters_in_notes_are_written_as_options() -> None:
     note = "Masks have three values; mask_kind='trimap' reads them."
     assert parameters_as_options(note) == "Masks have three values; --mask-kind trimap reads them."
+    note = "m is 6; cv.choose(model, images, tune_start=['focusvit']) looks for m*"
+    command = "`clairvit choose IMAGES --tune-start focusvit --out recipe.json`"
+    assert parameters_as_options(note) == f"m is 6; {command} looks for m*"
 
 
 def test_hints_are_options_of_the_command_that_was_typed() -> None:

@@ -1,9 +1,12 @@
 """Keep of the scores of `clairvit evaluate` what docs/results.md is made of:
 
     python docs/results/keep.py "DINOv2-S, 95 % right" scores.json slow.json > docs/results/dinov2.json
+    python docs/results/keep.py --add docs/results/dinov2.json more.json > new.json
 
 Means, standard errors and intervals of every method and metric, paired differences for the papers' claims, and those of
 every method to `attnlrp+plus`. Several files are of the same images; a calibrated recipe is called `calibrated`.
+`--add` keeps what there is and adds the methods that it lacks. `attnlrp+plus` must be among those of the new file, with
+the means that were kept: then the images, the model and the settings are the same.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from clairvit.metrics.confidence_intervals import mean_interval
 
 DIGITS = 4
 DEFAULT = "attnlrp+plus"
+SAME = 2e-3  # by how much the means of the default may differ between two machines
 # (method that the paper says is better, than which, who says so)
 CLAIMS = [
     ("grad-rollout", "rollout", "CMI report: gradient rollout lies more on the foreground"),
@@ -47,6 +51,15 @@ CLAIMS = [
 
 
 def main(title: str, *paths: str) -> None:
+    if title == "--add":
+        kept = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
+        write(with_methods_of(kept, summary(kept["title"], *paths[1:])))
+    else:
+        write(summary(title, *paths))
+
+
+def summary(title: str, *paths: str) -> dict[str, Any]:
+    """Return means and paired differences of the scores in files of `clairvit evaluate`."""
     contents = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
     first = contents[0]
     if any(content["images"] != first["images"] for content in contents):
@@ -68,7 +81,7 @@ def main(title: str, *paths: str) -> None:
         for method, metric in records
         if method != DEFAULT and (DEFAULT, metric) in records
     ]
-    kept = {
+    return {
         "title": title,
         "model": Path(first["model"].removeprefix("file:")).name,
         "images": len(first["images"]),
@@ -80,6 +93,26 @@ def main(title: str, *paths: str) -> None:
         "pairs": pairs,
         "to_default": to_default,
     }
+
+
+def with_methods_of(kept: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return what was kept with the methods of another run that it lacks; the default must have the same means."""
+    means = [{row["metric"]: row["mean"] for row in run["scores"] if row["method"] == DEFAULT} for run in (kept, more)]
+    shared = means[0].keys() & means[1].keys()
+    differing = [metric for metric in shared if abs(means[0][metric] - means[1][metric]) > SAME]
+    if kept["images"] != more["images"] or differing or not shared:
+        seen = ", ".join(f"{metric} {means[1][metric]} instead of {means[0][metric]}" for metric in sorted(differing))
+        raise SystemExit(f"The runs are not of the same images and model; expected the same means of {DEFAULT}. {seen}")
+    known = {row["method"] for row in kept["scores"]}
+    added = {
+        key: [*kept[key], *(row for row in more[key] if row["method"] not in known and row["metric"] in kept["better"])]
+        for key in ("scores", "to_default")
+    }
+    skipped = {name: reason for name, reason in more["skipped"].items() if name not in known}
+    return {**kept, **added, "skipped": {**kept["skipped"], **skipped}}
+
+
+def write(kept: dict[str, Any]) -> None:
     print("{" + ",\n".join(f"{json.dumps(key)}: {lines(value)}" for key, value in kept.items()) + "}")
 
 

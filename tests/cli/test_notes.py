@@ -48,6 +48,15 @@ def test_a_warning_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert (printed.err + printed.out).count("gradcam: the map of") == 1
 
 
+def test_a_note_of_the_library_is_printed_in_terms_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has the note as Python has it."""
+    assert main(["explain", "photos/cat/cat0.png", *TINY, "--method", "focusvit", "--out", "cat.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "`clairvit choose IMAGES --tune-start focusvit --out recipe.json` looks for m*" in printed
+    assert "cv.choose" not in printed
+    assert "cv.choose(model, images, tune_start=['focusvit'])" in Path("cat.json").read_text(encoding="utf-8")
+
+
 def test_masks_and_images_that_do_not_match(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BENCH, "--masks", "masks"]) == 0
     said = capsys.readouterr().err

@@ -651,9 +651,9 @@ def test_reversed_gradients_reach_the_mirrored_layer() -> None:
 
 def test_focusvit_says_that_its_start_was_not_searched() -> None:
     made = explained("focusvit")
-    assert made.notes == (
-        f"focusvit: m is ceil(L/2) = {math.ceil(5 / 2)}; `clairvit choose IMAGES --tune-start focusvit` looks for m*",
-    )
+    middle = math.ceil(5 / 2)
+    note = f"focusvit: m is ceil(L/2) = {middle}; cv.choose(model, images, tune_start=['focusvit']) looks for m*"
+    assert made.notes == (note,)
     assert explained("focusvit(m=3)").notes == explained("focusvit+skipplus").notes == ()
     assert torch.equal(explained("focusvit(m=3)").maps, made.maps)
 

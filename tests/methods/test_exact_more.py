@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor
 
 import clairvit as cv
@@ -16,6 +17,7 @@ from helpers.exact_models import TARGETS, build, images_for, wrapped
 from helpers.reference_cams import cam_by_hand
 from helpers.reference_maps import Proof
 from helpers.rounding import assert_same
+from helpers.tiny_models import STRANGE, strange
 
 DEPTH = 3
 POOLINGS = ["plain", "registers", "distilled", "avg", "map"]
@@ -143,6 +145,23 @@ def test_cam_at_block_inputs_is_decompx() -> None:
         cv.explain(model, p.pixels, "cam+plus", target=TARGETS).maps,
         cv.explain(model, p.pixels, "decompx+plus", target=TARGETS).maps,
     )
+
+
+@pytest.mark.parametrize("name", ["gradcam", "hirescam"])
+@pytest.mark.parametrize("kind", ["swin", "swin-nonsquare"])
+def test_grad_cam_of_a_swin_is_the_share_of_each_cell_in_the_score(kind: str, name: str) -> None:
+    """Behind the last norm cells are averaged: w·a(p) / n, cell by cell, and the cells add up to the score."""
+    module = strange(STRANGE[kind].make).double()
+    assert isinstance(module, SwinTransformer)
+    images = torch.randn(2, 3, *STRANGE[kind].size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    with torch.no_grad():
+        a = module.forward_features(images)  # [B, rows, cols, d]
+        head = module.get_classifier()
+        shares = (a * head.weight[TARGETS][:, None, None]).sum(-1) / (a.shape[1] * a.shape[2])
+        assert_same(shares.sum((1, 2)) + head.bias[TARGETS], module(images)[range(2), TARGETS])
+    maps = cv.explain(cv.wrap(module), images, f"{name}(relu=false)", target=TARGETS).maps
+    assert shares.std() > 0
+    assert_same(maps, shares)
 
 
 def test_cam_where_no_patch_is_read_is_refused() -> None:

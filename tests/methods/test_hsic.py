@@ -199,7 +199,7 @@ def test_dropped_patches_go_by_cells(kind: str, cells: int, sides: tuple[int, in
     shown = binary_design("sobol", 40, sides[0] * sides[1], 1)
     trace = cv.trace(model, image, target=3)
     own = cell_of_patch(sides, trace.layout.grid)
-    with probing(trace, "token", what="test", forwards=40) as probe:
+    with probing(trace, "token", label="test", forwards=40) as probe:
         outputs = torch.cat([probe.score_kept(mask[own][None, None]) for mask in shown], 1)[0].double()
     expected = by_definition(shown, outputs, float(outputs.quantile(0.5)))[own].reshape(trace.layout.grid)
     assert_same(made.maps[0], expected, magnitude=40)

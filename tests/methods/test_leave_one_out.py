@@ -224,6 +224,6 @@ def test_the_engine_says_when_attention_was_not_changed() -> None:
     traced = cv.trace(cv.wrap(module, size=size), torch.randn(1, 3, *size), TARGET)
     with (
         pytest.raises(NotApplicable, match=r"Only 0 of the 4 attention calls of this model could be changed"),
-        probing(traced, "mean", what="test", forwards=2) as probe,
+        probing(traced, "mean", label="test", forwards=2) as probe,
     ):
         probe.score_with_attention(2, lambda images, ks: lambda scores: scores)

@@ -165,7 +165,7 @@ def test_values_add_up(kind: str, samples: int, removal: str) -> None:
     """To f(x) − f(all removed), in any number of samples."""
     model, image = wrapped(kind, torch.float64), pixels(kind, dtype=torch.float64)
     made = cv.explain(model, image, "kernelshap", TARGET, score="logit", samples=samples, removal=removal)
-    with probing(cv.trace(model, image, target=TARGET), removal, what="test", forwards=1) as probe:
+    with probing(cv.trace(model, image, target=TARGET), removal, label="test", forwards=1) as probe:
         nothing = probe.score_kept(torch.zeros(1, 1, probe.patches, dtype=torch.bool))[:, 0]
         expected = probe.original - nothing
     assert_same(made.maps.sum((1, 2)), expected, magnitude=float(made.maps.abs().sum()))
@@ -204,7 +204,7 @@ def test_superpixels_of_a_linear_model(method: str) -> None:
     made = cv.explain(
         model, images, method, 1, score="logit", removal="mean", features="superpixels", samples=200, **options
     )
-    with probing(cv.trace(model, images, target=1), "mean", what="test", forwards=1) as probe:
+    with probing(cv.trace(model, images, target=1), "mean", label="test", forwards=1) as probe:
         groups = segmentations(probe, "superpixels", None)
     assert len({own.count for own in groups}) == 2
     weights = model.module.weights[1].detach().repeat_interleave(16, 0).repeat_interleave(16, 1) / 256
@@ -224,7 +224,7 @@ def test_superpixels_of_tokens_are_patches() -> None:
     model, image = cv.wrap(small((64, 64), 16), size=(64, 64)), patchwork(20)[None].double()
     made = cv.explain(model, image, "lime", TARGET, samples=50, features="superpixels")
     assert 1 < made.maps.unique().numel() < 16
-    with probing(cv.trace(model, image, target=TARGET), "token", what="test", forwards=1) as probe:
+    with probing(cv.trace(model, image, target=TARGET), "token", label="test", forwards=1) as probe:
         (own,) = segmentations(probe, "superpixels", None)
     assert 1 < own.count < 16
     for feature in range(own.count):

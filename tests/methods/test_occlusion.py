@@ -156,7 +156,7 @@ def test_pami_hides_all_but_one_part_by_blur() -> None:
     """By brute force on a ViT, with images pasted together by hand."""
     model, image = double("timm-vit", 1)
     made = cv.explain(model, image, "pami", 3)
-    with probing(cv.trace(model, image), "blur", what="test", forwards=1) as probe:
+    with probing(cv.trace(model, image), "blur", label="test", forwards=1) as probe:
         blurred = probe.background
 
     def value(top: int, left: int, height: int, width: int) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 import clairvit as cv
+from clairvit.cli import main
 from clairvit.errors import BadInput
 from clairvit.methods.recommended import (
     DefaultMethod,
@@ -151,6 +153,57 @@ def test_the_cheap_method_is_ahead_of_rollout_on_both_models() -> None:
         means = {(record["method"], record["metric"]): record["mean"] for record in run["scores"]}
         for metric in ("insertion-deletion", "insertion-deletion(removal=mean)", "srg", "ap"):
             assert means[cheap, metric] > means["rollout", metric]
+
+
+def table_of(title: str) -> dict[str, list[float]]:
+    """Return the means by method of the table below a title of docs/which-method.md."""
+    text = (DOCS / "which-method.md").read_text(encoding="utf-8").partition(title)[2].partition("\n\n")[2]
+    rows = [line.split("|")[1:-1] for line in text.partition("\n\n")[0].splitlines() if line.startswith("| `")]
+    return {name.strip(" `"): [float(cell.split("±")[0]) for cell in cells] for name, *cells in rows}
+
+
+@pytest.mark.parametrize(
+    ("models", "title", "measures"),
+    [("hierarchical", "**Swin, ", 2), ("cnn", "**ResNet-18, ", 1)],
+)
+def test_fallbacks_are_the_most_faithful_of_few_passes_where_they_were_measured(
+    models: str, title: str, measures: int
+) -> None:
+    """By the mean of insertion − deletion with tokens and with pixels; the evidence has the published figures."""
+    item = next(item for item in default_methods() if item.models == models)
+    table = table_of(title)
+    quick = [
+        name for name in table if resolve_method(name).cost.backwards <= 1 and resolve_method(name).cost.forwards <= 1
+    ]
+    assert {"attnlrp+plus", "decompx+plus", "saliency", "gradcam", "ixg"} <= set(quick)
+    assert max(quick, key=lambda name: sum(table[name][:measures])) == item.method
+    assert re.findall(r"0\.\d{3}", item.evidence) == [f"{mean:.3f}" for mean in table[item.method][:measures]]
+
+
+def test_the_default_without_gradients_is_the_most_faithful_on_photos_and_shows_its_weaker_figure_too() -> None:
+    item = next(item for item in default_methods() if item.models == "no gradient")
+    photos, drawings = table_of("**`pets` in int8**"), table_of("**`parts` in int8**")
+    assert {"random", "center", "alti", "rollout", "leave-one-out"} <= set(photos) == set(drawings)
+    assert max(photos, key=lambda name: photos[name][0]) == item.method
+    figures = [f"{table[item.method][0]:.3f}" for table in (photos, drawings)]
+    assert re.findall(r"0\.\d{3}", item.evidence) == figures
+
+
+def test_the_default_has_the_evidence_of_the_faithful_method() -> None:
+    assert default_methods()[0].evidence == evidence_of(default_method())
+
+
+def test_the_list_of_methods_says_what_is_used_where_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Used where none is named" in printed
+    assert main(["methods", "--json"]) == 0
+    records = {record["name"]: record for record in json.loads(capsys.readouterr().out)}
+    for item in default_methods():
+        assert f"{item.models} {item.method} " in printed
+        (stated,) = records[resolve_method(item.method).method.name]["default_for"]
+        assert stated == vars(item)
+    assert records["rollout"]["default_for"] == []
 
 
 def test_the_localising_method_has_the_highest_mean_average_precision_of_both_models() -> None:

@@ -239,7 +239,7 @@ def test_rise_is_its_definition_on_a_vit(removal: str, by_sum: bool) -> None:
     own = random_masks(30, 3, 0.4, (32, 32), seed=2)
     smooth = own.pooled((4, 4))(range(30))
     trace = cv.trace(model, image, target=3)
-    with probing(trace, removal, what="test", forwards=30, seed=2) as probe:
+    with probing(trace, removal, label="test", forwards=30, seed=2) as probe:
         if removal == "token":
             smooth = binarise(smooth, seed=2)
             scores = [probe.score_kept(keep.reshape(1, 1, -1)) for keep in smooth]

@@ -57,7 +57,7 @@ def traced(kind: str, score: str = "logit") -> Trace:
 
 
 def probe_of(trace: Trace, removal: str = "mean") -> Probe:
-    with probing(trace, removal, what="test", forwards=1) as probe:
+    with probing(trace, removal, label="test", forwards=1) as probe:
         return probe
 
 

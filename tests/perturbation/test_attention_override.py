@@ -89,7 +89,7 @@ def test_a_probe_changes_the_attention_of_each_variant_for_itself(name: str) -> 
         shown[torch.arange(len(images)), tiny.prefix + images + variants] = False
         return mask_tokens(shown)
 
-    with probing(trace, "token", what="test", forwards=4) as probe:
+    with probing(trace, "token", label="test", forwards=4) as probe:
         found = probe.score_with_attention(4, transform)
     assert trace.recording.forwards == 5
     assert found.shape == (2, 4)

@@ -86,7 +86,7 @@ def test_a_variant_of_many_images_is_spread_over_passes() -> None:
             raise LINUX
 
     hook = model.module.blocks[1].register_forward_pre_hook(watch)
-    with probing(trace, "mean", what="test", forwards=3) as probe:
+    with probing(trace, "mean", label="test", forwards=3) as probe:
         found = probe.score_images(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
         hook.remove()
         expected = probe.score_images(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
@@ -115,7 +115,7 @@ def kept(
     trace: Trace, keep: Tensor, removal: str = "token", options: ExecutionOptions | None = None
 ) -> tuple[Tensor, list[tuple[int, int, torch.dtype]]]:
     with (
-        probing(trace, removal, what="test", forwards=keep.shape[1], options=options) as probe,
+        probing(trace, removal, label="test", forwards=keep.shape[1], options=options) as probe,
         lengths(trace) as seen,
     ):
         return probe.score_kept(keep), seen
@@ -142,7 +142,7 @@ def test_no_pass_is_larger_than_the_batch_size(size: int, removal: str) -> None:
     _, seen = kept(trace, random_keep(1, 20), removal, options)
     assert max(many for many, _, _ in seen) <= size
     with (
-        probing(trace, "mean", what="test", forwards=5, options=options) as probe,
+        probing(trace, "mean", label="test", forwards=5, options=options) as probe,
         lengths(trace) as painted,
     ):
         probe.score_images(5, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
@@ -154,7 +154,7 @@ def test_no_pass_is_larger_than_the_batch_size(size: int, removal: str) -> None:
 
 def test_images_of_a_batch_do_not_make_passes_smaller() -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 8), target=3)
-    with probing(trace, "mean", what="test", forwards=100) as probe, lengths(trace) as seen:
+    with probing(trace, "mean", label="test", forwards=100) as probe, lengths(trace) as seen:
         probe.score_images(100, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32)))
     most = TOKENS_AT_ONCE["cpu"] // 17
     assert seen[0][0] == most // 8 * 8

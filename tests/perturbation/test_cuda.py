@@ -40,7 +40,7 @@ def some(variants: int) -> Tensor:
 def test_scores_equal_those_of_the_cpu(removal: str) -> None:
     found = {}
     for device in ("cpu", "cuda"):
-        with probing(traced(device), removal, what="test", forwards=6) as probe:
+        with probing(traced(device), removal, label="test", forwards=6) as probe:
             found[device] = probe.score_kept(some(6)).cpu()
     assert (found["cuda"] - found["cpu"]).abs().max() <= 1e-3 * found["cpu"].abs().max()
 
@@ -48,7 +48,7 @@ def test_scores_equal_those_of_the_cpu(removal: str) -> None:
 def test_memory_that_runs_out_halves_the_batch_and_changes_nothing() -> None:
     trace = traced("cuda", "timm:vit_base_patch16_224", batch=1)
     keep = some(512)
-    with probing(trace, "mean", what="test", forwards=512) as probe:
+    with probing(trace, "mean", label="test", forwards=512) as probe:
         expected = probe.score_kept(keep)
     torch.cuda.empty_cache()
     held, total = torch.cuda.memory_allocated(), torch.cuda.get_device_properties(0).total_memory
@@ -56,7 +56,7 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_nothing() -> None:
     torch.cuda.set_per_process_memory_fraction(room / total)
     try:
         options = ExecutionOptions(512)
-        with probing(trace, "mean", what="test", forwards=512, options=options) as probe:
+        with probing(trace, "mean", label="test", forwards=512, options=options) as probe:
             found = probe.score_kept(keep)
             assert probe.budget.current < probe.budget.limit
     finally:
@@ -69,7 +69,7 @@ def test_rougher_passes_are_rougher_and_resemble() -> None:
     found = []
     for precision in (None, "bfloat16"):
         options = ExecutionOptions(autocast=precision)
-        with probing(trace, "token", what="test", forwards=64, options=options) as probe:
+        with probing(trace, "token", label="test", forwards=64, options=options) as probe:
             found.append(probe.score_kept(keep))
     exact, rough = found
     assert rough.dtype == torch.float64

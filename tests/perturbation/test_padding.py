@@ -57,7 +57,7 @@ def scores(name: str, keep: Tensor) -> tuple[Tensor, int]:
 
     hook = block.register_forward_hook(count)
     try:
-        with probing(trace, "token", what="test", forwards=keep.shape[1]) as probe:
+        with probing(trace, "token", label="test", forwards=keep.shape[1]) as probe:
             values = probe.score_kept(keep)
     finally:
         hook.remove()

@@ -47,7 +47,7 @@ def asked(
     removal: str = "token",
     options: ExecutionOptions | None = None,
 ) -> Tensor:
-    with probing(trace, removal, what="test", forwards=V, options=options) as probe:
+    with probing(trace, removal, label="test", forwards=V, options=options) as probe:
         return how(probe)
 
 
@@ -106,7 +106,7 @@ def test_everything_kept_is_the_original_score() -> None:
     for name in KINDS:
         trace = traced(name, torch.float64)
         keep = torch.ones(1, 1, ZOO[name].grid[0] * ZOO[name].grid[1], dtype=torch.bool)
-        with probing(trace, "token", what="test", forwards=1) as probe:
+        with probing(trace, "token", label="test", forwards=1) as probe:
             assert (probe.score_kept(keep)[:, 0] - probe.original).abs().max() < 1e-12
             assert torch.equal(probe.original, trace.logits[:, 3])
 
@@ -238,7 +238,7 @@ def test_an_interrupted_probe_has_cost_what_it_passed() -> None:
 def test_it_says_what_was_done_instead_of_dropping() -> None:
     said = {}
     for name in KINDS:
-        with probing(traced(name), "token", what="test", forwards=V) as probe:
+        with probing(traced(name), "token", label="test", forwards=V) as probe:
             said[name] = " ".join(probe.notes)
     assert not said["timm-vit"]
     assert not said["timm-eva02"]
@@ -254,7 +254,7 @@ def test_a_score_that_never_moves_is_told() -> None:
         keep = some("timm-vit", 1, variants)
         still = cv.trace(model, pixels("timm-vit", B), target=3)
         for trace, unmoved in ((still, True), (traced("timm-vit"), False)):
-            with probing(trace, "token", what="test", forwards=variants) as probe:
+            with probing(trace, "token", label="test", forwards=variants) as probe:
                 probe.score_kept(keep)
                 assert probe.unmoved() == [unmoved] * B
 
@@ -347,7 +347,7 @@ def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
         one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
         one[..., 3] = True
         stream = droppable_tokens(trace.recording)
-        with probing(trace, removal, what="test", forwards=1) as probe:
+        with probing(trace, removal, label="test", forwards=1) as probe:
             probe.score_kept(some(name))
             probe.score_kept(one)
         watched = [

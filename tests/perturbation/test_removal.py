@@ -128,7 +128,7 @@ def test_a_removed_patch_shows_the_background_and_no_other_pixel_changes(removal
     keep[0, 0, 7] = False  # row 1, column 2
     seen: list[Tensor] = []
     trace.recording.model.module.patch_embed.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
-    with probing(trace, removal, what="test", forwards=1, seed=3) as probe:
+    with probing(trace, removal, label="test", forwards=1, seed=3) as probe:
         probe.score_kept(keep)
         under = probe.background
     assert torch.equal(under, background(removal, trace.pixels, trace.recording.model.preprocess, 3))
@@ -143,7 +143,7 @@ def test_masks_between_0_and_1_mix_the_image_and_its_background() -> None:
     model, image = double("timm-vit")
     trace = cv.trace(model, image, target=3)
     masks = torch.rand(1, 4, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    with probing(trace, "blur", what="test", forwards=4) as probe:
+    with probing(trace, "blur", label="test", forwards=4) as probe:
         assert probe.paints
         found = probe.blend(masks)
         expected = masks[:, :, None] * probe.pixels[:, None] + (1 - masks[:, :, None]) * probe.background[:, None]

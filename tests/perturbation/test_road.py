@@ -110,7 +110,7 @@ def test_the_probe_imputes_the_patches_that_are_not_kept() -> None:
     trace.recording.model.module.patch_embed.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
     keep = torch.ones(2, 1, 16, dtype=torch.bool)
     keep[0, 0, 5], keep[1, 0, 6] = False, False
-    with probing(trace, "road", what="test", forwards=1, seed=3) as probe:
+    with probing(trace, "road", label="test", forwards=1, seed=3) as probe:
         assert not probe.paints
         probe.score_kept(keep)
     gone = torch.zeros(2, 32, 32, dtype=torch.bool)

@@ -109,7 +109,7 @@ def test_superpixels_of_the_same_image_are_found_once(monkeypatch: pytest.Monkey
 
 
 def probe_on(kind: str, removal: str, image: Tensor) -> Probe:
-    with probing(cv.trace(wrapped(kind), image, target=3), removal, what="test", forwards=1) as probe:
+    with probing(cv.trace(wrapped(kind), image, target=3), removal, label="test", forwards=1) as probe:
         return probe
 
 
@@ -133,7 +133,7 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
     image, model = two_kinds().double(), wrapped("timm-vit", torch.float64)
     segments = [relabel((image[0, 0] > 0).long()), torch.zeros(32, 32, dtype=torch.long)]
     kept = [torch.tensor([[True, False], [False, True], [False, False]]), torch.tensor([[False]])]
-    with probing(cv.trace(model, image, target=3), "mean", what="test", forwards=3) as probe:
+    with probing(cv.trace(model, image, target=3), "mean", label="test", forwards=3) as probe:
         groups = [Segmentation(own, probe.grid, pixels=True) for own in segments]
         first, second = score_features(probe, groups, kept)
     by_hand = torch.stack([image[0] * (image[0, 0] < 0), image[0] * (image[0, 0] > 0), torch.zeros_like(image[0])])
@@ -148,7 +148,7 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
 def test_cells_are_patches_together() -> None:
     """A cell that goes is its patches that go."""
     (model, image), kept = double("timm-vit"), torch.tensor([[True, False, True, True]])
-    with probing(cv.trace(model, image, target=3), "token", what="test", forwards=2) as probe:
+    with probing(cv.trace(model, image, target=3), "token", label="test", forwards=2) as probe:
         (found,) = score_features(probe, segmentations(probe, "patches", 2), [kept])
         by_hand = torch.ones(4, 4, dtype=torch.bool)
         by_hand[:2, 2:] = False

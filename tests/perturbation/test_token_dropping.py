@@ -275,7 +275,7 @@ def test_relative_biases_are_those_between_the_kept_tokens() -> None:
 
 def probed(name: str, keep: Tensor, removal: str = "token") -> tuple[Tensor, Probe]:
     trace = cv.trace(wrapped(name, torch.float64), pixels(name, 2, dtype=torch.float64), target=3)
-    with probing(trace, removal, what="test", forwards=keep.shape[1]) as probe:
+    with probing(trace, removal, label="test", forwards=keep.shape[1]) as probe:
         return probe.score_kept(keep), probe
 
 
@@ -289,7 +289,7 @@ def test_blocks_see_fewer_tokens_and_images_are_embedded_once() -> None:
     model.module.blocks[1].register_forward_pre_hook(lambda m, args: seen.append(tuple(args[0].shape[:2])))
     keep = torch.zeros(1, 5, 16, dtype=torch.bool)
     keep[0, :, :6] = True
-    with probing(trace, "token", what="test", forwards=5) as probe:
+    with probing(trace, "token", label="test", forwards=5) as probe:
         seen.clear()
         model.module.patch_embed.register_forward_pre_hook(lambda m, args: through.append(len(args[0])))
         probe.score_kept(keep)
@@ -451,7 +451,7 @@ def test_what_a_model_remembers_of_shorter_sequences_is_forgotten() -> None:
     trace = cv.trace(model, pixels("home-matmul"), target=3)
     before, lengths = fingerprint(module), [list(block.attention.by_length) for block in module.blocks]
     keep = torch.rand(1, 9, 16, generator=torch.Generator().manual_seed(0)) < 0.5
-    with probing(trace, "token", what="test", forwards=9) as probe:
+    with probing(trace, "token", label="test", forwards=9) as probe:
         assert probe.strategy == DropStrategy("drop")
         probe.score_kept(keep)
     assert differences(before, fingerprint(module)) == []

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import clairvit as cv
@@ -71,6 +72,11 @@ def a_calibration(model: cv.Model, images: Tensor, seed: int = 0, kinds: tuple[s
 def no_calibrations(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has neither fitted nor read a recipe."""
     monkeypatch.setattr(calibrated_module, "_calibrations", {})
+
+
+def vit_of_any_size() -> nn.Module:
+    options: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
+    return strange(lambda: VisionTransformer(**options, num_classes=5, dynamic_img_size=True)).double()
 
 
 # The map --------------------------------------------------------------------------------------------------------------
@@ -368,6 +374,20 @@ def test_another_size_is_refused_and_both_are_named() -> None:
     rows, cols = calibration.grid
     with pytest.raises(NotApplicable, match=rf"{rows} × {cols} patches.*this image has 9 × 7 patches"):
         calibration.combine([torch.ones(1, 9, 7)] * calibration.layers * len(calibration.weights))
+
+
+def test_an_image_of_another_size_is_refused_by_the_verbs() -> None:
+    """A model that takes any size, given as it is and loaded for another size."""
+    module = vit_of_any_size()
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = cv.wrap(module, name="any-size", size=32)
+    recipe = cv.calibrate(model, images, sets=2, metrics=[METRIC])
+    wide = torch.randn(1, 3, 32, 48, dtype=torch.float64)
+    both = r"calibrated for any-size, 32 × 32 pixels, 4 × 4 patches, 2 layers, and this image has 4 × 6 patches"
+    with pytest.raises(NotApplicable, match=both):
+        cv.explain(model, wide, recipe)
+    with pytest.raises(NotApplicable, match=r"any-size, 32 × 32 pixels, .* and this is any-size, 48 × 48 pixels"):
+        cv.explain(cv.wrap(module, name="any-size", size=48), wide, recipe)
 
 
 @pytest.mark.parametrize("count", [1, 7])

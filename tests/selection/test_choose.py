@@ -30,9 +30,10 @@ from clairvit.selection.ranking import RankingInput, rank_methods, summarise
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer, base_method, best_start, candidates, from_half
 from clairvit.selection.stats import fewest_images, holm, holm_after_picking
+from helpers import broken_models
 from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same
-from helpers.tiny_models import double, pixels, wrapped
+from helpers.tiny_models import STRANGE, double, pixels, strange, wrapped
 
 BY = "insertion-deletion(removal=mean,steps=4)"
 TRUE = "leave-one-out(removal=mean)"
@@ -328,6 +329,27 @@ def test_the_panel_leaves_out_what_does_not_fit() -> None:
     assert "gradcam" in {row.method for row in cnn.ranking}
     assert "rollout" in cnn.skipped
     assert "This model has no attention" in cnn.skipped["rollout"]
+    assert "saliency" in {row.method for row in cnn.ranking}, "what explain uses where no method is named"
+
+
+def test_the_panel_has_what_explain_uses_for_the_kind_of_model() -> None:
+    kind = STRANGE["swin"]
+    model = cv.wrap(strange(kind.make), name="a-swin")
+    photos = torch.randn(2, 3, *kind.size, generator=torch.Generator().manual_seed(0))
+    default = cv.explain(model, photos[:1], target=1).method
+    assert default not in PANEL
+    assert default in {row.method for row in cv.choose(model, photos, metrics=[BY], target=1).ranking}
+    named = cv.choose(model, photos, ["ixg"], metrics=[BY], target=1)
+    assert {row.method for row in named.ranking} == {"ixg", "random", "center"}
+
+
+def test_a_default_of_many_passes_is_not_in_the_panel() -> None:
+    """No gradient comes back through a quantised model: explain uses lime, of 1,000 passes."""
+    photos = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    pick = cv.choose(broken_models.wrapped(broken_models.quantised()), photos, metrics=[BY], target=1)
+    compared = {row.method for row in pick.ranking}
+    assert "rollout" in compared
+    assert "lime" not in compared
 
 
 # Start layers ---------------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_removing_image_tokens_is_masking_their_attention(family: str) -> None:
     trace = traced(family, module, pixels)
     keep = torch.ones(1, 3, 16, dtype=torch.bool)
     keep[0, 0, 3], keep[0, 1, ::2], keep[0, 2, 1:] = False, False, False
-    with probing(trace, "token", what="test", forwards=3, seed=0) as probe:
+    with probing(trace, "token", label="test", forwards=3, seed=0) as probe:
         scores = probe.score_kept(keep)
         assert probe.strategy.mode == "drop"
     for variant in range(3):

@@ -52,6 +52,11 @@ def print_line(text: str) -> None:
     _stdout().print(text, markup=False, soft_wrap=True)
 
 
+def print_result_note(note: str) -> None:
+    """Print a note of a result on stdout; Python parameters in it become options."""
+    print_line(f"Note: {parameters_as_options(note)}")
+
+
 def print_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print one JSON document on stdout; numbers that are not finite become null."""
     from clairvit._io import dumps_json

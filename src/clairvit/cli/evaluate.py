@@ -10,7 +10,7 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.annotations import AnnotatedImages, Annotations, image_source
 from clairvit.cli.arguments import ALL, read_single_target, resolve_methods, resolve_metrics, split_methods
-from clairvit.cli.console import print_data_notes, print_json, print_line, progress_bar
+from clairvit.cli.console import print_data_notes, print_json, print_line, print_result_note, progress_bar
 from clairvit.cli.finish import exit_on_failures, print_document, print_skipped
 from clairvit.cli.hints import with_options
 from clairvit.cli.image_job import Failure, OutputPath, output_path
@@ -126,7 +126,7 @@ def _write_and_print(
         print_scores(rows, methods)
         print_skipped(scores.skipped)
         for note in score_notes(rows, scores.unmasked, masks, dataset.detected):
-            print_line(f"Note: {note}")
+            print_result_note(note)
         for file in files:
             print_line(f"Wrote {file}")
     exit_on_failures(len(document["images"]), failures, "scored")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clairvit.cli import options
-from clairvit.cli.console import is_printed, print_line, progress_bar, table
+from clairvit.cli.console import is_printed, print_line, print_result_note, progress_bar, table
 from clairvit.cli.finish import MAX_ROWS, exit_on_failures, print_document, print_paths
 from clairvit.cli.image_job import OutputPath, file_stems, find_image_files, output_path, read_images
 from clairvit.errors import BadInput
@@ -190,5 +190,5 @@ def _print_features(shown: PatchFeatures, files: dict[str, list[Path]]) -> None:
     print_line(f"{rows} × {cols} patches of {width} channels; three components hold {shares} of the variance.")
     for note in shown.notes:
         if not is_printed(note):
-            print_line(f"Note: {note}")
+            print_result_note(note)
     print_paths([file for image_files in files.values() for file in image_files])

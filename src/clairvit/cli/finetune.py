@@ -12,7 +12,7 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.arguments import read_preprocess
-from clairvit.cli.console import print_data_notes, print_line, print_message, progress_bar, table
+from clairvit.cli.console import print_data_notes, print_line, print_message, print_result_note, progress_bar, table
 from clairvit.cli.finish import print_document
 from clairvit.cli.hints import with_options
 from clairvit.cli.image_job import Failure
@@ -393,7 +393,7 @@ def print_result(trained: Trained) -> None:
     columns = ("epoch", "loss", "accuracy trained", "accuracy", "rate")
     table(title, columns, rows, right=columns)
     for note in trained.assumptions:
-        print_line(f"Note: {note}")
+        print_result_note(note)
     if trained.resumed:
         print_line(f"{trained.resumed} of these epochs {'was' if trained.resumed == 1 else 'were'} done before.")
     accuracy = f"{trained.best.accuracy:.1%}{_trigger_text(trained.best)}"

@@ -10,7 +10,7 @@ import typer
 
 from clairvit._version import __version__
 from clairvit.cli.arguments import SLOW
-from clairvit.cli.console import is_printed, print_json, print_line, print_message, table
+from clairvit.cli.console import is_printed, print_json, print_line, print_message, print_result_note, table
 from clairvit.cli.image_job import Failure, WrittenResult
 
 MAX_ROWS = 40  # images in the table of predictions
@@ -83,7 +83,7 @@ def print_checks(results: Sequence[WrittenResult]) -> None:
             print_line(f"{name}: {check['verdict'] or 'not checked'}. {check['sentence']}{remarks}")
         notes += [] if checked is None else checked["notes"]
     for note in dict.fromkeys(notes):
-        print_line(f"Note: {note}")
+        print_result_note(note)
 
 
 def print_cost(record: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ def print_notes(results: Sequence[WrittenResult]) -> None:
     notes = [note for result in results for record in result.records.values() for note in record["notes"]]
     for note in dict.fromkeys(notes):
         if not is_printed(note):
-            print_line(f"Note: {note}")
+            print_result_note(note)
 
 
 def print_files(results: Sequence[WrittenResult]) -> None:

@@ -61,8 +61,13 @@ def option_of(parameter: str) -> str:
 
 
 def parameters_as_options(sentence: str) -> str:
-    """Return a sentence of the library with `mask_kind='trimap'` written as `--mask-kind trimap`."""
-    return re.sub(r"\b(mask_kind)='(\w+)'", lambda match: f"{option_of(match[1])} {match[2]}", sentence)
+    """Return a sentence of the library with `mask_kind='trimap'` written as `--mask-kind trimap`, verbs as commands."""
+    sentence = re.sub(r"\b(mask_kind)='(\w+)'", lambda match: f"{option_of(match[1])} {match[2]}", sentence)
+    return re.sub(
+        r"cv\.choose\(model, images, (tune_start)=\['([^']+)'\]\)",
+        lambda match: COMMANDS[match[1]].format(shlex.quote(match[2])),
+        sentence,
+    )
 
 
 def _hint(parameter: str, value: str, command: click.Command | None) -> str:

@@ -45,7 +45,7 @@ def methods_command(
 
 
 def _print_methods(methods: list[Method]) -> None:
-    from clairvit.methods.recommended import default_method, recommended_methods
+    from clairvit.methods.recommended import default_methods, recommended_methods
     from clairvit.methods.registry import by_family
     from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED
 
@@ -67,7 +67,10 @@ def _print_methods(methods: list[Method]) -> None:
     table(f"{len(methods)} methods", columns, rows, right=("forwards", "backwards"), grouped=True)
     advice = [(item.purpose, item.method, item.reason, item.evidence) for item in recommended_methods()]
     table("Recommended", ("for", "method", "why", "measured"), advice)
-    print_line(f"Where none is named: {default_method()}, or the next that fits (cv.explain says so).")
+    defaults = [(item.models, item.method, item.reason, item.evidence) for item in default_methods()]
+    table("Used where none is named", ("model", "method", "why", "measured"), defaults)
+    print_line("If that one does not fit the model, the next is used, and a note says why.")
+    print_line("measured: insertion − deletion (faithful) and average precision (localising), docs/which-method.md.")
     print_line(f"{SIGNED} signed: evidence for and against.  {CLASS_AGNOSTIC} class-agnostic: one map for all classes.")
     print_line("mind: slow ones are left out of --method all; delicate: round-off shows; or what a model must have.")
     print_line("Recombine the layers: genatt+skipplus, ixg+plus, rollout+layer:3.  Set options: 'rollout(fusion=max)'.")
@@ -162,7 +165,7 @@ def _sign(method: Method) -> str:
 
 
 def _method_record(method: Method) -> dict[str, Any]:
-    from clairvit.methods.recommended import recommended_methods
+    from clairvit.methods.recommended import default_methods, recommended_methods
     from clairvit.methods.spec import resolve_method
 
     requires = method.requirements()
@@ -190,6 +193,11 @@ def _method_record(method: Method) -> dict[str, Any]:
         "recommended_for": [
             {"purpose": item.purpose, "method": item.method, "reason": item.reason, "evidence": item.evidence}
             for item in recommended_methods()
+            if resolve_method(item.method).method is method
+        ],
+        "default_for": [
+            {"models": item.models, "method": item.method, "reason": item.reason, "evidence": item.evidence}
+            for item in default_methods()
             if resolve_method(item.method).method is method
         ],
         "options": method.options,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clairvit._version import __version__
-from clairvit.cli.console import print_line, table
+from clairvit.cli.console import print_line, print_result_note, table
 from clairvit.cli.finish import exit_on_failures, print_document, print_skipped
 from clairvit.cli.image_job import Failure, OutputPath, safe_file_name
 
@@ -404,7 +404,7 @@ def _print_study_scores(
     else:
         print_line("No scores.")
     for note in score_notes(rows):
-        print_line(f"Note: {note}")
+        print_result_note(note)
     print_skipped(scores.skipped)
     for name, reason in list(unreadable.items())[:MAX_LISTED]:
         print_line(f"Not read: {name}. {reason}")

@@ -51,7 +51,7 @@ def causal_activation_patching(
     # Nothing is removed from the image, so any removal that needs no tokens to be dropped will do.
     with (
         advice("Use leave-one-out, which takes patches out."),
-        probing(trace, "mean", what=NAME, forwards=trace.layout.patches + 1) as probe,
+        probing(trace, "mean", label=NAME, forwards=trace.layout.patches + 1) as probe,
     ):
         if direction == "insert":
             reference = probe.score_images(1, lambda ks: neutral_images[:, None])  # [B, 1]

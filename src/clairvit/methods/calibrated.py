@@ -127,7 +127,7 @@ class Calibration:
         grid = (int(maps[0].shape[-2]), int(maps[0].shape[-1]))
         if grid != tuple(self.grid):
             raise NotApplicable(
-                f"The recipe was calibrated for {self._described()}, and this image has {grid[0]} × {grid[1]} patches; "
+                f"The recipe was calibrated for {self._described()} and this image has {grid[0]} × {grid[1]} patches; "
                 "expected the same number. Resize the image, or calibrate for this size: cv.calibrate(model, images)."
             )
         layer_maps = scaled_layer_maps(maps, len(self.weights))

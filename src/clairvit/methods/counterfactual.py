@@ -67,7 +67,7 @@ def counterfactual(
     maps = torch.zeros(images, patches, dtype=torch.float64)
     chosen = torch.zeros(images, patches, dtype=torch.bool)
     unmoved = []
-    with probing(trace, removal, what=NAME, forwards=effort * patches, seed=seed) as probe:
+    with probing(trace, removal, label=NAME, forwards=effort * patches, seed=seed) as probe:
         notes = (*notes, *probe.notes)
         for image in range(images):
             evaluate = MarginEvaluator(probe, image, margins, effort * patches)

@@ -197,7 +197,7 @@ def moved(images: Tensor, offset: tuple[int, int], wrap: bool) -> tuple[Tensor, 
 
 
 def explain_variants(
-    inner: MethodSpec, trace: Trace, n: int, variant: Callable[[int], Tensor], what: str, seed: int
+    inner: MethodSpec, trace: Trace, n: int, variant: Callable[[int], Tensor], label: str, seed: int
 ) -> list[tuple[range, Tensor, Sequence[str]]]:
     """Return the maps of `inner` for variant(0) … variant(n - 1) of the images: variants, [V, B, rows, cols], notes."""
 
@@ -209,7 +209,7 @@ def explain_variants(
         trace.recording.backwards += len(ks) * inner.backwards
         return result
 
-    results = list(run_variants(trace, n, run, what))
+    results = list(run_variants(trace, n, run, label))
     error = next((result.error for _, result in results if result.error is not None), None)
     if error is not None:
         raise error

@@ -50,7 +50,7 @@ def hsic(
     centre. `design`: Sobol points, a Latin hypercube as in the paper, or random. There is no standard error: neither
     Sobol points nor a Latin hypercube are independent draws, so compare the maps of a few seeds instead.
     """
-    with probing(trace, removal, what="hsic", forwards=samples, seed=seed) as probe:
+    with probing(trace, removal, label="hsic", forwards=samples, seed=seed) as probe:
         finest = probe.size if probe.paints else probe.layout.plane
         sides = (min(cells, finest[0]), min(cells, finest[1]))
         shown = binary_design(design, samples, sides[0] * sides[1], seed).to(probe.pixels.device)  # [n, cells²]

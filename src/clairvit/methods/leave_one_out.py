@@ -37,7 +37,7 @@ def leave_one_out(trace: Trace, *, removal: Removal = "token", seed: int = 0) ->
     What every other method estimates, for one patch at a time: of two patches with the same content neither matters.
     """
     patches = trace.layout.patches
-    with probing(trace, removal, what="leave-one-out", forwards=patches, seed=seed) as probe:
+    with probing(trace, removal, label="leave-one-out", forwards=patches, seed=seed) as probe:
         scores = probe.score_kept(~torch.eye(patches, dtype=torch.bool)[None])  # [B, patches]
         drops = probe.original[:, None] - scores
         return MapResult.from_probe(drops.reshape(-1, *probe.grid), probe)
@@ -77,7 +77,7 @@ def atman(
     m = suppression_factors(trace.layers[0].x[:, layout.patch_slice], factor, threshold)  # [B, patches, patches]
     m = layout.pad_patches(m, 1.0)  # [B, patches, tokens]
     # Nothing is removed from the image, so any removal that needs no tokens to be dropped will do.
-    with probing(trace, "mean", what="atman", forwards=layout.patches) as probe, advice("Use leave-one-out."):
+    with probing(trace, "mean", label="atman", forwards=layout.patches) as probe, advice("Use leave-one-out."):
         scores = probe.score_with_attention(layout.patches, lambda images, ks: suppress_keys(m[images, ks], shift_min))
         drops = probe.original[:, None] - scores
         return MapResult.from_probe(drops.reshape(-1, *probe.grid), probe)

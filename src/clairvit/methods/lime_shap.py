@@ -116,7 +116,7 @@ def lime(
     `features` are the patches, a coarser grid of `cells` × `cells` of them, or superpixels (quickshift); every patch
     gets the coefficient of its feature. `preset=lime` has that package's kernel, exp(−D²/2w²), and its superpixels.
     """
-    with probing(trace, removal, what="lime", forwards=samples - 1, seed=seed) as probe:
+    with probing(trace, removal, label="lime", forwards=samples - 1, seed=seed) as probe:
         segments_per_image = segmentations(probe, features, cells)
         kept = [random_halves(samples - 1, segments.count, seed) for segments in segments_per_image]
         parts, notes = [], _single_feature_notes(segments_per_image, "lime")
@@ -195,7 +195,7 @@ def kernelshap(
     """
     patches = trace.layout.patches
     forwards = _most_forwards(samples, patches, features, cells).forwards
-    with probing(trace, removal, what="kernelshap", forwards=forwards, seed=seed) as probe:
+    with probing(trace, removal, label="kernelshap", forwards=forwards, seed=seed) as probe:
         segments_per_image = segmentations(probe, features, cells)
         drawn = [
             shapley_coalitions(segments.count, _pairs(samples, min(segments.count, patches)), seed)

@@ -60,7 +60,7 @@ def occlusion(
         cut = max(height, width)
         notes.append(f"occlusion: a window of {window} patches leaves nothing to see here; it was cut to {cut}")
     covered = box_masks(sliding_boxes(grid, (height, width), stride), grid)  # [V, rows, cols]
-    with probing(trace, removal, what="occlusion", forwards=len(covered), seed=seed) as probe:
+    with probing(trace, removal, label="occlusion", forwards=len(covered), seed=seed) as probe:
         scores = probe.score_kept(~covered.flatten(1)[None])  # [B, V]
         drops = (probe.original[:, None] - scores).double()
     if share:
@@ -95,7 +95,7 @@ def pami(
     """
     grid = trace.layout.plane
     shown = box_masks(multi_scale_boxes(grid, scales), grid)  # [V, rows, cols]
-    with probing(trace, removal, what="pami", forwards=len(shown), seed=seed) as probe:
+    with probing(trace, removal, label="pami", forwards=len(shown), seed=seed) as probe:
         scores = probe.score_kept(shown.flatten(1)[None])  # [B, V]
     return MapResult.from_probe(mean_over_boxes(scores.double(), shown).to(scores.dtype), probe)
 

@@ -43,6 +43,7 @@ class DefaultMethod:
     models: str  # "plain", "hierarchical", "cnn", "no gradient"
     method: str
     reason: str
+    evidence: str = ""  # the figures that speak for it, as docs/which-method.md has them
 
 
 @functools.cache

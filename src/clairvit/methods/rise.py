@@ -108,7 +108,7 @@ def rise(
     part: a patch is kept where its mask exceeds a level drawn per mask, so with the mask's value as probability.
     `normalise_by_mask_sum` divides each position by the sum of its masks instead of N p. `level=pixel` gives H × W.
     """
-    with probing(trace, removal, what="rise", forwards=samples, seed=seed) as probe:
+    with probing(trace, removal, label="rise", forwards=samples, seed=seed) as probe:
         pixel_masks = random_masks(samples, cells, p, probe.size, seed).to(probe.pixels.device)
         masks: Callable[[range], Tensor] = pixel_masks if level == "pixel" else pixel_masks.pooled(probe.layout.plane)
         if probe.paints:

@@ -94,7 +94,7 @@ def score_cam(
     if top_k is not None and top_k < maps.shape[1]:
         channels = maps.flatten(2).var(2).argsort(dim=1, descending=True, stable=True)[:, :top_k]  # [B, k]
         maps = maps[torch.arange(len(maps), device=maps.device)[:, None], channels]
-    with probing(trace, removal, what="scorecam", forwards=maps.shape[1], seed=seed) as probe:
+    with probing(trace, removal, label="scorecam", forwards=maps.shape[1], seed=seed) as probe:
         scores = masked_scores(probe, maps, corners)  # [B, d]
     if weights == "softmax":
         scores = scores.softmax(1)
@@ -154,7 +154,7 @@ def vit_cx(
     passes = repeats * (2 if causal and noise > 0 else 1) * sum(len(cells) for cells, _ in merged)
     forwards = math.ceil(passes / len(maps))
     pixel_maps, notes = [], []  # for each image [repeats, H, W]
-    with probing(trace, "mean", what="vit-cx", forwards=forwards, seed=seed) as probe:
+    with probing(trace, "mean", label="vit-cx", forwards=forwards, seed=seed) as probe:
         for image, (cells, channels) in enumerate(merged):
             if not channels:
                 notes.append("vit-cx: every feature map is the same everywhere, so there is no mask; the map is zero")

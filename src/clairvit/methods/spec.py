@@ -164,7 +164,7 @@ class MethodSpec:
         if not searched or not isinstance(self.aggregation, Total) or self.aggregation.start != "half":
             return ()
         start, name = self.aggregation.used(count).start, self.method.name
-        return (f"{name}: m is ceil(L/2) = {start}; `clairvit choose IMAGES --tune-start {name}` looks for m*",)
+        return (f"{name}: m is ceil(L/2) = {start}; cv.choose(model, images, tune_start=['{name}']) looks for m*",)
 
 
 Wrapper = Callable[[ParsedSpec, dict[str, Any]], MethodSpec]

@@ -228,7 +228,7 @@ class EvalContext:
     @contextmanager
     def probe(self, removal: str, name: str, forwards: int) -> Iterator[Probe]:
         """Yield a probe of the images for a metric of this name."""
-        with probing(self.trace, removal, what=name, forwards=forwards, seed=self.seed) as probe:
+        with probing(self.trace, removal, label=name, forwards=forwards, seed=self.seed) as probe:
             for note in probe.notes:
                 self.notes_log.note(note)
             yield probe

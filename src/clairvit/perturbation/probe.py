@@ -1,6 +1,6 @@
 """Probe: score the target while patches are removed, images replaced or attention changed.
 
-with probing(trace, "token", what="lime", forwards=1000, seed=0) as probe:
+with probing(trace, "token", label="lime", forwards=1000, seed=0) as probe:
     scores = probe.score_kept(keep)          # bool [B or 1, V, patches] -> [B, V]
 """
 
@@ -119,7 +119,7 @@ class Probe:
         seed: int,
         advance: Callable[[int], None],
         options: ExecutionOptions,
-        what: str,
+        label: str,
     ) -> None:
         assert trace.target is not None
         self.trace, self.removal, self.seed, self.options = trace, removal, seed, options
@@ -134,7 +134,7 @@ class Probe:
         self.budget = BatchBudget(limit, options.batch_size)
         self._advance = advance
         substituted = removal == "token" and self.strategy.mode != "drop"
-        self.notes: tuple[str, ...] = (f"{what}: {_fallback_note(self.strategy)}",) if substituted else ()
+        self.notes: tuple[str, ...] = (f"{label}: {_fallback_note(self.strategy)}",) if substituted else ()
         self._background: Tensor | None = None
         self._collector = ScoreCollector(trace.target, trace.logits)
 
@@ -374,19 +374,19 @@ def probing(
     trace: Trace,
     removal: str,
     *,
-    what: str,
+    label: str,
     forwards: int,
     seed: int = 0,
     options: ExecutionOptions | None = None,
 ) -> Iterator[Probe]:
-    """Yield a probe for about `forwards` variants per image; progress is reported under the label `what`.
+    """Yield a probe for about `forwards` variants per image; progress is reported under `label`.
 
     `options` replaces the execution options of the recording.
     """
     check_removal(removal)
     images = len(trace.pixels)
-    with report_progress(what, forwards * images) as advance, torch.no_grad():
-        probe = Probe(trace, removal, seed, advance, options or trace.recording.options, what)
+    with report_progress(label, forwards * images) as advance, torch.no_grad():
+        probe = Probe(trace, removal, seed, advance, options or trace.recording.options, label)
         try:
             yield probe
         finally:

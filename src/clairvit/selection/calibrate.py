@@ -330,7 +330,7 @@ def _observe_batch(
     counts = fraction_counts(patches, KEEP_RATES)
     trace = run_backward(recording, target.with_preferred_score("prob"), None)
     forwards = len(counts) * request.sets
-    with probing(trace, "token", what="token sets", forwards=forwards, seed=request.seed) as probe:
+    with probing(trace, "token", label="token sets", forwards=forwards, seed=request.seed) as probe:
         drawn = [
             random_sets(probe.image_seeds, request.sets, patches, count, STREAM + k) for k, count in enumerate(counts)
         ]

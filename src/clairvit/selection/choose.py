@@ -19,6 +19,7 @@ from clairvit.execution import ExecutionOptions
 from clairvit.methods.calibrated import PRIOR_METHOD, Calibration, calibrated_spec
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Cost
+from clairvit.methods.recommended import defaults_for
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.confidence_intervals import Array
@@ -34,6 +35,7 @@ from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer, base_method, tune_start_layers
 from clairvit.selection.stats import mean_ranks, spearman
 from clairvit.targets.resolve import readout_model, readout_models
+from clairvit.tracing.structure import model_structure
 
 # Well known, of every family, and all of them computed from the same trace.
 PANEL = (
@@ -72,7 +74,8 @@ def choose(
     Args:
         model: A `cv.Model`, a name for `cv.load`, or any `nn.Module`.
         images: As in `cv.explain`; six or more, so that there are intervals.
-        methods: Method strings or specs; None is `PANEL`, those left out that do not fit the model.
+        methods: Method strings or specs; None is `PANEL` and what `cv.explain` uses for this kind of model, those left
+            out that do not fit the model.
             The baselines `random` and `center` are always added.
         metrics: Metric strings or specs; None is insertion − deletion and faithfulness correlation, with masks also
             average precision and the pointing game.
@@ -123,6 +126,7 @@ def choose(
     specs = _metric_specs(metrics, dataset)
     criteria = criterion(by, specs)
     pixels, first = _first_image(dataset, model, on_read_error)
+    panel = list(dict.fromkeys((*panel, *(_quick_default(readouts[0], pixels) if methods is None else ()))))
     options: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
     calibrated = None
     if calibrate:
@@ -291,6 +295,12 @@ def criterion(by: str, metrics: Sequence[MetricSpec]) -> list[MetricSpec]:
             f"'{set_metric}' is one number for all images; expected a metric of each image to rank by, by=…."
         )
     return chosen
+
+
+def _quick_default(model: Model, pixels: Tensor) -> tuple[str, ...]:
+    """Return the method that is used where none is named, if it is one of few passes."""
+    default = resolve_method(defaults_for(model_structure(model, pixels))[0].method)
+    return () if default.method.slow else (default.text,)
 
 
 def _silenced(on_read_error: ErrorHandler | None) -> ErrorHandler | None:
