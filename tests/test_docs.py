@@ -17,7 +17,10 @@ import typer
 import clairvit
 from clairvit.cli.app import app
 from clairvit.cli.arguments import split_methods
-from helpers.executed_code import isolated, python_blocks, run_page
+from clairvit.models.image_files import read_image
+from helpers.executed_code import isolated, python_blocks, run_command, run_page
+from helpers.page_setup import PAGES as SETUPS
+from helpers.page_setup import PageSetup
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ("readers-test.md",)  # names files that were renamed
@@ -77,7 +80,7 @@ GALLERY = """
 sys.path.insert(0, DOCS)
 import generate_gallery as gallery
 for item in gallery.ITEMS:
-    if item.language == "python" and item.readme:
+    if item.language == "python":
         exec(item.code, {"cv": cv, "model": model} | (item.names() if item.names else {}))
 """
 
@@ -98,6 +101,22 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
         (quoted,), (found,) = re.findall(pattern, blocks[0]), re.findall(pattern, printed)
         for comment, value in zip(quoted, found, strict=True):  # both are rounded or cut: one unit of the last digit
             assert abs(float(comment) - float(value)) < 1.5 * unit, f"{comment} is said, {value} is printed"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+    """All but the page, which runs until it is stopped (tests/web); in a folder with two photos, offline."""
+    (tmp_path / "photos").mkdir()
+    for number, width in enumerate((225, 200)):
+        read_image("demo").resize((width, 150)).save(tmp_path / "photos" / f"{number}.png")
+    lines = commands(ROOT / "README.md")
+    assert {line.split()[1] for line in lines} >= {"explain", "compare", "evaluate", "doctor", "methods", "cite", "serve"}
+    with isolated(tmp_path):
+        for line in lines:
+            if line != "clairvit serve":
+                run_command(line.removeprefix("clairvit ").partition(" #")[0])
+    assert {path.name for path in (tmp_path / "maps").iterdir()} >= {"0-rollout_fusion=max.png"}
+    assert any(path.name.endswith("-heads.png") for path in (tmp_path / "out").iterdir())
 
 
 def test_the_gallery_is_that_of_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,23 +193,24 @@ def test_names_that_examples_import_exist(page: Path) -> None:
                 assert hasattr(clairvit, node.attr), f"cv.{node.attr}"
 
 
-EXECUTED = [
-    "index.md",
-    "quick-start.md",
-    "integrations.md",
-    "check.md",
-    "features.md",
-    "patching.md",
-    *sorted(p.name for p in (ROOT / "docs").glob("howto-*.md")),
-]
+ELSEWHERE = ("gallery.md", "write-a-method.md")  # run by tests above
+EXECUTED = [page.name for page in PAGES[1:] if python_blocks(page) and page.name not in ELSEWHERE]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTED)
-def test_pages_by_task_run(name: str, tmp_path: Path) -> None:
-    """All Python of a page from top to bottom, in an empty folder."""
-    assert python_blocks(ROOT / "docs" / name)
-    run_page(ROOT / "docs" / name, tmp_path)
+def test_the_python_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    """From top to bottom, in an empty folder; what is the reader's own is made first (helpers/page_setup.py)."""
+    run_page(ROOT / "docs" / name, tmp_path, SETUPS.get(name, PageSetup()))
+
+
+def test_every_page_with_python_is_run() -> None:
+    """A page is run because it has Python, not because somebody listed it; nothing is set up for pages without."""
+    assert len(EXECUTED) >= 29
+    assert set(SETUPS) <= set(EXECUTED)
+    for page in PAGES:
+        others = re.findall(r"^ *```(?!python\n)(py\w*|Python)\b", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert others == [], f"{page.name}: a block that is Python under another name would not be run"
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("howto-*.md")), ids=lambda page: page.stem)
