@@ -72,7 +72,10 @@ def find_interpreter(python: str) -> str | None:
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     for path in (shutil.which(f"python{python}"), *map(str, reversed(installed))):
         # a shim of pyenv is on the path for versions that are not switched on, and fails
-        if path and subprocess.run([path, "-c", code], check=False, capture_output=True, text=True).stdout.strip() == python:
+        if (
+            path
+            and subprocess.run([path, "-c", code], check=False, capture_output=True, text=True).stdout.strip() == python
+        ):
             return path
     return None
 

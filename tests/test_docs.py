@@ -17,6 +17,7 @@ import typer
 import clairvit
 from clairvit.cli.app import app
 from clairvit.cli.arguments import split_methods
+from clairvit.methods.registry import METHODS
 from clairvit.models.image_files import read_image
 from helpers.executed_code import isolated, python_blocks, run_command, run_page
 from helpers.page_setup import PAGES as SETUPS
@@ -67,6 +68,7 @@ READER = """
 import sys, timm
 import clairvit as cv
 from pathlib import Path
+from clairvit.methods.registry import METHODS
 from clairvit.models.image_files import read_image
 from clairvit.selection import choose
 
@@ -110,7 +112,15 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
     for number, width in enumerate((225, 200)):
         read_image("demo").resize((width, 150)).save(tmp_path / "photos" / f"{number}.png")
     lines = commands(ROOT / "README.md")
-    assert {line.split()[1] for line in lines} >= {"explain", "compare", "evaluate", "doctor", "methods", "cite", "serve"}
+    assert {line.split()[1] for line in lines} >= {
+        "explain",
+        "compare",
+        "evaluate",
+        "doctor",
+        "methods",
+        "cite",
+        "serve",
+    }
     with isolated(tmp_path):
         for line in lines:
             if line != "clairvit serve":
@@ -130,6 +140,16 @@ def test_the_gallery_is_that_of_its_script(monkeypatch: pytest.MonkeyPatch) -> N
     assert pictures.keys() == {item.name for item in gallery.ITEMS}
     assert sum(pictures.values()) <= 2_000_000
     assert len(readme.splitlines()) <= 180
+
+
+def test_counts_in_the_readme_are_those_of_the_registries() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"by (\d+) methods", readme) == [str(len(METHODS))]
+    papers = list((ROOT / "src" / "clairvit" / "papers").glob("*.toml"))
+    (demo,) = re.findall(r"^DEMO := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    words = {5: "five", 15: "fifteen"}
+    assert f"experiments of {words[len(papers)]} papers" in readme
+    assert f"by {words[len(demo.split(','))]} methods, write out/demo.png" in readme
 
 
 def commands(page: Path) -> list[str]:
@@ -228,17 +248,20 @@ def environment() -> dict[str, str]:
 
 
 def test_known_issues_name_methods_and_metrics_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of the page parses, its two sides are different maps, and its picture is there."""
+    """Every issue has commands that parse and a picture of two sides that differ."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     issues = importlib.import_module("generate_known_issues").read_issues()
     page = (ROOT / "docs" / "known-issues-in-the-wild.md").read_text(encoding="utf-8")
     assert [issue.title for issue in issues] == re.findall(r"^## (.*)$", page, re.MULTILINE)
-    assert sum(bool(issue.sides) for issue in issues) >= 6
+    pictures = {path.stem for path in (ROOT / "docs" / "images" / "issues").iterdir()}
+    assert pictures == {issue.name for issue in issues}, "run: python docs/generate_known_issues.py --pictures"
     for issue in issues:
-        specs = [(str(clairvit.parse_method(side.method)), side.target, side.score) for side in issue.sides]
-        assert len(set(specs)) == len(specs), issue.name
-        assert not specs or (ROOT / "docs" / "images" / "issues" / f"{issue.name}.jpg").exists(), issue.name
-        for command in (*(side.command for side in issue.sides), *issue.commands):
+        maps = {(str(clairvit.parse_method(side.method)), side.target, side.score) for side in issue.sides}
+        charts = {str(clairvit.parse_metric(chart.metric)) for chart in issue.charts}
+        assert (len(maps), len(charts), issue.hook) in ((2, 0, None), (0, 2, None), (0, 0, "attn_drop")), issue.name
+        commands = [*(part.command for part in (*issue.sides, *issue.charts)), *issue.commands]
+        assert commands, issue.name
+        for command in commands:
             assert command in page
             for metric in re.findall(r"--metric '?([^' ]+)'?", command):
                 clairvit.parse_metric(metric)
