@@ -71,12 +71,10 @@ def find_interpreter(python: str) -> str | None:
     installed = sorted(pyenv.glob(f"{python}.*/bin/python"), key=lambda path: path.parent.parent.stat().st_mtime)
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     for path in (shutil.which(f"python{python}"), *map(str, reversed(installed))):
-        # a shim of pyenv is on the path for versions that are not switched on, and fails
-        if (
-            path
-            and subprocess.run([path, "-c", code], check=False, capture_output=True, text=True).stdout.strip() == python
-        ):
-            return path
+        if path:  # pyenv has shims on the path for versions that are not switched on; they fail
+            done = subprocess.run([path, "-c", code], check=False, capture_output=True, text=True)
+            if done.stdout.strip() == python:
+                return path
     return None
 
 

@@ -119,6 +119,27 @@ web = ["fastapi>=0.115"]
     assert len(matrix().lowest_versions(pyproject, matrix().EXTRAS)) > len(PROJECT["dependencies"])
 
 
+def test_the_matrix_finds_interpreters_of_pyenv_and_no_shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shim on the path that fails is no interpreter; an installed version that is not switched on is one."""
+
+    def written(path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    script = matrix()
+    written(tmp_path / "shims" / "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
+    written(tmp_path / "root" / "versions" / "3.12.1" / "bin" / "python", "echo 3.12")
+    written(tmp_path / "root" / "versions" / "3.13.0" / "bin" / "python", "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'shims'}:/usr/bin:/bin")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "root"))
+    assert script.find_interpreter("3.12") == str(tmp_path / "root" / "versions" / "3.12.1" / "bin" / "python")
+    assert script.find_interpreter("3.99") is None
+    rows = script.combinations(None, ["3.12"])
+    assert [(row.python, row.versions) for row in rows] == [("3.12", "newest")], "the lowest are for the oldest Python"
+    assert "| 3.13 | newest | – |" in script.table([], ["3.13"])
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel, offline, by the build backend itself."""

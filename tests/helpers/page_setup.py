@@ -1,7 +1,7 @@
 """What the pages of the documentation take for granted, made small: models, photos, data sets of the reader.
 
-`PAGES` has for each page the setup that runs before its code, and replacements of what would be downloaded, need a GPU or take
-minutes. A replacement that is not found in the page is an error, so that none is left behind.
+`PAGES` has for each page the setup that runs before its code, and replacements of what would be downloaded, need a GPU
+or take minutes. A replacement that is not found in the page is an error, so that none is left behind.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from clairvit.models.image_files import read_image
 from helpers import tiny_pairs
 
 Names = dict[str, Any]
+TINY = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def finetune(folder: Path) -> Names:
     """A data set of two classes."""
     from helpers.small_datasets import coloured_noise
 
-    return {"dataset": coloured_noise(8)}
+    return {"dataset": coloured_noise(8), "TINY": TINY}
 
 
 def foreground(folder: Path) -> Names:
@@ -199,7 +200,7 @@ PAGES: dict[str, PageSetup] = {
     "finetune.md": PageSetup(
         finetune,
         {
-            'device="cuda"': 'pretrained=False, options={"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}, size=32',
+            'device="cuda"': "pretrained=False, options=TINY, size=32",
             "epochs=20": "epochs=1",
         },
     ),
