@@ -187,10 +187,7 @@ def section(issue: Issue, model: cv.Model, pictures: bool) -> str:
         if pictures:
             draw_hook(issue, model, modules, calls)
         lines += [f"![hooks on {issue.hook} collect nothing; the rollout map](images/issues/{issue.name}.jpg)", ""]
-        counted = (
-            f"The built-in model has {modules} modules `{issue.hook}`; a forward pass calls hooks on them {calls} times"
-        )
-        lines += [f"{counted}.", ""]
+        lines += [f"The built-in model has {modules} modules `{issue.hook}`; one forward pass calls {calls} hooks.", ""]
     commands = [*(part.command for part in (*issue.sides, *issue.charts)), *issue.commands]
     return "\n".join([*lines, "```", *commands, "```", ""])
 
