@@ -12,6 +12,7 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,54 @@ def test_citation_file_has_the_version() -> None:
     assert re.search(r"^version: (.*)$", text, re.MULTILINE)[1] == cv.__version__  # type: ignore[index]
     for key in ("cff-version", "message", "title", "authors", "license"):
         assert re.search(rf"^{key}:", text, re.MULTILINE), key
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML file; tags of Python, which mkdocs.yml has, are read as None."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """A safe loader that knows the tag."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python", lambda *_: None)
+    document = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    assert isinstance(document, dict), path
+    return document
+
+
+def test_workflows_run_commands_that_exist() -> None:
+    """Every step uses an action of a stated version or runs a command; `make` targets and scripts are there."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    workflows = {path.stem: read_yaml(path) for path in (ROOT / ".github" / "workflows").iterdir()}
+    assert set(workflows) == {"tests", "lint", "docs", "release"}
+    for workflow in workflows.values():
+        assert {"name", "permissions", "jobs"} <= set(workflow)
+        for job in workflow["jobs"].values():
+            assert job["runs-on"] == "ubuntu-latest"
+            for step in job["steps"]:
+                assert ("uses" in step) != ("run" in step)
+                assert re.fullmatch(r"[\w./-]+@[\w./-]+", step.get("uses", "owner/action@v1"))
+                assert set(re.findall(r"\bmake ([\w-]+)", step.get("run", ""))) <= targets
+                assert all((ROOT / script).exists() for script in re.findall(r"python (\.ci/\S+)", step.get("run", "")))
+    pythons = workflows["tests"]["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert pythons == list(matrix().PYTHONS)
+
+
+def test_templates_hooks_and_citation_are_valid_yaml() -> None:
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").iterdir():
+        template = read_yaml(path)
+        if path.stem != "config":
+            assert {"name", "description", "body"} <= set(template), path.name
+            fields = [field["attributes"]["label"] for field in template["body"]]
+            assert len(set(fields)) == len(fields)
+    hooks = [
+        hook["id"]
+        for repository in read_yaml(ROOT / ".pre-commit-config.yaml")["repos"]
+        for hook in repository["hooks"]
+    ]
+    assert hooks == ["ruff", "ruff-format", "mypy"]
+    assert read_yaml(ROOT / "CITATION.cff")["cff-version"] == "1.2.0"
+    assert read_yaml(ROOT / "mkdocs.yml")["nav"]
 
 
 def test_new_names_in_the_changelog_exist() -> None:
