@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -189,11 +190,15 @@ def without_float32() -> Iterator[None]:
 # Processors
 
 
-def word_tokenizer() -> Any:
-    """Return a tokenizer of whole words between spaces."""
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+QWEN_PLACEHOLDERS = {"<image>": "<|image_pad|>", "<video>": "<|video_pad|>"}  # names that its processor falls back on
+
+
+def word_tokenizer(renamed: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """Return a tokenizer of whole words between spaces, some of them under another name."""
+    words = [renamed.get(word, word) for word in WORDS]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = [word for word in WORDS if word.startswith("<") and word != "<unk>"]
+    special = [word for word in words if word.startswith("<") and word != "<unk>"]
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<bos>", eos_token="<eos>", pad_token="<eos>"
     )
@@ -231,13 +236,11 @@ def llava_processor() -> Any:
 
 def qwen_processor() -> Any:
     """Return Qwen2-VL's processor for patches of 4 × 4 pixels, with at most 1024 of them."""
-    tokenizer = word_tokenizer()
-    tokenizer.image_token, tokenizer.video_token = "<image>", "<video>"
     return transformers.Qwen2VLProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(
             patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": SIDE**2}
         ),
-        tokenizer=tokenizer,
+        tokenizer=word_tokenizer(QWEN_PLACEHOLDERS),
         video_processor=transformers.Qwen2VLVideoProcessor(patch_size=4, merge_size=2),
     )
 
