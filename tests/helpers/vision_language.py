@@ -171,7 +171,7 @@ def own_text(family: str, before: list[int], after: list[int], *, answer: int = 
 @contextmanager
 def without_float32() -> Iterator[None]:
     """Let casts to float32 leave float64 as it is: RMSNorm and rotary angles are then computed in float64."""
-    to, single = Tensor.to, Tensor.float
+    to, single, matmul = Tensor.to, Tensor.float, Tensor.__matmul__
 
     def keeping_to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         narrows = self.dtype == torch.float64 and any(value is torch.float32 for value in (*args, *kwargs.values()))
@@ -180,11 +180,16 @@ def without_float32() -> Iterator[None]:
     def keeping_float(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self if self.dtype == torch.float64 else single(self, *args, **kwargs)
 
-    Tensor.to, Tensor.float = keeping_to, keeping_float  # type: ignore[method-assign, assignment]
+    def promoting_matmul(self: Tensor, other: Tensor) -> Tensor:
+        """Frequencies stay float64, positions come from integers: before transformers 5.20 they are multiplied by @."""
+        common = torch.promote_types(self.dtype, other.dtype)
+        return matmul(to(self, common), to(other, common))
+
+    Tensor.to, Tensor.float, Tensor.__matmul__ = keeping_to, keeping_float, promoting_matmul  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        Tensor.to, Tensor.float = to, single  # type: ignore[method-assign]
+        Tensor.to, Tensor.float, Tensor.__matmul__ = to, single, matmul  # type: ignore[method-assign]
 
 
 # Processors
