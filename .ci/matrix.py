@@ -5,6 +5,9 @@ Prints a Markdown table, for docs/testing.md; exit status 1 if a combination fai
 
     python .ci/matrix.py                     # or: make matrix
     python .ci/matrix.py --only lowest --tests tests/tracing
+    python .ci/matrix.py --python 3.13       # one Python; repeatable
+
+Interpreters are those on the path and those of pyenv, whether they are switched on there or not.
 """
 
 from __future__ import annotations
@@ -62,11 +65,23 @@ def lowest_versions(pyproject: str, extras: Sequence[str]) -> list[str]:
     return [f"{match[1]}=={match[2]}" for match in minima if match]
 
 
-def combinations(only: str | None) -> list[Combination]:
-    """Return the rows that can be run here: interpreters that are on the path, the oldest for the lowest versions."""
-    paths = {python: shutil.which(f"python{python}") for python in PYTHONS}
-    present = [(python, path) for python, path in paths.items() if path]
-    rows = [Combination(python, path, "lowest") for python, path in present[:1]]
+def find_interpreter(python: str) -> str | None:
+    """Return an interpreter of this version that runs: on the path, or one that pyenv has installed."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    installed = sorted(pyenv.glob(f"{python}.*/bin/python"), key=lambda path: path.parent.parent.stat().st_mtime)
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for path in (shutil.which(f"python{python}"), *map(str, reversed(installed))):
+        if path:  # pyenv has shims on the path for versions that are not switched on; they fail
+            done = subprocess.run([path, "-c", code], check=False, capture_output=True, text=True)
+            if done.stdout.strip() == python:
+                return path
+    return None
+
+
+def combinations(only: str | None, pythons: Sequence[str] = PYTHONS) -> list[Combination]:
+    """Return the rows that can be run here; the lowest versions are for the oldest Python."""
+    present = [(python, path) for python in pythons if (path := find_interpreter(python))]
+    rows = [Combination(python, path, "lowest") for python, path in present if python == PYTHONS[0]]
     rows += [Combination(python, path, "newest") for python, path in present]
     return [row for row in rows if only in (None, row.versions)]
 
@@ -102,15 +117,14 @@ def installed_versions(python: str) -> dict[str, str]:
     return versions
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[Outcome], absent_pythons: Sequence[str] = ()) -> str:
     """Return the Markdown table; interpreters that are not here have a row that says so."""
     rows = [("Python", "versions", *SHOWN, "tests")]
     for outcome in outcomes:
         installed = [outcome.installed.get(name, "–") for name in SHOWN]
         rows.append((outcome.combination.python, outcome.combination.versions, *installed, outcome.summary))
-    run_pythons = {outcome.combination.python for outcome in outcomes}
     absent = ["–"] * len(SHOWN)
-    rows += [(python, "newest", *absent, "not on this machine") for python in PYTHONS if python not in run_pythons]
+    rows += [(python, "newest", *absent, "not on this machine") for python in absent_pythons]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
@@ -119,6 +133,7 @@ def main() -> int:
     """Run the matrix and print its table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--only", choices=("lowest", "newest"))
+    parser.add_argument("--python", action="append", choices=PYTHONS, help="these Pythons alone")
     parser.add_argument("--tests", nargs="+", default=TESTS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="keep the environments here")
@@ -126,9 +141,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = combinations(arguments.only)
+        pythons = arguments.python or PYTHONS
+        rows = combinations(arguments.only, pythons)
         outcomes = [run(row, folder, arguments.tests, arguments.jobs) for row in rows]
-    print(table(outcomes))
+    absent = [python for python in pythons if find_interpreter(python) is None]
+    print(table(outcomes, absent))
     return int(not all(outcome.passed for outcome in outcomes))
 
 

@@ -93,21 +93,21 @@ ITEMS = (
         "why",
         "Why this class?",
         'cv.explain("pets", "demo").save("why.png")',
-        "Red speaks for the answer, blue against it. One forward and one backward pass.",
-        "A photo of a cat, and the patches that speak for Bengal: the chin, an eye, the forehead, a corner",
+        "Red patches support the answer, blue ones oppose it. One forward and one backward pass.",
+        "A photo of a cat, and the patches that support Bengal: the chin, an eye, the forehead, a corner",
         page="quick-start.md",
     ),
     Item(
         "two-classes",
         "Why this one and not that one?",
         'cv.explain("pets", "demo", target=cv.Contrast(\n    "Bengal", "Egyptian Mau")).save("two.png")',
-        "The difference of two answers: red for the first, blue for the second.",
-        "The same photo, with the patches that speak for Bengal rather than Egyptian Mau",
+        "The difference of two scores: red for the first class, blue for the second.",
+        "The same photo, with the patches that support Bengal rather than Egyptian Mau",
         page="targets.md",
     ),
     Item(
         "prompt",
-        "Where is what the prompt says?",
+        "Where is what the prompt describes?",
         'prompts = [cv.Text("a disc with a ring"), cv.Text("a disc with a dot")]\n'
         'cv.explain(clip, photo, targets=prompts).save("prompt.png")',
         'Your CLIP or SigLIP: `cv.load("open_clip:ViT-B-32:openai")`. No trained CLIP comes with the package,'
@@ -174,10 +174,10 @@ ITEMS = (
     ),
     Item(
         "methods",
-        "What do the methods say?",
+        "How do the methods differ?",
         'methods = ["rollout", "gradcam", "legrad", "genatt", "ixg", "attnlrp+plus", "decompx+skipplus"]\n'
         'cv.compare("pets", "demo", methods).save("methods.png")',
-        "They differ, and a beautiful map need not be a true one: that is why there are checks and scores.",
+        "A map that looks good need not be faithful to the model: that is why there are checks and scores.",
         "The same photo by seven methods, which differ",
         wide=True,
         readme=False,
@@ -185,7 +185,7 @@ ITEMS = (
     ),
     Item(
         "heads",
-        "Which head looks where?",
+        "Where does each head look?",
         "clairvit explain demo --method raw-attention --heads",
         "Attention of the class token: a row per layer, a column per head, then the heads fused by mean, "
         "maximum and minimum.",
@@ -197,7 +197,7 @@ ITEMS = (
     ),
     Item(
         "curves",
-        "How good are they?",
+        "How faithful are they?",
         "clairvit evaluate demo --method attnlrp+plus,genatt,rollout,gradcam --metric deletion --out scores/",
         "The confidence while patches are taken away, the most important first: the lower the curve, the more"
         " faithful the map. "

@@ -18,7 +18,11 @@ import typer
 import clairvit
 from clairvit.cli.app import app
 from clairvit.cli.arguments import split_methods
-from helpers.executed_code import isolated, python_blocks, run_page
+from clairvit.methods.registry import METHODS
+from clairvit.models.image_files import read_image
+from helpers.executed_code import isolated, python_blocks, run_command, run_page
+from helpers.page_setup import PAGES as SETUPS
+from helpers.page_setup import PageSetup
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ("readers-test.md",)  # names files that were renamed
@@ -86,6 +90,7 @@ READER = """
 import sys, timm
 import clairvit as cv
 from pathlib import Path
+from clairvit.methods.registry import METHODS
 from clairvit.models.image_files import read_image
 from clairvit.selection import choose
 
@@ -99,7 +104,7 @@ GALLERY = """
 sys.path.insert(0, DOCS)
 import generate_gallery as gallery
 for item in gallery.ITEMS:
-    if item.language == "python" and item.readme:
+    if item.language == "python":
         exec(item.code, {"cv": cv, "model": model} | (item.names() if item.names else {}))
 """
 
@@ -133,6 +138,30 @@ def test_the_sentence_on_the_page_about_checks_is_what_is_printed() -> None:
         assert abs(int(said) - int(found)) <= 1
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+    """All but the page, which runs until it is stopped (tests/web); in a folder with two photos, offline."""
+    (tmp_path / "photos").mkdir()
+    for number, width in enumerate((225, 200)):
+        read_image("demo").resize((width, 150)).save(tmp_path / "photos" / f"{number}.png")
+    lines = commands(ROOT / "README.md")
+    assert {line.split()[1] for line in lines} >= {
+        "explain",
+        "compare",
+        "evaluate",
+        "doctor",
+        "methods",
+        "cite",
+        "serve",
+    }
+    with isolated(tmp_path):
+        for line in lines:
+            if line != "clairvit serve":
+                run_command(line.removeprefix("clairvit ").partition(" #")[0])
+    assert {path.name for path in (tmp_path / "maps").iterdir()} >= {"0-rollout_fusion=max.png"}
+    assert any(path.name.endswith("-heads.png") for path in (tmp_path / "out").iterdir())
+
+
 def test_the_gallery_is_that_of_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """README.md and docs/gallery.md are up to date, every picture is there, and together they are small."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
@@ -144,6 +173,16 @@ def test_the_gallery_is_that_of_its_script(monkeypatch: pytest.MonkeyPatch) -> N
     assert pictures.keys() == {item.name for item in gallery.ITEMS}
     assert sum(pictures.values()) <= 2_000_000
     assert len(readme.splitlines()) <= 180
+
+
+def test_counts_in_the_readme_are_those_of_the_registries() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"by (\d+) methods", readme) == [str(len(METHODS))]
+    papers = list((ROOT / "src" / "clairvit" / "papers").glob("*.toml"))
+    (demo,) = re.findall(r"^DEMO := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    words = {5: "five", 15: "fifteen"}
+    assert f"experiments of {words[len(papers)]} papers" in readme
+    assert f"by {words[len(demo.split(','))]} methods, write out/demo.png" in readme
 
 
 def commands(page: Path) -> list[str]:
@@ -207,23 +246,24 @@ def test_names_that_examples_import_exist(page: Path) -> None:
                 assert hasattr(clairvit, node.attr), f"cv.{node.attr}"
 
 
-EXECUTED = [
-    "index.md",
-    "quick-start.md",
-    "integrations.md",
-    "check.md",
-    "features.md",
-    "patching.md",
-    *sorted(p.name for p in (ROOT / "docs").glob("howto-*.md")),
-]
+ELSEWHERE = ("gallery.md", "write-a-method.md")  # run by tests above
+EXECUTED = [page.name for page in PAGES[1:] if python_blocks(page) and page.name not in ELSEWHERE]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTED)
-def test_pages_by_task_run(name: str, tmp_path: Path) -> None:
-    """All Python of a page from top to bottom, in an empty folder."""
-    assert python_blocks(ROOT / "docs" / name)
-    run_page(ROOT / "docs" / name, tmp_path)
+def test_the_python_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    """From top to bottom, in an empty folder; what is the reader's own is made first (helpers/page_setup.py)."""
+    run_page(ROOT / "docs" / name, tmp_path, SETUPS.get(name, PageSetup()))
+
+
+def test_every_page_with_python_is_run() -> None:
+    """A page is run because it has Python, not because somebody listed it; nothing is set up for pages without."""
+    assert len(EXECUTED) >= 29
+    assert set(SETUPS) <= set(EXECUTED)
+    for page in PAGES:
+        others = re.findall(r"^ *```(?!python\n)(py\w*|Python)\b", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert others == [], f"{page.name}: a block that is Python under another name would not be run"
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("howto-*.md")), ids=lambda page: page.stem)
@@ -241,17 +281,20 @@ def environment() -> dict[str, str]:
 
 
 def test_known_issues_name_methods_and_metrics_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of the page parses, its two sides are different maps, and its picture is there."""
+    """Every issue has commands that parse and a picture of two sides that differ."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     issues = importlib.import_module("generate_known_issues").read_issues()
     page = (ROOT / "docs" / "known-issues-in-the-wild.md").read_text(encoding="utf-8")
     assert [issue.title for issue in issues] == re.findall(r"^## (.*)$", page, re.MULTILINE)
-    assert sum(bool(issue.sides) for issue in issues) >= 6
+    pictures = {path.stem for path in (ROOT / "docs" / "images" / "issues").iterdir()}
+    assert pictures == {issue.name for issue in issues}, "run: python docs/generate_known_issues.py --pictures"
     for issue in issues:
-        specs = [(str(clairvit.parse_method(side.method)), side.target, side.score) for side in issue.sides]
-        assert len(set(specs)) == len(specs), issue.name
-        assert not specs or (ROOT / "docs" / "images" / "issues" / f"{issue.name}.jpg").exists(), issue.name
-        for command in (*(side.command for side in issue.sides), *issue.commands):
+        maps = {(str(clairvit.parse_method(side.method)), side.target, side.score) for side in issue.sides}
+        charts = {str(clairvit.parse_metric(chart.metric)) for chart in issue.charts}
+        assert (len(maps), len(charts), issue.hook) in ((2, 0, None), (0, 2, None), (0, 0, "attn_drop")), issue.name
+        commands = [*(part.command for part in (*issue.sides, *issue.charts)), *issue.commands]
+        assert commands, issue.name
+        for command in commands:
             assert command in page
             for metric in re.findall(r"--metric '?([^' ]+)'?", command):
                 clairvit.parse_metric(metric)

@@ -12,6 +12,7 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,54 @@ def test_citation_file_has_the_version() -> None:
         assert re.search(rf"^{key}:", text, re.MULTILINE), key
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML file; tags of Python, which mkdocs.yml has, are read as None."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """A safe loader that knows the tag."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python", lambda *_: None)
+    document = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    assert isinstance(document, dict), path
+    return document
+
+
+def test_workflows_run_commands_that_exist() -> None:
+    """Every step uses an action of a stated version or runs a command; `make` targets and scripts are there."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    workflows = {path.stem: read_yaml(path) for path in (ROOT / ".github" / "workflows").iterdir()}
+    assert set(workflows) == {"tests", "lint", "docs", "release"}
+    for workflow in workflows.values():
+        assert {"name", "permissions", "jobs"} <= set(workflow)
+        for job in workflow["jobs"].values():
+            assert job["runs-on"] == "ubuntu-latest"
+            for step in job["steps"]:
+                assert ("uses" in step) != ("run" in step)
+                assert re.fullmatch(r"[\w./-]+@[\w./-]+", step.get("uses", "owner/action@v1"))
+                assert set(re.findall(r"\bmake ([\w-]+)", step.get("run", ""))) <= targets
+                assert all((ROOT / script).exists() for script in re.findall(r"python (\.ci/\S+)", step.get("run", "")))
+    pythons = workflows["tests"]["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert pythons == list(matrix().PYTHONS)
+
+
+def test_templates_hooks_and_citation_are_valid_yaml() -> None:
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").iterdir():
+        template = read_yaml(path)
+        if path.stem != "config":
+            assert {"name", "description", "body"} <= set(template), path.name
+            fields = [field["attributes"]["label"] for field in template["body"]]
+            assert len(set(fields)) == len(fields)
+    hooks = [
+        hook["id"]
+        for repository in read_yaml(ROOT / ".pre-commit-config.yaml")["repos"]
+        for hook in repository["hooks"]
+    ]
+    assert hooks == ["ruff", "ruff-format", "mypy"]
+    assert read_yaml(ROOT / "CITATION.cff")["cff-version"] == "1.2.0"
+    assert read_yaml(ROOT / "mkdocs.yml")["nav"]
+
+
 def test_new_names_in_the_changelog_exist() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     table = text.partition("### Renamed and merged: modules")[2]
@@ -117,6 +166,27 @@ web = ["fastapi>=0.115"]
         matrix().lowest_versions('[project]\ndependencies = ["torch"]\noptional-dependencies = {}', [])
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert len(matrix().lowest_versions(pyproject, matrix().EXTRAS)) > len(PROJECT["dependencies"])
+
+
+def test_the_matrix_finds_interpreters_of_pyenv_and_no_shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shim on the path that fails is no interpreter; an installed version that is not switched on is one."""
+
+    def written(path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    script = matrix()
+    written(tmp_path / "shims" / "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
+    written(tmp_path / "root" / "versions" / "3.12.1" / "bin" / "python", "echo 3.12")
+    written(tmp_path / "root" / "versions" / "3.13.0" / "bin" / "python", "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'shims'}:/usr/bin:/bin")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "root"))
+    assert script.find_interpreter("3.12") == str(tmp_path / "root" / "versions" / "3.12.1" / "bin" / "python")
+    assert script.find_interpreter("3.99") is None
+    rows = script.combinations(None, ["3.12"])
+    assert [(row.python, row.versions) for row in rows] == [("3.12", "newest")], "the lowest are for the oldest Python"
+    assert "| 3.13 | newest | – |" in script.table([], ["3.13"])
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from matplotlib import pyplot
 from clairvit.cli import main
 from clairvit.methods.registry import METHODS
 from clairvit.metrics.registry import METRICS
+from helpers.page_setup import PageSetup
 
 PICTURE = "data:image/png;base64,"
 
@@ -47,10 +48,11 @@ def isolated(folder: Path) -> Iterator[dict[str, Any]]:
         np.random.set_state(numpy_state)  # noqa: NPY002
 
 
-def run_page(page: Path, folder: Path) -> dict[str, Any]:
-    """Run all Python of a page from top to bottom, and return its namespace."""
+def run_page(page: Path, folder: Path, setup: PageSetup) -> dict[str, Any]:
+    """Run all Python of a page from top to bottom, after its setup, and return its namespace."""
     with isolated(folder) as namespace:
-        exec(compile("\n".join(python_blocks(page)), str(page), "exec"), namespace)
+        namespace.update(setup.make(folder))
+        exec(compile(setup.code("\n".join(python_blocks(page))), f"Python of {page.name}", "exec"), namespace)
     return namespace
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -170,7 +171,7 @@ def own_text(family: str, before: list[int], after: list[int], *, answer: int = 
 @contextmanager
 def without_float32() -> Iterator[None]:
     """Let casts to float32 leave float64 as it is: RMSNorm and rotary angles are then computed in float64."""
-    to, single = Tensor.to, Tensor.float
+    to, single, matmul = Tensor.to, Tensor.float, Tensor.__matmul__
 
     def keeping_to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         narrows = self.dtype == torch.float64 and any(value is torch.float32 for value in (*args, *kwargs.values()))
@@ -179,21 +180,30 @@ def without_float32() -> Iterator[None]:
     def keeping_float(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self if self.dtype == torch.float64 else single(self, *args, **kwargs)
 
-    Tensor.to, Tensor.float = keeping_to, keeping_float  # type: ignore[method-assign, assignment]
+    def promoting_matmul(self: Tensor, other: Tensor) -> Tensor:
+        """Frequencies stay float64, positions come from integers: before transformers 5.20 they are multiplied by @."""
+        common = torch.promote_types(self.dtype, other.dtype)
+        return matmul(to(self, common), to(other, common))
+
+    Tensor.to, Tensor.float, Tensor.__matmul__ = keeping_to, keeping_float, promoting_matmul  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        Tensor.to, Tensor.float = to, single  # type: ignore[method-assign]
+        Tensor.to, Tensor.float, Tensor.__matmul__ = to, single, matmul  # type: ignore[method-assign]
 
 
 # Processors
 
 
-def word_tokenizer() -> Any:
-    """Return a tokenizer of whole words between spaces."""
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+QWEN_PLACEHOLDERS = {"<image>": "<|image_pad|>", "<video>": "<|video_pad|>"}  # names that its processor falls back on
+
+
+def word_tokenizer(renamed: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """Return a tokenizer of whole words between spaces, some of them under another name."""
+    words = [renamed.get(word, word) for word in WORDS]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = [word for word in WORDS if word.startswith("<") and word != "<unk>"]
+    special = [word for word in words if word.startswith("<") and word != "<unk>"]
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<bos>", eos_token="<eos>", pad_token="<eos>"
     )
@@ -231,13 +241,11 @@ def llava_processor() -> Any:
 
 def qwen_processor() -> Any:
     """Return Qwen2-VL's processor for patches of 4 × 4 pixels, with at most 1024 of them."""
-    tokenizer = word_tokenizer()
-    tokenizer.image_token, tokenizer.video_token = "<image>", "<video>"
     return transformers.Qwen2VLProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(
             patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": SIDE**2}
         ),
-        tokenizer=tokenizer,
+        tokenizer=word_tokenizer(QWEN_PLACEHOLDERS),
         video_processor=transformers.Qwen2VLVideoProcessor(patch_size=4, merge_size=2),
     )
 

@@ -24,14 +24,18 @@ PLAIN = [m.name for m in list_methods() if not m.slow and set(m.tables) <= {"pla
 
 
 class OperationCount(TorchDispatchMode):
-    """Count the operations that reach a kernel or describe memory."""
+    """Count the operations that reach a kernel or describe memory.
+
+    Not `detach`: autograd calls it for what it saves, and torch 2.6 twice as often as torch 2.15.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names[func.overloadpacket.__name__] += 1
+        name = func.overloadpacket.__name__
+        self.names[name] += name != "detach"
         return func(*args, **(kwargs or {}))
 
 
@@ -53,9 +57,9 @@ def per_layer(methods: list[str]) -> float:
 
 # (methods, the most operations per layer one by one, and with layers shown together)
 BOUNDS = [
-    (["genatt"], 185, 145),
-    (["rollout"], 145, 115),
-    ([name for name in PLAIN if name != "legrad"], 560, 340),
+    (["genatt"], 159, 122),
+    (["rollout"], 130, 99),
+    ([name for name in PLAIN if name != "legrad"], 519, 304),
 ]
 
 

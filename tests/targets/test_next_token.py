@@ -290,9 +290,9 @@ def test_prompts_are_those_of_the_models_own_processor(
     tiny_language_model(name, torch.float32).save_pretrained(tmp_path)
     PROCESSORS[name]().save_pretrained(tmp_path)
     model = cv.load(f"hf:{tmp_path}", dtype="float64")
-    start, end = ("<start>", "<end>") if name.startswith("qwen") else ("", "")
+    image = "<start><|image_pad|><end>" if name.startswith("qwen") else "<image>"
     photo = Image.new("RGB", (SIDE, SIDE), (200, 30, 60))
-    explanation = assert_as_processed(model, name, photo, f"{start}<image>{end}{PROMPT}")
+    explanation = assert_as_processed(model, name, photo, f"{image}{PROMPT}")
     assert model.preprocess.size == (SIDE, SIDE)
     assert explanation.text_relevance[0].tokens[-6:] == tuple(PROMPT.split())
 

@@ -93,10 +93,18 @@ def preprocess(module: nn.Module, size: tuple[int, int] | None = None) -> Prepro
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         resize=box[0] if square and not squash else box,
-        # timm's transform ignores the interpolation for non-square crops; its published scores were measured so
-        interpolation=config["interpolation"] if square or squash else "bilinear",
+        interpolation=config["interpolation"] if square or squash else _resize_interpolation(config, (rows, columns)),
         keep_ratio=not squash,
     )
+
+
+def _resize_interpolation(config: dict[str, Any], size: tuple[int, int]) -> str:
+    """Return the interpolation of timm's transform for non-square crops: before 1.0.31 it ignored the configured one."""
+    from timm.data import create_transform
+
+    resize = create_transform(**(config | {"input_size": (3, *size)}), is_training=False).transforms[0]
+    interpolation = getattr(resize, "interpolation", config["interpolation"])
+    return str(getattr(interpolation, "value", interpolation))
 
 
 def imagenet_labels(module: nn.Module) -> tuple[str, ...]:
