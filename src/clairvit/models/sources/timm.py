@@ -99,7 +99,7 @@ def preprocess(module: nn.Module, size: tuple[int, int] | None = None) -> Prepro
 
 
 def _resize_interpolation(config: dict[str, Any], size: tuple[int, int]) -> str:
-    """Return the interpolation of timm's transform for non-square crops: before 1.0.31 it ignored the configured one."""
+    """Return the interpolation of timm's transform of non-square crops; before 1.0.31 it ignored the configured one."""
     from timm.data import create_transform
 
     resize = create_transform(**(config | {"input_size": (3, *size)}), is_training=False).transforms[0]
