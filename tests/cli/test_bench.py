@@ -390,3 +390,23 @@ def test_a_log_says_now_and_then_how_far_it_is() -> None:
         "100 min",
         "2.0 h",
     ]
+
+
+def test_a_study_at_a_url_goes_on_where_it_was(capsys: Captured) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    arguments = (*ARCH, *DATA, *QUICK, "--out", "memory://bucket/study")
+    try:
+        first = answer(capsys, *arguments)
+        parts = memory.find("/bucket/study/parts")
+        assert parts
+        assert not any(path.endswith((".tmp", ".lock")) for path in memory.find("/bucket/study"))
+        again = answer(capsys, *arguments)
+        assert memory.find("/bucket/study/parts") == parts
+        assert again["results"] == first["results"]
+        counted = said(capsys, "--out", "memory://bucket/study", "--sql", "select count(*) from results")
+        assert "0" not in counted.split()
+    finally:
+        memory.store.clear()

@@ -156,7 +156,13 @@ def bench(
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="STORE", help="The folder of the store.", rich_help_panel="Result"),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="STORE",
+            help="The folder of the store, or a URL that fsspec writes to.",
+            rich_help_panel="Result",
+        ),
     ] = None,
     compact: Annotated[
         bool,
@@ -178,45 +184,47 @@ def bench(
     from clairvit.bench.plan import Shard
     from clairvit.bench.store import Store, check_place
     from clairvit.bench.worker import Worker
+    from clairvit.data.remote_folder import local_folder
 
     if out is None:
         raise BadInput("Where is the store? Expected --out STORE, a folder; it is made if it is not there.")
-    if sql is not None:
-        print_query(*Store.open(out, create=False).query(sql), output.as_json)
-        return
-    if merge:
-        _merge(out, merge, output)
-    if compact:
-        _compact(out, output)
-    if merge or compact:
-        return
-    shard = None if engine_options.shard is None else Shard.parse(engine_options.shard)
-    config = read_config(study) if study is not None else StudyConfig()
-    typed = StudyOptions(model, model_options, data, masks, mask_kind, method, metric, target, maps, seed, autocast)
-    requested = study_of(config, typed)
-    device = device if device is not None or engine_options.engine == "ray" else _gpu()
-    engine = engine_options.create(device, batch_size)
-    resolved = requested.resolved()
-    check_place(out)
-    for entry in requested.data if data.download else ():
-        download_data(entry.spec, entry.split)
-    worker = Worker(resolved, device if engine is None else None, batch_size)  # with an engine it only plans
-    if plan:
-        _plan_only(resolved, worker, Path(out), output)
-    else:
-        with opened_loggers(log or []) as loggers:
-            _run(resolved, requested.methods, worker, engine, out, output, shard, loggers)
+    with local_folder(out) as folder:
+        if sql is not None:
+            print_query(*Store.open(folder, create=False).query(sql), output.as_json)
+            return
+        if merge:
+            _merge(folder, out, merge, output)
+        if compact:
+            _compact(folder, out, output)
+        if merge or compact:
+            return
+        shard = None if engine_options.shard is None else Shard.parse(engine_options.shard)
+        config = read_config(study) if study is not None else StudyConfig()
+        typed = StudyOptions(model, model_options, data, masks, mask_kind, method, metric, target, maps, seed, autocast)
+        requested = study_of(config, typed)
+        device = device if device is not None or engine_options.engine == "ray" else _gpu()
+        engine = engine_options.create(device, batch_size)
+        resolved = requested.resolved()
+        check_place(folder)
+        for entry in requested.data if data.download else ():
+            download_data(entry.spec, entry.split)
+        worker = Worker(resolved, device if engine is None else None, batch_size)  # with an engine it only plans
+        if plan:
+            _plan_only(resolved, worker, folder, output)
+        else:
+            with opened_loggers(log or []) as loggers:
+                _run(resolved, requested.methods, worker, engine, folder, output, shard, loggers)
 
 
 bench.__doc__ = f"Run a study: every method by every metric, for each model on each set of images.\n\n{EXAMPLES}"
 
 
-def _merge(out: str, others: list[str], output: options.OutputOptions) -> None:
+def _merge(folder: Path, out: str, others: list[str], output: options.OutputOptions) -> None:
     """Add the results of other stores to one."""
     from clairvit.bench.store import Store
 
     sources = [Store.open(path, create=False) for path in others]
-    store = Store.open(out)
+    store = Store.open(folder)
     added = sum(store.merge(source) for source in sources)
     parts = len(store.parts()[0])
     if output.as_json:
@@ -225,11 +233,11 @@ def _merge(out: str, others: list[str], output: options.OutputOptions) -> None:
         print_message(f"Added {added} parts of {len(others)} stores; '{out}' has {parts}.")
 
 
-def _compact(out: str, output: options.OutputOptions) -> None:
+def _compact(folder: Path, out: str, output: options.OutputOptions) -> None:
     """Join the parts of a store."""
     from clairvit.bench.store import Store
 
-    store = Store.open(out, create=False)
+    store = Store.open(folder, create=False)
     removed = store.compact()
     parts = len(store.parts()[0])
     if output.as_json:
@@ -254,7 +262,7 @@ def _run(
     methods: tuple[str, ...],
     worker: Worker,
     engine: Executor | None,
-    out: str,
+    folder: Path,
     output: options.OutputOptions,
     shard: Shard | None = None,
     loggers: Sequence[RunLogger] = (),
@@ -275,7 +283,7 @@ def _run(
         if engine is not None:
             worker.models.clear()  # each worker of the engine has its own
 
-    store = Store.open(out)
+    store = Store.open(folder)
     with progress_bar("study", 1, hidden=output.hidden), _progress_messages(output.hidden):
         outcome = run_study(
             study,

@@ -30,9 +30,9 @@ def read_bytes(location: str, start: int = 0, size: int | None = None) -> bytes:
     Raises:
         BadInput: If it is not there, cannot be read, or is shorter than asked for.
     """
-    with _translated(location):
+    with translated_errors(location):
         if is_url(location):
-            filesystem, path = _filesystem(location)
+            filesystem, path = filesystem_of(location)
             content: bytes = filesystem.cat_file(path, start=start, end=None if size is None else start + size)
         else:
             with Path(location).expanduser().open("rb") as file:
@@ -46,9 +46,9 @@ def read_bytes(location: str, start: int = 0, size: int | None = None) -> bytes:
 @contextmanager
 def opened(location: str) -> Iterator[IO[bytes]]:
     """Open a file for reading; it can be sought in. Errors of the disk and the network inside are `BadInput`."""
-    with _translated(location):
+    with translated_errors(location):
         if is_url(location):
-            filesystem, path = _filesystem(location)
+            filesystem, path = filesystem_of(location)
             with filesystem.open(path, "rb") as file:
                 yield file
         else:
@@ -108,13 +108,13 @@ def _choices(content: str) -> list[str]:
 
 def files_below(location: str, suffixes: Sequence[str]) -> list[str]:
     """Return the files below a folder with one of the suffixes, in natural order; hidden ones are skipped."""
-    with _translated(location):
+    with translated_errors(location):
         if not is_url(location):
             root = Path(location).expanduser()
             paths = [str(path) for path in root.rglob("*") if path.is_file()]
             base = str(root)
         else:
-            filesystem, base = _filesystem(location)
+            filesystem, base = filesystem_of(location)
             paths = [str(path) for path in filesystem.find(base)]
     base = base.rstrip("/")
     visible = [path for path in paths if not any(part.startswith(".") for part in _parts(path[len(base) :]))]
@@ -143,32 +143,32 @@ def _has_magic(location: str) -> bool:
 
 
 def _glob(pattern: str) -> list[str]:
-    with _translated(pattern):
+    with translated_errors(pattern):
         if not is_url(pattern):
             matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)
         else:
-            filesystem, path = _filesystem(pattern)
+            filesystem, path = filesystem_of(pattern)
             matches = [str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path)]
     return sorted(matches, key=natural_order)
 
 
 def _is_folder(location: str) -> bool:
-    with _translated(location):
+    with translated_errors(location):
         if not is_url(location):
             return Path(location).expanduser().is_dir()
-        filesystem, path = _filesystem(location)
+        filesystem, path = filesystem_of(location)
         return bool(filesystem.isdir(path))
 
 
 def _exists(location: str) -> bool:
-    with _translated(location):
+    with translated_errors(location):
         if not is_url(location):
             return Path(location).expanduser().exists()
-        filesystem, path = _filesystem(location)
+        filesystem, path = filesystem_of(location)
         return bool(filesystem.exists(path))
 
 
-def _filesystem(location: str) -> tuple[Any, str]:
+def filesystem_of(location: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, which it keeps per process, and the path in it."""
     try:
         fsspec: Any = importlib.import_module("fsspec")
@@ -184,8 +184,8 @@ def _filesystem(location: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def _translated(location: str) -> Iterator[None]:
-    """Raise BadInput for errors of the disk or the network."""
+def translated_errors(location: str, verb: str = "read") -> Iterator[None]:
+    """Raise BadInput for errors of the disk or the network while a location is read, or "written to"."""
     try:
         yield
     except BadInput:
@@ -194,4 +194,4 @@ def _translated(location: str) -> Iterator[None]:
         raise BadInput(f"There is no file '{location}'; expected one that can be read.") from error
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
-        raise BadInput(f"'{location}' cannot be read ({reason}); look at its permissions and the network.") from error
+        raise BadInput(f"'{location}' cannot be {verb} ({reason}); look at its permissions and the network.") from error
