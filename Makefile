@@ -94,7 +94,7 @@ coverage: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m coverage run -m pytest -m 'not (slow or browser or ray or cuda)' $(ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage html --quiet --directory out/coverage
-	@$(BIN)/python -m coverage report --fail-under=$(FLOOR) | tail -n 1
+	@$(BIN)/python -m coverage report --format=total --fail-under=$(FLOOR)
 
 matrix:
 	@$(PYTHON) .ci/matrix.py $(ARGS)

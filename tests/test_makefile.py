@@ -1,4 +1,4 @@
-"""make test-portable and make test-quick, with a stand-in for Python that notes what it is asked to run."""
+"""Targets of the Makefile, with a stand-in for Python that notes what it is asked to run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ VARIABLES = ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "PYTHONHASHSEED")
 STUB = """#!/bin/sh
 [ "$1" = -m ] || exit 0
 echo "run: ATEN_CPU_CAPABILITY=$ATEN_CPU_CAPABILITY OMP_NUM_THREADS=$OMP_NUM_THREADS PYTHONHASHSEED=$PYTHONHASHSEED $*"
-[ "$ATEN_CPU_CAPABILITY" != "$BROKEN" ]
+[ "$ATEN_CPU_CAPABILITY" != "$BROKEN" ] && [ "$3" != "$BROKEN" ]
 """
 
 
-def make(folder: Path, *arguments: str, broken: str = "none") -> subprocess.CompletedProcess[str]:
-    """Run make with a virtual environment whose pytest fails under the kernels `broken`."""
+def make(folder: Path, *arguments: str, broken: str = "none", cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run make with a virtual environment whose Python fails under the kernels, or as the subcommand, `broken`."""
     (folder / "bin").mkdir()
     python = folder / "bin" / "python"
     python.write_text(STUB)
@@ -31,7 +31,7 @@ def make(folder: Path, *arguments: str, broken: str = "none") -> subprocess.Comp
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     return subprocess.run(
         ["make", *arguments, f"VENV={folder}"],
-        cwd=ROOT,
+        cwd=cwd,
         env=environment | {"BROKEN": broken},
         capture_output=True,
         text=True,
@@ -76,3 +76,14 @@ def test_quick_leaves_out_what_is_slow_or_needs_more_than_python(tmp_path: Path)
     done = make(tmp_path, "test-quick")
     assert done.returncode == 0, done.stderr
     assert "-m not (slow or browser or ray or cuda)" in done.stdout
+
+
+def test_coverage_below_the_floor_fails(tmp_path: Path) -> None:
+    """The status of `coverage report` is that of the target: a pipe after it would hide it."""
+    shutil.copy(ROOT / "Makefile", tmp_path)  # elsewhere: it removes data files of coverage, which may run this test
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "src").mkdir()
+    done = make(tmp_path, "coverage", "FLOOR=99", broken="report", cwd=tmp_path)
+    assert "coverage report" in done.stdout
+    assert "--fail-under=99" in done.stdout
+    assert done.returncode != 0
