@@ -276,12 +276,12 @@ def _baseline_results(request: PassesRequest, recording: Recording, before: Any)
     """
     if not request.baselines:
         return {}
-    current, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_event(before)
-    with torch.cuda.stream(aside):
+    current, side_stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side_stream.wait_event(before)
+    with torch.cuda.stream(side_stream):
         target = class_agnostic_target(len(request.pixels))
         results = run_all(request.baselines, recording, [target], seed=request.seed, layers=request.layers)
-    current.wait_stream(aside)
+    current.wait_stream(side_stream)
     for group in results.values():
         for result in group:
             for tensor in _parts(result):
