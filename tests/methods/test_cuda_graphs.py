@@ -70,14 +70,14 @@ def test_which_methods_can_be_captured(methods: list[str], capturable: bool) -> 
 
 
 @pytest.mark.usefixtures("on_cuda")
-def test_nothing_is_captured_while_somebody_watches_the_operations() -> None:
-    class Watch(torch.overrides.TorchFunctionMode):
+def test_nothing_is_captured_while_a_function_mode_is_active() -> None:
+    class PassThrough(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
     asked = request("genatt")
     assert asked.is_capturable
-    with Watch():
+    with PassThrough():
         assert not asked.is_capturable
 
 
@@ -95,6 +95,11 @@ def test_requests_that_run_other_operations_have_other_keys() -> None:
         request("genatt", model=small_model()).key,
     }
     assert len(keys) == 9
+    # one module, wrapped twice: its scores mean something else, or are read elsewhere
+    other = cv.wrap(model.module, size=32, activation="sigmoid")
+    elsewhere = cv.wrap(model.module, size=32, layout=cv.Layout((4, 4), 1, "avg"))
+    keys |= {request("genatt", model=other).key, request("genatt", model=elsewhere).key}
+    assert len(keys) == 11
     assert request("genatt", model=model, label=1).key in keys  # another class is another number in the same place
 
 

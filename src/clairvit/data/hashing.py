@@ -69,8 +69,8 @@ def state_hash(module: nn.Module) -> str:
     """Return a hash of the content of all parameters and buffers: names, dtypes, shapes and bytes.
 
     It is the same on every machine and device. A second call for the same module is cheap: the bytes are read again
-    only if a tensor was replaced, changed in place, or differs in the sum of its bits. What reads
-    another output of a module has the module's hash.
+    only if a tensor was replaced, changed in place, or differs in the sum, or in a sample, of its bits. What
+    reads another output of a module has the module's hash.
     """
     module = unwrap_readout(module)
     state = _state(module)

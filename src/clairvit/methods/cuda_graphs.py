@@ -76,7 +76,7 @@ class PassesRequest:
 
     @property
     def is_capturable(self) -> bool:
-        """Whether a graph could be used at all: on CUDA, for a classifier, and nobody watches the operations."""
+        """Whether a graph could be used at all: on CUDA, for a classifier, and no function or dispatch mode is active."""
         return (
             GRAPHS.enabled
             and self.pixels.is_cuda
@@ -94,7 +94,8 @@ class PassesRequest:
         methods = tuple((spec.text, id(spec.method)) for spec in self.specs)
         form = (self.pixels.shape, self.pixels.stride(), self.pixels.dtype, self.pixels.device)
         target = (self.score, self.label is None)
-        return (id(self.model.module), methods, self.seed, self.layers, form, target, _precision())
+        model = (id(self.model.module), self.model.activation, self.model.layout)  # one module may be wrapped twice
+        return (*model, methods, self.seed, self.layers, form, target, _precision())
 
 
 def _is_capturable(spec: MethodSpec) -> bool:
@@ -237,7 +238,7 @@ class GraphCache:
                 oldest, _ = self._runs.popitem(last=False)
                 self._rejected.discard(oldest)
                 self._captures.pop(oldest, None)
-            # A graph that made room for others is not captured again at once: each time after twice as many runs
+            # A graph that was evicted is captured again after twice as many runs as before
             if runs <= EAGER_RUNS * 2 ** self._captures[key] or key in self._rejected:
                 return
             self._runs[key] = 0
