@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,3 +107,15 @@ def test_results_that_cannot_be_uploaded_stay_on_the_disk(monkeypatch: pytest.Mo
 def test_a_protocol_without_a_package_is_said() -> None:
     with pytest.raises(BadInput, match="nosuch://x"), local_folder("nosuch://x"):
         pass
+
+
+@pytest.mark.usefixtures("memory")
+def test_nothing_is_left_on_the_disk_where_a_download_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "exists", refused)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(BadInput, match=r"cannot be read \(Permission denied\)"), local_folder(URL):
+        pass
+    assert list(tmp_path.iterdir()) == []

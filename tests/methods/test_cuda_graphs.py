@@ -158,7 +158,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
         made.append(graph)
         return graph
 
-    monkeypatch.setattr(cuda_graphs, "captured", capture)
+    monkeypatch.setattr(cuda_graphs, "capture_graph", capture)
     monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=40))
     return GraphCache()

@@ -182,9 +182,9 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
     sum if one value changes. Values that changed places show in the sample. On a GPU tensors are joined first.
     """
     if tensors[0].is_cpu:
-        return torch.from_numpy(np.concatenate([_sums(_array_words(tensor)) for tensor in tensors]))
+        return torch.from_numpy(np.concatenate([_sum_and_sample(_array_words(tensor)) for tensor in tensors]))
     joined = _joined_groups([_bits(tensor) for tensor in tensors])
-    return torch.cat([_sums(_words(group[0] if len(group) == 1 else torch.cat(group))) for group in joined])
+    return torch.cat([_sum_and_sample(_words(group[0] if len(group) == 1 else torch.cat(group))) for group in joined])
 
 
 def _array_words(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -195,10 +195,10 @@ def _array_words(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
     return words
 
 
-def _sums(words: Any) -> Any:
+def _sum_and_sample(words: Any) -> Any:
     """Return the sum of numbers, and about 64 of them; of a tensor or an array."""
-    library: Any = torch if isinstance(words, Tensor) else np  # NumPy starts a sum in a tenth of the time of torch
-    return library.concatenate([words.sum()[None], words[:: max(1, len(words) // _SAMPLED)]])
+    concatenate: Any = torch.cat if isinstance(words, Tensor) else np.concatenate
+    return concatenate([words.sum()[None], words[:: max(1, len(words) // _SAMPLED)]])
 
 
 def _bits(tensor: Tensor) -> Tensor:

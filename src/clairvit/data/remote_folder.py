@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from clairvit.data.locations import filesystem_of, is_url, translated_errors
 from clairvit.errors import BadInput
@@ -42,8 +41,10 @@ def local_folder(location: str) -> Iterator[Path]:
         yield Path(location)
         return
     remote = RemoteFolder(location, Path(tempfile.mkdtemp(prefix="clairvit-")))
+    is_downloaded = False
     try:
         remote.download()
+        is_downloaded = True
         stopped = threading.Event()
         uploads = threading.Thread(target=remote.upload_until, args=(stopped,), daemon=True)
         uploads.start()
@@ -54,7 +55,7 @@ def local_folder(location: str) -> Iterator[Path]:
             uploads.join()
             remote.upload_last()
     finally:
-        if remote.is_uploaded:
+        if remote.is_uploaded or not is_downloaded:
             shutil.rmtree(remote.local, ignore_errors=True)
 
 
@@ -95,7 +96,7 @@ class RemoteFolder:
                 filesystem.rm_file(f"{root.rstrip('/')}/{below}")
         self._uploaded = state
 
-    def upload_until(self, stopped: Any) -> None:
+    def upload_until(self, stopped: threading.Event) -> None:
         """Upload every minute until an event is set."""
         while not stopped.wait(UPLOAD_SECONDS):
             with suppress(BadInput):  # tried again in a minute; the last upload raises
@@ -115,6 +116,7 @@ class RemoteFolder:
             below = path.relative_to(self.local)
             if path.suffix in _LOCAL_SUFFIXES or below.parts[0] in _LOCAL_FOLDERS or not path.is_file():
                 continue
-            stat = path.stat()
-            files[below.as_posix()] = (stat.st_size, stat.st_mtime_ns)
+            with suppress(FileNotFoundError):  # renamed or removed by the command meanwhile
+                stat = path.stat()
+                files[below.as_posix()] = (stat.st_size, stat.st_mtime_ns)
         return files

@@ -65,18 +65,18 @@ class PassesRequest:
     layers: bool
 
     @property
-    def captured(self) -> tuple[MethodSpec, ...]:
+    def captured_specs(self) -> tuple[MethodSpec, ...]:
         """The methods that read the passes."""
         return tuple(spec for spec in self.specs if spec.method.family != "baseline")
 
     @property
-    def baselines(self) -> tuple[MethodSpec, ...]:
+    def baseline_specs(self) -> tuple[MethodSpec, ...]:
         """The methods that look at no pass, and may draw random numbers: run next to a replay."""
         return tuple(spec for spec in self.specs if spec.method.family == "baseline")
 
     @property
     def is_capturable(self) -> bool:
-        """Whether a graph could be used at all: on CUDA, for a classifier, and no function or dispatch mode is active."""
+        """Whether a graph can be used: on CUDA, for a classifier, while no function or dispatch mode is active."""
         return (
             GRAPHS.enabled
             and self.pixels.is_cuda
@@ -84,7 +84,7 @@ class PassesRequest:
             and self.model.base is None
             and _get_current_function_mode() is None  # type: ignore[no-untyped-call]
             and torch._C._len_torch_dispatch_stack() == 0
-            and bool(self.captured)
+            and bool(self.captured_specs)
             and all(_is_capturable(spec) for spec in singles(self.specs))
         )
 
@@ -119,7 +119,7 @@ class ClassIndexTarget(TargetBatch):
 
 
 @dataclass(frozen=True, eq=False)
-class Replayed:
+class ReplayResult:
     """What a replay gave: scores, one result per method and target, and the weights that they are of."""
 
     recording: Recording
@@ -164,24 +164,24 @@ class PassesGraph:
     memory: int = 0  # bytes that it holds
     weights_hash: tuple[bytes, str] | None = None  # checksums, and the hash of the weights that have them
     lock: threading.Lock = field(default_factory=threading.Lock)
-    copied: Any = None  # torch.cuda.Event: the outputs of the last replay have been copied
+    copy_done: Any = None  # torch.cuda.Event: the outputs of the last replay have been copied
 
-    def replay(self, request: PassesRequest) -> Replayed:
+    def replay(self, request: PassesRequest) -> ReplayResult:
         """Return the results for other images, and for another class, as copies."""
         with self.lock:
-            if self.copied is not None:
-                torch.cuda.current_stream().wait_event(self.copied)
+            if self.copy_done is not None:
+                torch.cuda.current_stream().wait_event(self.copy_done)
             self.pixels.copy_(request.pixels)
             if request.label is not None:
                 self.index.fill_(find_class(request.label, request.model.labels, self.logits.shape[-1]))
             self.graph.replay()
             copy = self.outputs.copied()
-            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.copied.record()
+            self.copy_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.copy_done.record()
         recording = self.recording(model=request.model, pixels=request.pixels, logits=copy(self.logits))
         results = {text: [_copied(result, copy) for result in group] for text, group in self.results.items()}
         sums = copy(self.checksums)
-        return Replayed(recording, results, lambda: self.hash_of(request.model.module, sums))
+        return ReplayResult(recording, results, lambda: self.hash_of(request.model.module, sums))
 
     def hash_of(self, module: nn.Module, sums: Tensor) -> str:
         """Return the hash of the weights: the known one if the tensors have the same checksums."""
@@ -206,7 +206,7 @@ class GraphCache:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def replay(self, request: PassesRequest) -> Replayed | None:
+    def replay(self, request: PassesRequest) -> ReplayResult | None:
         """Return the results by a graph; None if there is none for the module as it is."""
         with self._lock:
             graph = self._graphs.get(request.key)
@@ -243,7 +243,7 @@ class GraphCache:
                 return
             self._runs[key] = 0
             self._captures[key] += 1
-        graph = captured(request, target, results)
+        graph = capture_graph(request, target, results)
         with self._lock:
             if graph is None:
                 self._rejected.add(key)
@@ -275,13 +275,13 @@ def _baseline_results(request: PassesRequest, recording: Recording, before: Any)
 
     `before` is the event at which the pixels were there.
     """
-    if not request.baselines:
+    if not request.baseline_specs:
         return {}
     current, side_stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side_stream.wait_event(before)
     with torch.cuda.stream(side_stream):
         target = class_agnostic_target(len(request.pixels))
-        results = run_all(request.baselines, recording, [target], seed=request.seed, layers=request.layers)
+        results = run_all(request.baseline_specs, recording, [target], seed=request.seed, layers=request.layers)
     current.wait_stream(side_stream)
     for group in results.values():
         for result in group:
@@ -290,7 +290,7 @@ def _baseline_results(request: PassesRequest, recording: Recording, before: Any)
     return results
 
 
-def captured(request: PassesRequest, target: TargetBatch, expected: Results) -> PassesGraph | None:
+def capture_graph(request: PassesRequest, target: TargetBatch, expected: Results) -> PassesGraph | None:
     """Return the graph of the passes over a batch whose results are known; None where there is none, or it differs."""
     state = module_state(request.model.module)
     if state is None:
@@ -322,11 +322,11 @@ def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool:
     )
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        recording = record_for(request.captured, request.model, pixels)
+        recording = record_for(request.captured_specs, request.model, pixels)
         logits = recording.logits.detach()
         if request.label is None:
             index.copy_(logits.argmax(-1, keepdim=True))
-        results = run_all(request.captured, recording, [on_device], seed=request.seed, layers=request.layers)
+        results = run_all(request.captured_specs, recording, [on_device], seed=request.seed, layers=request.layers)
         sums = checksums(weights)
         outputs = PackedTensors([logits, sums, *(t for group in results.values() for r in group for t in _parts(r))])
     light = functools.partial(

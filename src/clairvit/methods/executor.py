@@ -121,7 +121,9 @@ def layer_groups(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
     group: list[int] = []
     for index in indices:
         layer, first = trace.layers[index], trace.layers[group[0] if group else index]
-        fits = layer.call is not None and (len(group) + 1) * _bytes_at_once(layer.call, layer.count) <= _limit(layer)
+        fits = layer.call is not None and (len(group) + 1) * _bytes_per_layer(layer.call, layer.count) <= _stack_limit(
+            layer
+        )
         if group and not (_launch_bound(trace) and fits and _has_gradients(first) == _has_gradients(layer)):
             yield group
             group = []
@@ -135,13 +137,13 @@ def _launch_bound(trace: Trace) -> bool:
     return trace.pixels.is_cuda
 
 
-def _bytes_at_once(call: AttentionCall, layers: int) -> int:
+def _bytes_per_layer(call: AttentionCall, layers: int) -> int:
     """Return the bytes of the matrix that methods read of a layer: of all heads, or of a sum over heads by kernels."""
     by_kernels = kernels_apply(call) and not is_large(call, layers)
     return attention_bytes(call) // (call.v.shape[1] if by_kernels else 1)
 
 
-def _limit(layer: Layer) -> int:
+def _stack_limit(layer: Layer) -> int:
     """Return how many bytes the matrices of stacked layers may take: `STACKED_SHARE` of all layers' values."""
     assert layer.call is not None
     return int(STACKED_SHARE * layer.count * layer.call.v.nbytes)
@@ -154,7 +156,7 @@ def _has_gradients(layer: Layer) -> tuple[bool, bool]:
 def _visit_group(passes: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext) -> None:
     """Show several layers at once to all methods that treat them alike, and one by one to the others."""
     layers = [trace.layers[index] for index in indices]
-    stack = stacked(layers, context, _limit(layers[0])) if len(indices) > 1 else None
+    stack = stacked(layers, context, _stack_limit(layers[0])) if len(indices) > 1 else None
     singly = list(passes) if stack is None else _visit(passes, stack, indices)
     for position, index in enumerate(indices) if singly else ():
         view = LayerView(trace.layers[index], context, stack=stack, position=position)

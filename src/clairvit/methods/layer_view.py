@@ -457,11 +457,15 @@ class StackedLayers(LayerView):
 
     @property
     def x(self) -> Tensor:
-        return self.once_per_layer("x", lambda: widened(_all([member.layer.tokens for member in self.members])))
+        return self.once_per_layer(
+            "x", lambda: widened(_joined_tokens([member.layer.tokens for member in self.members]))
+        )
 
     @property
     def dx(self) -> Tensor:
-        return self.once_per_layer("dx", lambda: widened(_all([layer.layer.tokens_gradient for layer in self.members])))
+        return self.once_per_layer(
+            "dx", lambda: widened(_joined_tokens([member.layer.tokens_gradient for member in self.members]))
+        )
 
     def tile(self, rows: Rows) -> LayerView:
         view = copy(self)
@@ -492,8 +496,8 @@ def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if len(present) == len(tensors) else None
 
 
-def _all(tensors: Sequence[Tensor | None]) -> Tensor:
-    """Return tensors of several layers as one batch; where one is missing, each layer is asked and says why."""
+def _joined_tokens(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Return tensors of several layers as one batch; where one is missing, layers are shown one by one."""
     batch = joined(tensors)
     if batch is None:
         raise NotStackable

@@ -12,6 +12,7 @@ registers (`attention_kernels.py`). Both give the sums of the whole matrices up 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -190,6 +191,7 @@ def kernels_apply(call: AttentionCall) -> bool:
     return _has_triton()
 
 
+@functools.cache
 def _has_triton() -> bool:
     from importlib.util import find_spec
 
