@@ -58,6 +58,17 @@ def index_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
         return torch.tensor(indices, dtype=torch.long, device=device)
 
 
+def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers in (nested) lists as a tensor on a device, without waiting for what a GPU has been given to do.
+
+    An ordinary copy to a GPU waits for all kernels that were started before; one from page-locked memory does not.
+    """
+    tensor = torch.tensor(values, dtype=dtype)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def min_max(values: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     """Return (x − min) / (max − min) over the axes `dim`; 0 where all values are equal.
 

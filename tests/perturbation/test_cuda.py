@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -80,3 +81,20 @@ def test_rougher_passes_are_rougher_and_resemble() -> None:
 
 def test_a_gpu_takes_many_variants_at_once() -> None:
     assert engine.TOKENS_AT_ONCE["cuda"] > 16 * engine.TOKENS_AT_ONCE["cpu"]
+
+
+def test_the_host_does_not_wait_between_passes() -> None:
+    """The number of times that the host waits for the GPU does not grow with the number of passes."""
+    trace, waits = traced("cuda"), []
+    for batch_size in (64, 8):
+        with probing(trace, "token", label="test", forwards=64, options=ExecutionOptions(batch_size)) as probe:
+            probe.score_kept(some(64))  # whether lengths can be padded is tested once
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    probe.score_kept(some(64))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("synchronizing" in str(warning.message) for warning in caught))
+    assert waits[0] == waits[1]

@@ -96,11 +96,11 @@ def test_others_are_run_one_length_at_a_time(name: str) -> None:
 def test_rows_that_are_not_kept_follow_those_that_are() -> None:
     layout = Layout(grid=(2, 2), prefix=1, suffix=1, pooling="token")
     keep = torch.tensor([[True, False, True, True], [False, False, False, True]])
-    rows, visible = padded_rows(layout, keep)
+    rows, visible = padded_rows(layout, keep, longest=3)
     assert rows is not None
     assert rows.tolist() == [[0, 1, 3, 4, 5], [0, 4, 1, 2, 5]]
     assert visible.tolist() == [[True] * 5, [True, True, False, False, True]]
-    rows, visible = padded_rows(layout, torch.ones(1, 4, dtype=torch.bool))
+    rows, visible = padded_rows(layout, torch.ones(1, 4, dtype=torch.bool), longest=4)
     assert rows is None
     assert visible.all()
 

@@ -1,7 +1,7 @@
 """LIME and KernelSHAP: linear surrogates, fitted to the scores of images of which random features are kept.
 
 Features are patches, cells of patches or superpixels (perturbation/segments.py).
-All sums are computed in float64 on the CPU.
+All sums are computed in float64 on the CPU; on a GPU, what does not depend on scores while they are computed.
 """
 
 from __future__ import annotations
@@ -42,25 +42,37 @@ Samples = Annotated[int, Range(ge=2, unit="variants of the image", example=1000)
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
-    """beta = argmin sum_i w_i (y_i − X_i · beta)² + ridge · |beta|², the shortest where several are."""
+class LeastSquares:
+    """argmin sum_i w_i (y_i − X_i · beta)² + ridge · |beta|² over beta, the shortest where several are; for any y."""
 
-    coefficients: Tensor  # beta, [B, M]
+    X: Tensor  # [n, M]
     hat: Tensor  # d beta / d y_i, [M, n]
-    residuals: Tensor  # y − X beta, [B, n]
     leverage: Tensor  # d (X beta)_i / d y_i, 0…1, [n]
     rank: int  # of X
 
+    @staticmethod
+    def of(X: Tensor, weights: Tensor, ridge: float = 0.0) -> LeastSquares:
+        """Solve the normal equations of X [n, M] with weights [n], in float64."""
+        weighted = X.mT * weights  # Xᵀ W, [M, n]
+        eigenvalues, eigenvectors = torch.linalg.eigh(weighted @ X)
+        nonzero = eigenvalues > ROUND_OFF * eigenvalues.amax()
+        inverse = torch.where(nonzero | (ridge > 0), 1 / (eigenvalues.clamp(min=0) + ridge), 0)
+        hat = eigenvectors @ (inverse[:, None] * (eigenvectors.mT @ weighted))
+        return LeastSquares(X, hat, (X * hat.mT).sum(1), int(nonzero.sum()))
 
-def fit(X: Tensor, weights: Tensor, y: Tensor, ridge: float = 0.0) -> Fit:
-    """Fit y [B, n] to X [n, M] with weights [n] by the normal equations, in float64."""
-    weighted = X.mT * weights  # Xᵀ W, [M, n]
-    eigenvalues, eigenvectors = torch.linalg.eigh(weighted @ X)
-    nonzero = eigenvalues > ROUND_OFF * eigenvalues.amax()
-    inverse = torch.where(nonzero | (ridge > 0), 1 / (eigenvalues.clamp(min=0) + ridge), 0)
-    hat = eigenvectors @ (inverse[:, None] * (eigenvectors.mT @ weighted))
-    coefficients = y @ hat.mT
-    return Fit(coefficients, hat, y - coefficients @ X.mT, (X * hat.mT).sum(1), int(nonzero.sum()))
+    def fit(self, y: Tensor) -> Fit:
+        """Return the solution for y [B, n]."""
+        coefficients = y @ self.hat.mT
+        return Fit(self, coefficients, y - coefficients @ self.X.mT)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The solution of a least-squares problem for one y per image."""
+
+    problem: LeastSquares
+    coefficients: Tensor  # beta, [B, M]
+    residuals: Tensor  # y − X beta, [B, n]
 
 
 def standard_errors(fitted: Fit, randomness: Tensor, onto: Tensor, base: Tensor | float = 0.0) -> Tensor:
@@ -71,8 +83,8 @@ def standard_errors(fitted: Fit, randomness: Tensor, onto: Tensor, base: Tensor 
     intercept's.
     """
     drawn = randomness > 0
-    hat = onto @ fitted.hat[:, drawn]  # [P, drawn]
-    freedom = 1 - fitted.leverage - base
+    hat = onto @ fitted.problem.hat[:, drawn]  # [P, drawn]
+    freedom = 1 - fitted.problem.leverage - base
     # A row that the fit must follow has no residual, so the error of another row in its place is unknown.
     scaled = fitted.residuals / freedom.clamp(min=ROUND_OFF).sqrt()
     residuals = torch.where(freedom > ROUND_OFF, scaled, math.nan)[:, drawn]  # [B, drawn]
@@ -140,16 +152,18 @@ def lime_kernel(z: Tensor, width: float) -> Tensor:
 def lime_fit(z: Tensor, scores: Tensor, onto: Tensor, width: float, alpha: float) -> tuple[Tensor, Tensor]:
     """Return the coefficients of samples z [n, M] with scores [B, n] and their standard errors, on patches: two [B, P].
 
-    The first sample keeps everything and is not random.
+    The first sample keeps everything and is not random. Scores may be on a GPU that is still computing them: they are
+    read when all that does not depend on them is done.
     """
     weights = lime_kernel(z, width)
     share = weights / weights.sum()
-    X, y = z - share @ z, scores - (scores @ share)[:, None]  # centred: the intercept is not penalised
-    fitted = fit(X, weights, y, alpha)
+    problem = LeastSquares.of(z - share @ z, weights, alpha)  # centred: the intercept is not penalised
+    scores = scores.cpu()
+    fitted = problem.fit(scores - (scores @ share)[:, None])
     randomness = torch.ones(len(z), dtype=torch.float64)
     randomness[0] = 0
     errors = standard_errors(fitted, randomness, onto, base=share)
-    is_determined = alpha > 0 or fitted.rank == z.shape[1] < len(z) - 1
+    is_determined = alpha > 0 or problem.rank == z.shape[1] < len(z) - 1
     return fitted.coefficients @ onto.mT, errors if is_determined else torch.full_like(errors, math.nan)
 
 
@@ -223,17 +237,20 @@ def shapley_fit(drawn: Coalitions, halved: Tensor, total: Tensor, onto: Tensor) 
 
     `halved` [B, n] is (f(S) − f(rest))/2, `total` [B] the sum of all values. With the constraint a set and its
     complement give the same equation: v(S) − total/2 = halved. So v = total/M + d, where d adds up to zero: the rows
-    of X are the sets less their mean, and the shortest solution adds up to zero by itself.
+    of X are the sets less their mean, and the shortest solution adds up to zero by itself. `halved` and `total` may be
+    on a GPU that is still computing them: they are read when all that does not depend on them is done.
     """
     sets = drawn.sets.double()
     part = sets.mean(1)  # |S|/M
     features = sets.shape[1]
-    fitted = fit(sets - part[:, None], drawn.weights, halved - (part - 0.5) * total[:, None])
+    problem = LeastSquares.of(sets - part[:, None], drawn.weights)
+    halved, total = halved.cpu(), total.cpu()
+    fitted = problem.fit(halved - (part - 0.5) * total[:, None])
     differences = fitted.coefficients - fitted.coefficients.mean(1, keepdim=True)
     values = (total[:, None] / features + differences) @ onto.mT
-    if fitted.rank < features - 1:
-        return values, torch.full_like(values, math.nan), fitted.rank
-    return values, standard_errors(fitted, drawn.unseen, onto), fitted.rank
+    if problem.rank < features - 1:
+        return values, torch.full_like(values, math.nan), problem.rank
+    return values, standard_errors(fitted, drawn.unseen, onto), problem.rank
 
 
 # Both
@@ -242,11 +259,14 @@ def shapley_fit(drawn: Coalitions, halved: Tensor, total: Tensor, onto: Tensor) 
 def _scored(
     probe: Probe, segmentations: list[Segmentation], kept: list[Tensor]
 ) -> Iterator[tuple[Segmentation, Tensor, Tensor, Tensor]]:
-    """Yield segments, what was kept of them, scores [B, V] and original scores [B]; per image where segments differ."""
+    """Yield segments, what was kept of them, scores [B, V] and original scores [B]; per image where segments differ.
+
+    Scores are on the model's device, which may still be computing them.
+    """
     scores = score_features(probe, segmentations, kept)
     originals = [probe.original] if len(segmentations) == 1 else list(probe.original[:, None])
     for segments, keep, image_scores, original in zip(segmentations, kept, scores, originals, strict=True):
-        yield segments, keep, image_scores.double().cpu(), original.double().cpu()
+        yield segments, keep, image_scores.double(), original.double()
 
 
 def _single_feature_notes(segmentations: list[Segmentation], method: str) -> list[str]:

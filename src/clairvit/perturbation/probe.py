@@ -17,7 +17,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Layout
-from clairvit.numerics import widened
+from clairvit.numerics import to_device, widened
 from clairvit.perturbation.activation_patching import ActivationPatching
 from clairvit.perturbation.attention_override import AttentionOverride, ScoreTransform
 from clairvit.perturbation.batching import BatchBudget, in_batches, length_buckets
@@ -55,13 +55,13 @@ class ScoreCollector:
         """The scores of the images themselves, [B]."""
         return self._target_scores(self.target, self.logits)
 
-    def values(self, logits: Tensor, images: Tensor, score: ScoreFunction | None) -> Tensor:
+    def values(self, logits: Tensor, images: list[int], score: ScoreFunction | None) -> Tensor:
         """Return what is kept of a pass with logits [n, C] of variants of `images` [n]: scores [n, …], or logits."""
         if score is not None:
-            return score(widened(logits), images.tolist())
+            return score(widened(logits), images)
         if self.target.is_batch_function:
             return widened(logits)  # the user's own function takes all images at once, in their order
-        return self._target_scores(self.target.take(images.tolist()), logits)
+        return self._target_scores(self.target.take(images), logits)
 
     @staticmethod
     def _target_scores(target: TargetBatch, logits: Tensor) -> Tensor:
@@ -174,7 +174,6 @@ class Probe:
         `score(logits [n, C], images [n])` -> [n, …] replaces the target's score.
         """
         images = len(self.pixels)
-        keep = keep.to(self.pixels.device)
         fits = keep.ndim == 3 and keep.shape[2] == self.patches and len(keep) in (1, images)
         if not fits or keep.dtype != torch.bool:
             raise BadInput(
@@ -185,7 +184,7 @@ class Probe:
         if not variants:
             return self.original.new_zeros(images, 0)
         flat = keep.expand(images, -1, -1).reshape(-1, self.patches)  # image by image
-        values = self.score_pairs(torch.arange(len(flat), device=keep.device) // variants, flat, score)
+        values = self.score_pairs(torch.arange(len(flat)) // variants, flat, score)
         if score is not None:
             return values.reshape(images, variants, *values.shape[1:])
         return self._collector.by_image(values, variants)
@@ -194,39 +193,42 @@ class Probe:
         """Return [n, …] as `score_kept`, for images [n] with the patches `keep` [n, patches] left.
 
         For searches that need more passes for one image than for another. Without `score`, targets that are functions
-        of the whole batch are not applied: logits are returned.
+        of the whole batch are not applied: logits are returned. What decides about the passes is read once, before
+        the first: on a GPU the host need not wait for one pass to start the next.
         """
         parts: Parts = []
-        for rows, patches in self._passes_of(keep):
+        image_of, counts = images.tolist(), keep.sum(1).tolist()
+        keep, device = keep.to(self.pixels.device), self.pixels.device
+        for rows in self._passes_of(counts):
 
-            def run(ks: range, rows: Tensor = rows) -> Tensor:
+            def run(ks: range, rows: list[int] = rows) -> Tensor:
                 batch = rows[ks.start : ks.stop]
-                return self._logits_of_kept(images[batch], keep[batch])
+                sources = to_device([image_of[row] for row in batch], device)
+                return self._logits_of_kept(sources, keep[to_device(batch, device)], [counts[row] for row in batch])
 
-            length = patches + self.layout.tokens - self.patches
-            for ks, logits in in_batches(len(rows), self.budget, length, run):
+            patches = counts[rows[0]] if self._drops and counts[rows[0]] else self.patches
+            for ks, logits in in_batches(len(rows), self.budget, patches + self.layout.tokens - self.patches, run):
                 self._count(len(ks))
                 batch = rows[ks.start : ks.stop]
-                parts.append((batch, self._collector.values(logits, images[batch], score)))
+                values = self._collector.values(logits, [image_of[row] for row in batch], score)
+                parts.append((to_device(batch, device), values))
         return concatenate(parts)
 
-    def _passes_of(self, keep: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Yield the rows of `keep` [n, patches] that may share passes, and the largest number of patches among them."""
+    def _passes_of(self, counts: list[int]) -> Iterator[list[int]]:
+        """Yield the rows that may share passes, given the number of patches of each; that with the most comes first."""
         if not self._drops:
-            yield torch.arange(len(keep), device=keep.device), self.patches
+            yield list(range(len(counts)))
             return
-        counts = keep.sum(1).tolist()
         overhead = PASS_OVERHEAD.get(self.pixels.device.type, PASS_OVERHEAD["cuda"])
         if overhead and not can_pad(self.trace.recording):
             overhead = 0
         if not self._reads_no_patches:  # with no patch left, all are run as zeros, and apart
             empty = [row for row, count in enumerate(counts) if not count]
             if empty:
-                yield torch.tensor(empty, device=keep.device), self.patches
+                yield empty
         rows = [row for row, count in enumerate(counts) if count or self._reads_no_patches]
         for bucket in length_buckets([counts[row] for row in rows], overhead):
-            members = [rows[index] for index in bucket]
-            yield torch.tensor(members, device=keep.device), counts[members[0]]
+            yield [rows[index] for index in bucket]
 
     def score_images(
         self,
@@ -253,7 +255,7 @@ class Probe:
             self._count(len(logits))
             variants = torch.arange(ks.start, ks.stop, device=logits.device)
             indices = (torch.arange(len(sources), device=variants.device)[:, None] * count + variants).flatten()
-            parts.append((indices, self._collector.values(logits, sources[indices // count], score)))
+            parts.append((indices, self._collector.values(logits, sources[indices // count].tolist(), score)))
         if score is not None:
             return concatenate(parts).reshape(len(sources), count, -1).squeeze(-1)
         return self._collector.by_image(concatenate(parts), count, None if images is None else sources)
@@ -321,7 +323,7 @@ class Probe:
         for ks, logits in in_batches(len(pairs), self.budget, self.layout.tokens, run):
             self._count(len(ks))
             batch = pairs[ks.start : ks.stop]
-            parts.append((batch, self._collector.values(logits, batch // count, None)))
+            parts.append((batch, self._collector.values(logits, [k // count for k in ks], None)))
         return self._collector.by_image(concatenate(parts), count)
 
     def unmoved(self) -> list[bool]:
@@ -339,17 +341,19 @@ class Probe:
             row in self.layout.patch_rows for row, _ in self.layout.read
         )
 
-    def _logits_of_kept(self, images: Tensor, keep: Tensor) -> Tensor:
-        """Return logits of images [n] with only `keep` [n, patches]."""
+    def _logits_of_kept(self, images: Tensor, keep: Tensor, counts: list[int]) -> Tensor:
+        """Return logits of images [n] with only `keep` [n, patches], so many of each."""
         if self.tokens is None:
             return self._logits(self._painted(images, keep))
         tokens = self.tokens[images]
+        longest = max(counts)
         with self.options.precision(self.pixels.device):
-            if not self._drops or not (self._reads_no_patches or keep.any()):  # a mean over no tokens is undefined
+            if not self._drops or not (self._reads_no_patches or longest):  # a mean over no tokens is undefined
                 visible = self.layout.pad_patches(keep, True)
                 return run_tokens(self.trace.recording, self.strategy, tokens * visible[..., None], None)
-            kept, visible = padded_rows(self.layout, keep)  # [n, K]
-            return run_tokens(self.trace.recording, self.strategy, tokens, kept, None if visible.all() else visible)
+            kept, visible = padded_rows(self.layout, keep, longest)  # [n, K]
+            masked = visible if min(counts) < longest else None
+            return run_tokens(self.trace.recording, self.strategy, tokens, kept, masked)
 
     def _painted(self, images: Tensor, keep: Tensor) -> Tensor:
         """Return images [n, 3, H, W] whose patches outside `keep` are imputed or painted over."""

@@ -180,14 +180,13 @@ def kept_rows(layout: Layout, keep: Tensor) -> Tensor:
     return layout.pad_patches(keep, True).nonzero()[:, 1].reshape(len(keep), -1)
 
 
-def padded_rows(layout: Layout, keep: Tensor) -> tuple[Tensor | None, Tensor]:
+def padded_rows(layout: Layout, keep: Tensor, longest: int) -> tuple[Tensor | None, Tensor]:
     """Return the rows [n, K] of the kept patches and of all other tokens, and which of them are visible, bool [n, K].
 
-    `keep` is bool [n, patches], with any number in each; K is as many as the longest needs. In shorter ones patches
-    that are not kept follow, and are not visible. None: all tokens are run, in their own order.
+    `keep` is bool [n, patches], with any number in each; `longest` is the largest of them, and K as many as it needs.
+    In shorter ones patches that are not kept follow, and are not visible. None: all tokens are run, in their own order.
     """
     visible = layout.pad_patches(keep, True)  # [n, N], in the order of the tokens
-    longest = int(keep.sum(1).max())
     if longest == layout.patches:
         return None, visible
     patches = visible[:, layout.patch_slice]
@@ -235,7 +234,7 @@ def _pads_correctly(recording: Recording, strategy: DropStrategy) -> bool:
             keep = torch.zeros(2, layout.patches, dtype=torch.bool, device=tokens.device)
             for variant, count in zip(keep, counts, strict=True):
                 variant[-count:] = True
-            together = run_tokens(recording, strategy, tokens, *padded_rows(layout, keep))
+            together = run_tokens(recording, strategy, tokens, *padded_rows(layout, keep, counts[0]))
             for index in range(2):
                 alone = kept_rows(layout, keep[index : index + 1])
                 rows = None if alone.shape[1] == layout.tokens else alone

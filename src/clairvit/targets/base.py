@@ -20,7 +20,7 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.activation import Activation, log_probabilities, probabilities
 from clairvit.models.model import Model, extract_scores
-from clairvit.numerics import widened
+from clairvit.numerics import to_device, widened
 
 Function = Callable[[Tensor], Tensor]  # scores [B, C] -> [B]
 ClassWeights = tuple[tuple[int, float], ...]  # (class, weight): the score is Σ weight · score[class]
@@ -300,6 +300,6 @@ def _weighted_sum(rows: Sequence[ClassWeights], scores: Tensor) -> Tensor:
     """
     width = max(len(row) for row in rows)
     padded = [(*row, *(((0, 0.0),) * (width - len(row)))) for row in rows]
-    index = torch.tensor([[c for c, _ in row] for row in padded], device=scores.device)
-    weight = torch.tensor([[w for _, w in row] for row in padded], device=scores.device, dtype=scores.dtype)
+    index = to_device([[c for c, _ in row] for row in padded], scores.device)
+    weight = to_device([[w for _, w in row] for row in padded], scores.device, scores.dtype)
     return (scores.gather(1, index) * weight).sum(1)
