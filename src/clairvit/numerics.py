@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -67,6 +68,22 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Return whether Triton, which kernels are written in, is installed."""
+    return find_spec("triton") is not None
+
+
+def same_rows(matrix: Tensor, dim: int = 0) -> bool:
+    """Return whether all entries along an axis are equal; taken for granted while CUDA captures, when none can be read.
+
+    Whoever captures compares the result with an ordinary run, in which this was checked.
+    """
+    if matrix.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    return torch.equal(matrix, matrix.narrow(dim, 0, 1).expand_as(matrix))
 
 
 def min_max(values: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:

@@ -62,7 +62,7 @@ def test_no_graph_is_used_on_a_cpu() -> None:
         (["random"], False),  # no passes to capture
         (["lime"], False),
         (["genatt", "smoothgrad"], False),  # random draws, and passes of its own
-        (["alti"], False),  # its log of operations is read on the way
+        (["alti", "globenc"], True),
     ],
 )
 def test_which_methods_can_be_captured(methods: list[str], capturable: bool) -> None:
@@ -120,10 +120,10 @@ def test_class_indices_on_the_device_give_the_scores_and_gradients_of_the_target
 def test_packed_tensors_are_copied_together() -> None:
     tensors = [torch.rand(2, 3), torch.rand(4), torch.tensor([[True], [False]]), torch.rand(2, 2).T]
     packed = PackedTensors([*tensors, tensors[0]])
-    copy = packed.copied()
-    for tensor in tensors:
-        assert torch.equal(copy(tensor), tensor)
-        assert copy(tensor).data_ptr() != tensor.data_ptr()
+    for copies in (packed.copied(), packed.copied_to_host()):
+        for tensor in tensors:
+            assert torch.equal(copies[id(tensor)], tensor)
+            assert copies[id(tensor)].data_ptr() != tensor.data_ptr()
 
 
 def test_the_state_of_a_module_changes_with_what_a_graph_depends_on() -> None:
@@ -154,7 +154,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
 
     def capture(asked: PassesRequest, target: Any, results: Any) -> Any:
         graph = SimpleNamespace(memory=1, pixels=asked.pixels, state=module_state(asked.model.module))
-        graph.replay = lambda _: SimpleNamespace(number=len(made), results={}, recording=None)
+        graph.replay = lambda _: SimpleNamespace(number=len(made), results={}, checks=[], recording=None)
         made.append(graph)
         return graph
 
@@ -235,6 +235,7 @@ def _random_images(seed: int, dtype: torch.dtype) -> Tensor:
 
 
 METHODS = ["rollout", "genatt", "gmar-l1", "gmar-l2", "tokentm", "legrad", "fullgrad", "attnlrp+plus", "random"]
+METHODS += ["globenc", "alti", "attin"]
 
 
 @pytest.mark.cuda

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -24,6 +18,7 @@ from clairvit.tracing.attention_reductions import (
 )
 from helpers.attention_calls import attention_call, kernel_cases, largest_excess
 from helpers.rounding import assert_same
+from helpers.triton_interpreter import interpreted_lines
 
 THREE_ROWS = 3 * 2 * 3 * 37 * 8  # bytes of three rows of A in float64: tiles of the smallest size, 16 rows
 
@@ -92,18 +87,7 @@ def test_kernels_are_for_fused_attention_on_cuda() -> None:
 
 
 def test_kernels_in_the_interpreter() -> None:
-    """The kernels' arithmetic on the CPU, in a process of its own: Triton reads the variable when it is imported."""
-    if find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    tests = Path(__file__).parent.parent
-    path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    code = "from helpers.attention_calls import print_kernel_cases; print_kernel_cases()"
-    output = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert output.returncode == 0, output.stderr
-    lines = output.stdout.splitlines()
+    lines = interpreted_lines("helpers.attention_calls", "print_kernel_cases")
     assert len(lines) == len(kernel_cases("cpu"))
     assert [line for line in lines if not line.endswith("ok")] == []
 

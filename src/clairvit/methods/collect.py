@@ -36,16 +36,21 @@ def collect(
     seconds: float,
     weights_hash: str,
     *,
+    checks: Sequence[MapChecks],
+    on_host: Callable[[Tensor], Tensor] = Tensor.cpu,
     skip: bool,
 ) -> Comparison:
-    """Return an explanation per method; one that does not fit the model is raised, or with `skip` left out."""
+    """Return an explanation per method; one that does not fit the model is raised, or with `skip` left out.
+
+    `checks` are those of the maps of all results, `on_host` returns a tensor's copy on the CPU.
+    """
     comparison = Comparison()
     comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
-    common = _common_fields(model, batch, recording, targets, seed, weights_hash)
+    common = _common_fields(model, batch, recording, targets, seed, weights_hash, on_host)
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
     shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
-    unmoved = _listed_once(results)
-    properties = _map_properties({text: [result.maps for result in group] for text, group in results.items()})
+    unmoved = _listed_once(results, on_host)
+    properties = {text: found for check in checks for text, found in check.read(on_host).items()}
     for spec in specs:
         runs = results[spec.text]
         error = next((result.error for result in runs if result.error is not None), None)
@@ -56,13 +61,13 @@ def collect(
             continue
         checked = properties[spec.text]
         marks = [is_unmoved for result in runs for is_unmoved in unmoved(result.unmoved)]
-        notes = _checked_notes(spec, runs, checked, marks, common.names, len(recording.inputs))
+        notes = _checked_notes(spec, runs, checked, marks, common.names, len(recording.inputs), on_host)
         has_layers = all(result.layers is not None for result in runs)
         own_seconds = sum(result.seconds for result in runs)
         passes = sum((result.own_cost for result in runs), Cost(1, len(targets) * spec.backwards))
         comparison[spec.text] = replace(
             common,
-            maps=checked.maps,
+            maps=_joined_maps([result.maps for result in runs]),
             method=spec.text,
             # Heads that are mixed after the softmax (CaiT) can make even an attention map negative.
             signed=(spec.method.signed and not spec.relu) or any(checked.negative),
@@ -80,13 +85,19 @@ def collect(
 
 
 def _common_fields(
-    model: Model, batch: Batch, recording: Recording, targets: Sequence[TargetBatch], seed: int, weights_hash: str
+    model: Model,
+    batch: Batch,
+    recording: Recording,
+    targets: Sequence[TargetBatch],
+    seed: int,
+    weights_hash: str,
+    on_host: Callable[[Tensor], Tensor],
 ) -> Explanation:
     """Return an explanation without maps that holds what all methods share; rows are images within targets."""
     count = len(targets)
     logits = recording.logits.detach().repeat(count, 1)
     classes = tuple(index for target in targets for index in target.classes)
-    probabilities = model.probabilities(logits)
+    probabilities = model.probabilities(on_host(recording.logits).detach().repeat(count, 1))
     return Explanation(
         maps=logits.new_empty(0),
         method="",
@@ -112,7 +123,7 @@ def _common_fields(
 
 
 def _class_probabilities(probabilities: Tensor | None, classes: Sequence[int | None]) -> tuple[float | None, ...]:
-    """Return the probability of each row's class, in one transfer; None where there is no class or no probability."""
+    """Return the probability of each row's class; None where there is no class or no probability."""
     if probabilities is None:
         return (None,) * len(classes)
     rows = [row for row, index in enumerate(classes) if index is not None]
@@ -121,30 +132,42 @@ def _class_probabilities(probabilities: Tensor | None, classes: Sequence[int | N
 
 
 @dataclass(frozen=True, eq=False)
-class _MapProperties:
-    """The maps of one method, and for each of the B maps what a warning depends on."""
+class MapProperties:
+    """What a warning depends on, for each of the B maps of one method."""
 
-    maps: Tensor  # [B, rows, cols]
     finite: list[bool]
     nonzero: list[bool]
     negative: list[bool]
     varying: list[bool]
 
 
-def _map_properties(maps_by_method: dict[str, list[Tensor | None]]) -> dict[str, _MapProperties]:
-    """Return the properties of each method's maps; those of one shape are read together, in one GPU transfer."""
+@dataclass(frozen=True, eq=False)
+class MapChecks:
+    """The properties of maps of one shape on their device, where they can be computed without waiting for it."""
+
+    texts: tuple[str, ...]  # of the methods
+    answers: Tensor  # bool [methods, 4, B]
+
+    def read(self, on_host: Callable[[Tensor], Tensor]) -> dict[str, MapProperties]:
+        """Return the properties of each method's maps, in one transfer."""
+        answers = on_host(self.answers).tolist()
+        return {text: MapProperties(*lists) for text, lists in zip(self.texts, answers, strict=True)}
+
+
+def check_maps(results: dict[str, list[Result]]) -> list[MapChecks]:
+    """Return the checks of all maps; those of one shape are made together."""
     stored = {
-        text: torch.cat([_stored(part) for part in maps])
-        for text, maps in maps_by_method.items()
-        if all(part is not None for part in maps)
+        text: _joined_maps([result.maps for result in group])
+        for text, group in results.items()
+        if all(result.maps is not None for result in group)
     }
-    properties: dict[str, _MapProperties] = {}
-    for kind in {(maps.shape, maps.dtype, maps.device) for maps in stored.values()}:
+    checks = []
+    for kind in {(maps.shape, maps.dtype, maps.device): None for maps in stored.values()}:
         texts = [text for text, maps in stored.items() if (maps.shape, maps.dtype, maps.device) == kind]
         flat = torch.stack([stored[text] for text in texts]).flatten(2)  # [methods, B, n]
-        answers = torch.stack([flat.isfinite().all(2), flat.any(2), (flat < 0).any(2), varies(flat)], 1).tolist()
-        properties |= {text: _MapProperties(stored[text], *answer) for text, answer in zip(texts, answers, strict=True)}
-    return properties
+        answers = torch.stack([flat.isfinite().all(2), flat.any(2), (flat < 0).any(2), varies(flat)], 1)
+        checks.append(MapChecks(tuple(texts), answers))
+    return checks
 
 
 def varies(maps: Tensor) -> Tensor:
@@ -160,10 +183,11 @@ def varies(maps: Tensor) -> Tensor:
 def _checked_notes(
     spec: MethodSpec,
     runs: Sequence[Result],
-    checked: _MapProperties,
+    checked: MapProperties,
     unmoved: Sequence[bool],
     names: Sequence[str],
     layers: int,
+    on_host: Callable[[Tensor], Tensor],
 ) -> tuple[str, ...]:
     """Return the notes of a method's maps; raise for NaN, warn of maps that are zero or constant."""
     broken = [name for name, finite in zip(names, checked.finite, strict=True) if not finite]
@@ -172,37 +196,38 @@ def _checked_notes(
             f"'{spec.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. "
             "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
         )
-    notes = (*(spec.notes(layers) if layers else ()), *(note for result in runs for note in result.note_texts()))
+    own_notes = (note for result in runs for note in result.note_texts(on_host))
+    notes = (*(spec.notes(layers) if layers else ()), *own_notes)
     warned = _empty_map_warnings(spec, checked, unmoved, names)
     for note in warned:
         warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
     return (*notes, *warned)
 
 
-def _listed_once(results: dict[str, list[Result]]) -> Callable[[Sequence[bool] | Tensor], Sequence[bool]]:
-    """Return a function that lists marks; those on a device are read together, in one transfer."""
+def _listed_once(
+    results: dict[str, list[Result]], on_host: Callable[[Tensor], Tensor]
+) -> Callable[[Sequence[bool] | Tensor], Sequence[bool]]:
+    """Return a function that lists marks; those on a device, which methods share, are read once."""
     tensors = {id(r.unmoved): r.unmoved for group in results.values() for r in group if isinstance(r.unmoved, Tensor)}
-    lists = torch.stack(list(tensors.values())).tolist() if tensors else []
-    by_id = dict(zip(tensors, lists, strict=True))
+    by_id = {key: on_host(marks).tolist() for key, marks in tensors.items()}
     return lambda marks: by_id[id(marks)] if isinstance(marks, Tensor) else marks
 
 
 def _empty_map_warnings(
-    spec: MethodSpec, checked: _MapProperties, unmoved: Sequence[bool], names: Sequence[str]
+    spec: MethodSpec, checked: MapProperties, unmoved: Sequence[bool], names: Sequence[str]
 ) -> list[str]:
     """Return a sentence for maps that do not depend on the target, that are zero, and that are constant."""
     rows = list(zip(names, checked.nonzero, checked.varying, unmoved, strict=True))
     independent = [name for name, _, _, is_unmoved in rows if is_unmoved]
     zero = [name for name, nonzero, _, is_unmoved in rows if not (nonzero or is_unmoved)]
     constant = [name for name, nonzero, varying, is_unmoved in rows if nonzero and not (varying or is_unmoved)]
-    reason = "no gradient reaches the tokens (a head of zeros?)"
-    if spec.method.family == "perturbation" or not spec.cost.backwards:
-        reason = "the score stays the same whatever is removed (a head of zeros? an image of one colour?)"
     warned = []
     if independent:
-        warned.append(f"{spec.text}: the map of {', '.join(independent)} does not depend on the target: {reason}")
+        which = ", ".join(independent)
+        warned.append(f"{spec.text}: the map of {which} does not depend on the target: {_unmoved_reason(spec)}")
     if zero:
-        why = spec.method.caveats.zero_reason or (reason if spec.method.class_specific else "nothing to show")
+        why = spec.method.caveats.zero_reason
+        why = why or (_unmoved_reason(spec) if spec.method.class_specific else "nothing to show")
         if spec.relu:
             why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
         warned.append(f"{spec.text}: the map of {', '.join(zero)} is zero everywhere: {why}")
@@ -212,6 +237,19 @@ def _empty_map_warnings(
             "about places"
         )
     return warned
+
+
+def _unmoved_reason(spec: MethodSpec) -> str:
+    """Return why a map may not depend on the target."""
+    if spec.method.family == "perturbation" or not spec.cost.backwards:
+        return "the score stays the same whatever is removed (a head of zeros? an image of one colour?)"
+    return "no gradient reaches the tokens (a head of zeros?)"
+
+
+def _joined_maps(parts: Sequence[Tensor | None]) -> Tensor:
+    """Return the maps of all targets, as they are stored."""
+    stored = [_stored(part) for part in parts]
+    return stored[0] if len(stored) == 1 else torch.cat(stored)
 
 
 def _stored_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
 from clairvit.data.hashing import checksums, state_hash
+from clairvit.methods.collect import MapChecks, check_maps
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all, singles
@@ -38,7 +39,6 @@ from clairvit.targets.base import TargetBatch, class_agnostic_target, score_valu
 from clairvit.targets.class_ import find_class
 from clairvit.tracing.attention_reductions import is_large
 from clairvit.tracing.capture_plan import fingerprint
-from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recording import Recording
 
 EAGER_RUNS = 2  # batches before a capture: the first inspects the model, the second runs by its plan
@@ -103,7 +103,7 @@ def _is_capturable(spec: MethodSpec) -> bool:
     if spec.method.family == "baseline":
         return True
     reads_passes = spec.aggregation is not None or spec.passes == "backward"
-    return reads_passes and spec.own_cost() == Cost() and OpLog not in spec.requires.recorders
+    return reads_passes and spec.own_cost() == Cost()
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +120,12 @@ class ClassIndexTarget(TargetBatch):
 
 @dataclass(frozen=True, eq=False)
 class ReplayResult:
-    """What a replay gave: scores, one result per method and target, and the weights that they are of."""
+    """What a replay gave: scores, one result per method and target, their checks, and the weights that they are of."""
 
     recording: Recording
     results: Results
+    checks: list[MapChecks]
+    on_host: Callable[[Tensor], Tensor]  # the copy of a tensor on the CPU; waits for the GPU
     weights_hash: Callable[[], str]  # waits for the GPU
 
 
@@ -137,13 +139,23 @@ class PackedTensors:
         self._groups = list(by_dtype.values())
         self._packed = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in self._groups]
 
-    def copied(self) -> Callable[[Tensor], Tensor]:
-        """Return a function of a tensor to its copy, made now."""
-        copies: dict[int, Tensor] = {}
-        for group, packed in zip(self._groups, self._packed, strict=True):
-            parts = torch.split(packed.clone(), [tensor.numel() for tensor in group])
-            copies |= {id(tensor): part.view(tensor.shape) for tensor, part in zip(group, parts, strict=True)}
-        return lambda tensor: copies[id(tensor)]
+    def copied(self) -> dict[int, Tensor]:
+        """Return the copy of each tensor, made now, by the id of the tensor."""
+        return self._unpacked([packed.clone() for packed in self._packed])
+
+    def copied_to_host(self) -> dict[int, Tensor]:
+        """Return the copy of each tensor on the CPU, by the id of the tensor: complete when the GPU is done with it."""
+        hosts = [torch.empty(packed.shape, dtype=packed.dtype, pin_memory=packed.is_cuda) for packed in self._packed]
+        for host, packed in zip(hosts, self._packed, strict=True):
+            host.copy_(packed, non_blocking=True)
+        return self._unpacked(hosts)
+
+    def _unpacked(self, copies: Sequence[Tensor]) -> dict[int, Tensor]:
+        unpacked: dict[int, Tensor] = {}
+        for group, packed in zip(self._groups, copies, strict=True):
+            parts = torch.split(packed, [tensor.numel() for tensor in group])
+            unpacked |= {id(tensor): part.view(tensor.shape) for tensor, part in zip(group, parts, strict=True)}
+        return unpacked
 
 
 @dataclass(eq=False)
@@ -155,8 +167,10 @@ class PassesGraph:
     index: Tensor  # the class of each image, [B, 1]
     logits: Tensor
     results: Results
+    checks: list[MapChecks]
     checksums: Tensor  # of the module's tensors, computed with the passes
     outputs: PackedTensors  # all of these, packed
+    numbers: PackedTensors  # those that the host reads
     recording: Callable[..., Recording]  # of a model, pixels and logits; without activations
     state: Hashable  # of the module
     weights: list[Tensor]  # keeps what the graph reads at its addresses
@@ -175,17 +189,29 @@ class PassesGraph:
             if request.label is not None:
                 self.index.fill_(find_class(request.label, request.model.labels, self.logits.shape[-1]))
             self.graph.replay()
-            copy = self.outputs.copied()
-            self.copy_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.copy_done.record()
+            copies, hosts = self.outputs.copied(), self.numbers.copied_to_host()
+            done = self.copy_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        host_copies = {id(copies[key]): (copies[key], host) for key, host in hosts.items()}  # ids of living tensors
+
+        def on_host(tensor: Tensor) -> Tensor:
+            done.synchronize()
+            return host_copies[id(tensor)][1] if id(tensor) in host_copies else tensor.cpu()
+
+        def copy(tensor: Tensor) -> Tensor:
+            return copies[id(tensor)]
+
         recording = self.recording(model=request.model, pixels=request.pixels, logits=copy(self.logits))
         results = {text: [_copied(result, copy) for result in group] for text, group in self.results.items()}
+        checks = [replace(check, answers=copy(check.answers)) for check in self.checks]
         sums = copy(self.checksums)
-        return ReplayResult(recording, results, lambda: self.hash_of(request.model.module, sums))
+        return ReplayResult(
+            recording, results, checks, on_host, lambda: self.hash_of(request.model.module, on_host(sums))
+        )
 
     def hash_of(self, module: nn.Module, sums: Tensor) -> str:
         """Return the hash of the weights: the known one if the tensors have the same checksums."""
-        values = sums.cpu().numpy().tobytes()
+        values = sums.numpy().tobytes()
         if self.weights_hash is None or self.weights_hash[0] != values:
             self.weights_hash = values, state_hash(module)
         return self.weights_hash[1]
@@ -217,7 +243,9 @@ class GraphCache:
         before.record()
         replayed = graph.replay(request)  # the GPU is at work while the host compares
         if module_state(request.model.module) == graph.state:
-            replayed.results.update(_baseline_results(request, replayed.recording, before))
+            baselines = _baseline_results(request, replayed.recording, before)
+            replayed.results.update(baselines)
+            replayed.checks.extend(check_maps(baselines))
             return replayed
         with self._lock:
             self._graphs.pop(request.key, None)
@@ -327,8 +355,10 @@ def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool:
         if request.label is None:
             index.copy_(logits.argmax(-1, keepdim=True))
         results = run_all(request.captured_specs, recording, [on_device], seed=request.seed, layers=request.layers)
-        sums = checksums(weights)
-        outputs = PackedTensors([logits, sums, *(t for group in results.values() for r in group for t in _parts(r))])
+        sums, checks = checksums(weights), check_maps(results)
+        read = [logits, sums, *(check.answers for check in checks), *_read_by_host(results)]
+        outputs = PackedTensors([*read, *(t for group in results.values() for r in group for t in _parts(r))])
+        numbers = PackedTensors(read)
     light = functools.partial(
         Recording,
         structure=recording.structure,
@@ -345,14 +375,30 @@ def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool:
         backwards=recording.backwards,
     )
     return PassesGraph(
-        graph, pixels, index, logits, results, sums, outputs, light, state, weights, tuple(request.specs)
+        graph,
+        pixels,
+        index,
+        logits,
+        results,
+        checks,
+        sums,
+        outputs,
+        numbers,
+        light,
+        state,
+        weights,
+        tuple(request.specs),
     )
 
 
 def _release(pool: Any, device: torch.device) -> None:
     """Free the memory of a capture that failed: torch frees that of a finished one."""
-    torch._C._cuda_endAllocateToPool(device.index, pool)
-    torch._C._cuda_releasePool(device.index, pool)
+    try:
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    except RuntimeError:  # torch has ended the capture itself, and its memory goes with the graph
+        pass
+    else:
+        torch._C._cuda_releasePool(device.index, pool)
     torch.cuda.empty_cache()
 
 
@@ -386,6 +432,13 @@ def _parts(result: Result) -> list[Tensor]:
     """Return the tensors of a result."""
     tensors = [value for value in vars(result).values() if isinstance(value, Tensor)]
     return [*tensors, *(note.numbers for note in result.number_notes)]
+
+
+def _read_by_host(results: Results) -> list[Tensor]:
+    """Return the small tensors that explanations are made of beside the maps."""
+    found = [result for group in results.values() for result in group]
+    marks = [result.unmoved for result in found if isinstance(result.unmoved, Tensor)]
+    return [*marks, *(note.numbers for result in found for note in result.number_notes)]
 
 
 def _copied(result: Result, copy: Callable[[Tensor], Tensor]) -> Result:

@@ -18,6 +18,7 @@ from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
+from clairvit.numerics import has_triton, widened
 from clairvit.tracing.block_decomposition import Vectors
 from clairvit.tracing.decompx import Sharing, shares
 from clairvit.tracing.recorders.op_log import OpLog
@@ -153,17 +154,28 @@ def token_transformation(
     A and relu(G) are averaged over heads before they are multiplied, `head_stage="post"` averages their product. The
     authors' code could not be read: this is METHODS 2.10, after a third party's version.
     """
-    x, x_mid, x_out = layer.x, layer[PostAttentionResidual], _block_output(layer)
-    W_attn = layer.once_per_layer(("W_attn", necc), lambda: transformation_weights(x, x_mid, necc))  # [B, N]
-    W_mlp = layer.once_per_layer(("W_mlp", necc), lambda: transformation_weights(x_mid, x_out, necc))  # [B, N]
+    W_attn = layer.once_per_layer(("W_attn", necc), lambda: _attention_weights(layer, necc))  # [B, N]
+    W_mlp = layer.once_per_layer(("W_mlp", necc), lambda: _mlp_weights(layer, necc))  # [B, N]
     if head_stage == "post":
         AG = mean_of_heads(layer.A * layer.G.clamp(min=0))  # not relu(A·G): mixed heads (CaiT) have negative A
     else:
         AG = layer.A_mean * layer.weighted("G+")
     matrix = AG * W_attn[:, None]  # [B, rows, N]
-    matrix[:, torch.arange(len(layer.rows), device=x.device), layer.rows] += 1
+    matrix[:, torch.arange(len(layer.rows), device=matrix.device), layer.rows] += 1
     matrix = matrix * (1 + W_mlp[:, layer.rows, None])
-    return matrix * vector_norm(x, dim=-1)[:, None] if start == "length" and layer.index == 0 else matrix
+    if start == "one":
+        return matrix
+    return matrix * layer.at_first_layer(lambda first: vector_norm(first.x, dim=-1), otherwise=1.0)[:, None]
+
+
+def _attention_weights(layer: LayerView, necc: str) -> Tensor:
+    """Return W of the tokens before and after attention, [B, N]."""
+    return transformation_weights(layer.x, layer[PostAttentionResidual], necc)
+
+
+def _mlp_weights(layer: LayerView, necc: str) -> Tensor:
+    """Return W of the tokens before and after the MLP, [B, N]."""
+    return transformation_weights(layer[PostAttentionResidual], _block_output(layer), necc)
 
 
 def transformation_weights(before: Tensor, after: Tensor, necc: str) -> Tensor:
@@ -220,16 +232,24 @@ def linear_decomposition(layer: LayerView, level: TokenLevel = "token", bias: Sh
     return (added * weights).sum(-1).T  # [B, N]
 
 
-# Norms of T_ij = r_i (s_i sum_h A_ij^h f_j^h + delta_ij x_i) without storing all N × N vectors: L2 norms come from the
-# Gram matrices [H, H] of each token's f; L1 has no such form and goes through the rows in pieces.
+# Norms of T_ij = r_i (s_i sum_h A_ij^h f_j^h + delta_ij x_i) without storing all N × N vectors: a Triton kernel has
+# them in registers. Elsewhere L2 norms come from the Gram matrices [H, H] of each token's f; L1 has no such form and
+# goes through the rows in pieces.
 
 
 def contribution_norms(A: Tensor, vectors: Vectors, rows: Tensor, residual: float = 1.0) -> Tensor:
-    """Return ||T_ij||_2 [B, rows, N] for A [B, H, rows, N], with the residual taken `residual` times.
+    """Return ||T_ij||_2 [B, rows, N] for A [B, H, rows, N], with the residual taken `residual` times."""
+    if _kernel_applies(A, vectors):
+        return _distances_by_kernel(A, vectors, rows, None, 2, residual)
+    return _norms_by_gram_matrices(A, vectors, rows, residual)
+
+
+def _norms_by_gram_matrices(A: Tensor, vectors: Vectors, rows: Tensor, residual: float) -> Tensor:
+    """Return ||T_ij||_2 [B, rows, N].
 
     ||sum_h A_ij^h f_j^h||² = sum_{h,h'} A_ij^h A_ij^h' <f_j^h, f_j^h'>; the residual only changes i = j.
     """
-    f = vectors.f.transpose(1, 2)  # [B, N, H, d]
+    f = widened(vectors.f).transpose(1, 2)  # [B, N, H, d]
     gram = f @ f.transpose(-2, -1)  # [B, N, H, H]
     A_by_key = A.permute(0, 3, 2, 1)  # [B, N, rows, H]
     squares = ((A_by_key @ gram) * A_by_key).sum(-1).transpose(1, 2)  # [B, rows, N]
@@ -246,15 +266,22 @@ def contribution_norms(A: Tensor, vectors: Vectors, rows: Tensor, residual: floa
 def head_norms(A: Tensor, vectors: Vectors, rows: Tensor) -> Tensor:
     """Return ||A_ij^h f_j^h||_2 of each head, [B, H, rows, N]."""
     scale = (vectors.spread * vectors.scale)[:, rows]  # [B, rows, 1]
-    f_norms: Tensor = vector_norm(vectors.f, dim=-1)  # [B, H, N]
+    f_norms: Tensor = vector_norm(widened(vectors.f), dim=-1)  # [B, H, N]
     return A.abs() * f_norms[:, :, None] * scale[:, None]
 
 
 def distances(A: Tensor, vectors: Vectors, rows: Tensor, y: Tensor, p: int) -> Tensor:
-    """Return ||y_i - T_ij||_p [B, rows, N] for y [B, N, d], one image and a few rows at a time."""
+    """Return ||y_i - T_ij||_p [B, rows, N] for y [B, N, d]."""
+    if _kernel_applies(A, vectors):
+        return _distances_by_kernel(A, vectors, rows, y, p)
+    return _distances_in_pieces(A, vectors, rows, y, p)
+
+
+def _distances_in_pieces(A: Tensor, vectors: Vectors, rows: Tensor, y: Tensor, p: int) -> Tensor:
+    """Return ||y_i - T_ij||_p [B, rows, N], one image and a few rows at a time."""
     scale = (vectors.spread * vectors.scale)[:, None, rows]  # [B, 1, rows, 1]
     A_by_key = (A * scale).permute(0, 3, 2, 1)  # [B, N, rows, H]
-    f, x = vectors.f.transpose(1, 2), vectors.x * vectors.scale  # [B, N, H, d], [B, N, d]
+    f, x = widened(vectors.f).transpose(1, 2), vectors.x * vectors.scale  # [B, N, H, d], [B, N, d]
     norms = A.new_empty(len(A), len(rows), vectors.x.shape[1])
     size = max(1, (NUMBERS_AT_ONCE_ON_GPU if A.is_cuda else NUMBERS_AT_ONCE) // vectors.x[0].numel())
     for image in range(len(A)):
@@ -268,11 +295,27 @@ def distances(A: Tensor, vectors: Vectors, rows: Tensor, y: Tensor, p: int) -> T
     return norms
 
 
+def _kernel_applies(A: Tensor, vectors: Vectors) -> bool:
+    """Return whether the Triton kernel can compute norms: on CUDA, in float32 or half precision."""
+    return A.is_cuda and A.dtype == torch.float32 and vectors.f.dtype.itemsize <= 4 and has_triton()
+
+
+def _distances_by_kernel(
+    A: Tensor, vectors: Vectors, rows: Tensor, y: Tensor | None, p: int, residual: float = 1.0
+) -> Tensor:
+    """Return ||y_i - T_ij||_p [B, rows, N], with the residual taken `residual` times; y = 0 where it is None."""
+    from clairvit.methods import decomposition_kernels
+
+    scale = (vectors.spread * vectors.scale)[:, None, rows]  # [B, 1, rows, 1]
+    x = vectors.x * (residual * vectors.scale) if residual else None
+    y_rows = None if y is None else y[:, rows]
+    return decomposition_kernels.distances(A * scale, vectors.f, x, y_rows, rows, p)
+
+
 def normalised_rows(closeness: Tensor, rows: Tensor) -> Tensor:
     """Return [B, rows, N] with rows that add up to 1; a row of zeros becomes a row of the identity."""
     total = closeness.sum(-1, keepdim=True)
-    identity = torch.zeros_like(closeness)
-    identity[:, torch.arange(len(rows), device=rows.device), rows] = 1
+    identity = (rows[:, None] == torch.arange(closeness.shape[-1], device=rows.device)).to(closeness.dtype)
     return torch.where(total > 0, closeness / torch.where(total > 0, total, 1), identity)
 
 

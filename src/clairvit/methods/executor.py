@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -60,9 +60,9 @@ class Result:
     chosen: Tensor | None = None  # bool [B, rows, cols]
     score: str | None = None  # the kind of score it explained, if another than the target's
 
-    def note_texts(self) -> list[str]:
-        """Return all notes; those made of numbers wait for the device."""
-        return [*self.notes, *(text for note in self.number_notes for text in note.read())]
+    def note_texts(self, on_host: Callable[[Tensor], Tensor] = Tensor.cpu) -> list[str]:
+        """Return all notes; those made of numbers wait for the device, from which `on_host` copies them."""
+        return [*self.notes, *(text for note in self.number_notes for text in note.read(on_host))]
 
 
 def run(

@@ -15,7 +15,7 @@ from torch import Tensor
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
-from clairvit.methods.collect import collect
+from clairvit.methods.collect import check_maps, collect
 from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest
 from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
@@ -389,7 +389,8 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
         weights_hash = state_hash(model.module)
     else:
         recording, weights_hash = replayed.recording, replayed.weights_hash()
-    resolved = _resolve_targets(request, recording.logits.detach())
+    on_host = Tensor.cpu if replayed is None else replayed.on_host
+    resolved = _resolve_targets(request, recording.logits.detach() if replayed is None else on_host(recording.logits))
     agnostic = request.once and not any(spec.method.class_specific for spec in specs)
     goals = resolved[:1] if agnostic else resolved
     heads = {spec.text: head_variants(spec, recording) for spec in specs} if request.by_head else {}
@@ -399,11 +400,23 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
         results = run_all(runs, recording, goals, seed=request.seed, layers=request.layers or request.by_head)
         if passes is not None:
             GRAPHS.count(passes, goals[0], recording, results)
+        checks = check_maps(results)
     else:
-        results = replayed.results
+        results, checks = replayed.results, replayed.checks
     seconds = time.perf_counter() - started
     comparison = collect(
-        model, batch, recording, specs, goals, results, request.seed, seconds, weights_hash, skip=request.skip
+        model,
+        batch,
+        recording,
+        specs,
+        goals,
+        results,
+        request.seed,
+        seconds,
+        weights_hash,
+        checks=checks,
+        on_host=on_host,
+        skip=request.skip,
     )
     _add_regions(request, batch.pixels, comparison)
     for text, explanation in comparison.items():

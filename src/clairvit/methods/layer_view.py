@@ -323,6 +323,11 @@ class LayerView:
         output = self.trace.final_tokens if is_last else self.trace.layers[self.index + 1].tokens
         return None if output is None else widened(output)
 
+    def at_first_layer(self, value: Callable[[LayerView], Tensor], otherwise: float) -> Tensor:
+        """Return value(layer) of the model's first layer, [B, …], and a number in its shape for all others."""
+        tensor = value(self)
+        return tensor if self.index == 0 else torch.full_like(tensor, otherwise)
+
     def G_under(self, rules: str | RuleTable) -> Tensor:
         """Return G under the second rule table that the method requires, [B, H, rows, N]."""
         table = rule_table(rules)
@@ -438,17 +443,30 @@ class StackedLayers(LayerView):
     @property
     def A(self) -> Tensor:
         self._check_size()
-        return super().A
+        if not self._reads_members:
+            return super().A
+        return self.once("A", lambda: self.S.softmax(-1))
 
     @property
     def S(self) -> Tensor:
         self._check_size()
-        return super().S
+        if not self._reads_members:
+            return super().S
+        calls = [member.layer.between_tokens() for member in self.members]
+        return self.once("S", lambda: torch.cat([call.S(self._rows) for call in calls]))
 
     @property
     def G(self) -> Tensor:
         self._check_size()
-        return super().G
+        if not self._reads_members:
+            return super().G
+        layers = [member.layer for member in self.members]
+        return self.once("G", lambda: torch.cat([layer.between_tokens().G(layer.dO, self._rows) for layer in layers]))
+
+    @property
+    def _reads_members(self) -> bool:
+        """Whether it has some rows of fused calls: a few products are less work than joining all keys and values."""
+        return self._rows is not None and all(member.uses_kernels for member in self.members)
 
     def _check_size(self) -> None:
         """Raise NotStackable where a tensor [layers·B, H, N, N] would be too large."""
@@ -466,6 +484,27 @@ class StackedLayers(LayerView):
         return self.once_per_layer(
             "dx", lambda: widened(_joined_tokens([member.layer.tokens_gradient for member in self.members]))
         )
+
+    def __getitem__(self, recorder: type[Recorder]) -> Tensor:
+        def values() -> Tensor:
+            recorded = [member[recorder] for member in self.members]
+            if any(value.shape[:1] != (self.members[0].layer.attention.lead,) for value in recorded):
+                raise NotStackable  # not one value per image
+            return _joined_tokens(recorded)
+
+        return self.once_per_layer(("recorder", recorder), values)
+
+    def block_output(self) -> Tensor | None:
+        return _joined_tokens([member.block_output() for member in self.members])
+
+    def at_first_layer(self, value: Callable[[LayerView], Tensor], otherwise: float) -> Tensor:
+        tensor = value(self)
+        result = torch.full_like(tensor, otherwise)
+        parts = zip(self.members, result.chunk(self.layers), tensor.chunk(self.layers), strict=True)
+        for member, part, values in parts:
+            if member.index == 0:
+                part.copy_(values)
+        return result
 
     def tile(self, rows: Rows) -> LayerView:
         view = copy(self)
@@ -497,11 +536,10 @@ def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _joined_tokens(tensors: Sequence[Tensor | None]) -> Tensor:
-    """Return tensors of several layers as one batch; where one is missing, layers are shown one by one."""
-    batch = joined(tensors)
-    if batch is None:
+    """Return tensors of several layers as one batch; layers are shown one by one where one is missing, or differs."""
+    if any(tensor is None for tensor in tensors) or len({tensor.shape for tensor in tensors if tensor is not None}) > 1:
         raise NotStackable
-    return batch
+    return torch.cat([tensor for tensor in tensors if tensor is not None])
 
 
 def attention_bytes(call: AttentionCall) -> int:

@@ -12,7 +12,6 @@ registers (`attention_kernels.py`). Both give the sums of the whole matrices up 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -20,7 +19,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from clairvit.numerics import widened
+from clairvit.numerics import has_triton, widened
 from clairvit.tracing.attention_call import AttentionCall, Rows
 from clairvit.tracing.layer import gradient_at
 
@@ -188,14 +187,7 @@ def kernels_apply(call: AttentionCall) -> bool:
         return False
     if any(tensor.dtype.itemsize > 4 for tensor in (q, call.k, call.v)) or max(q.shape[-1], call.v.shape[-1]) > 128:
         return False
-    return _has_triton()
-
-
-@functools.cache
-def _has_triton() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("triton") is not None
+    return has_triton()
 
 
 def _plus_product(total: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
-from clairvit.numerics import widened
+from clairvit.numerics import same_rows, widened
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.capture import Capture
@@ -36,7 +36,7 @@ class Vectors:
     that the sum goes through.
     """
 
-    f: Tensor  # [B, H, N, d]
+    f: Tensor  # [B, H, N, d], in half precision where the model is and no norm follows
     x: Tensor  # [B, N, d]
     spread: Tensor  # [B, N, 1]
     scale: Tensor  # [B, N, 1]
@@ -129,24 +129,63 @@ class BlockDecomposition:
         f, x = self._added(value_bias), widened(self.recording.as_tokens(self.start))
         norms = self.norms(ln)
         for norm in norms:
-            f, x = norm.linear(f, spread=False), norm.linear(x, spread=False)
+            f, x = norm.linear(widened(f), spread=False), norm.linear(x, spread=False)
         return Vectors(f, x, self.spread, self._scale(norms))
 
     def _added(self, value_bias: bool) -> Tensor:
         """Return what each head's values add to x_mid, [B, H, N, d]; cached for all methods."""
         if value_bias not in self._cache:
-            self._cache[value_bias] = self._carried_heads(self.values(bias=value_bias))
+            added = self._carried_heads(self.values(bias=value_bias))  # [H, as x_mid]
+            self._cache[value_bias] = torch.func.vmap(self.recording.as_tokens)(added).transpose(0, 1)
         return self._cache[value_bias]
 
     def _carried_heads(self, v: Tensor) -> Tensor:
-        """Return what each head adds, [B, H, N, dh] -> [B, H, N, d]: one head at a time on the path from O to x_mid."""
-        heads = v.shape[1]
-        alone = torch.eye(heads, dtype=v.dtype, device=v.device)[:, None, :, None, None] * v  # [H, B, H, N, dh]
-        # The heads' form is a rearrangement, so its transpose restores the model's own shape.
-        heads_transpose = torch.func.vjp(self.call.heads, self.attended)[1]
-        placed = torch.func.vmap(lambda head: heads_transpose(head)[0])(alone)
-        added = propagate(self.to_sum, self.attended, placed, self.total, spread=False)  # [H, as x_mid]
-        return widened(torch.stack([self.recording.as_tokens(head) for head in added], 1))
+        """Return what each head adds, [B, H, N, dh] -> [H, as x_mid]: one head at a time on the path from O to x_mid.
+
+        Where the path begins with a linear layer (the output projection), each head meets its own columns alone.
+        """
+        projected = self._projected_heads(v)
+        if projected is not None:
+            at, heads = projected
+            output = self.to_sum[at].step.outputs[0]
+            return propagate(self.to_sum[at + 1 :], output, heads, self.total, spread=False)
+        alone = torch.eye(v.shape[1], dtype=v.dtype, device=v.device)[:, None, :, None, None] * v  # [H, B, H, N, dh]
+        placed = torch.func.vmap(self._as_attended)(alone)
+        return propagate(self.to_sum, self.attended, placed, self.total, spread=False)
+
+    def _as_attended(self, heads: Tensor) -> Tensor:
+        """Return [B, H, N, dh] as the model shapes O: the heads' form is a rearrangement, so this is its transpose."""
+        tensor: Tensor = torch.func.vjp(self.call.heads, self.attended.to(heads.dtype))[1](heads)[0]
+        return tensor
+
+    def _projected_heads(self, v: Tensor) -> tuple[int, Tensor] | None:
+        """Return the place of the linear layer at the beginning of the path to x_mid, and its output for each head.
+
+        [H, …, d]. None where there is none, or where a head is not the same columns of its input for every token.
+        """
+        at = next((i for i, link in enumerate(self.to_sum) if link.step.function not in ops.REARRANGEMENTS), None)
+        if at is None or self.to_sum[at].step.kind != ops.LINEAR:
+            return None
+        before, (linear_input,), step = self.to_sum[:at], self.to_sum[at].carriers, self.to_sum[at].step
+        heads, width = v.shape[1], v.shape[3]
+        if linear_input.shape[-1] != heads * width or linear_input.numel() != v.numel():
+            return None
+
+        def as_input(values: Tensor) -> Tensor:
+            """Return [B, H, N, dh] as rows of the layer's input, [rows, H·dh]."""
+            start = self._as_attended(values)
+            moved = propagate(before, self.attended, start, linear_input, stacked=False) if before else start
+            return moved.flatten(0, -2)
+
+        numbers = torch.arange(heads * width, dtype=torch.float32, device=v.device)  # of each head's each column
+        numbers = as_input(numbers.view(1, heads, 1, width).expand(v.shape))  # [rows, H·dh]
+        if not same_rows(numbers):
+            return None
+        columns = numbers[0].argsort().view(heads, width)
+        weight = ops.linear_arguments(step.args, step.kwargs)["weight"]  # [d, H·dh]
+        rows = as_input(v)[:, columns].transpose(0, 1)  # [H, rows, dh]
+        projected = rows @ weight[:, columns].permute(1, 2, 0)  # [H, rows, d]
+        return at, projected.view(heads, *linear_input.shape[:-1], -1)
 
     def norms(self, which: Norms) -> list[Norm]:
         """Return the norms that x_mid goes through.

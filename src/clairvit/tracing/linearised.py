@@ -168,14 +168,26 @@ def _frozen(link: PathStep, new: tuple[Tensor, ...], *, constant: bool, spread: 
 def _without_constants(link: PathStep, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     step = link.step
     fresh = dict(zip(map(id, link.carriers), new, strict=True))
+    if _passes_on(link, new[0]):
+        return (new[0],)
     if is_sum(step) or is_join(step):  # the other terms are constants: nothing is left of them
         others = {id(t): torch.zeros_like(t) for t in step.inputs if id(t) not in fresh}
         return rerun(step, others | fresh, number=0 if is_sum(step) else None)
     outputs = rerun(step, fresh)
     if step.function in ops.REARRANGEMENTS:
         return outputs
+    if step.kind == ops.MULTIPLY:  # by a constant: LayerScale
+        return outputs
     at_zero = rerun(step, {id(t): torch.zeros_like(t) for t in link.carriers})
-    return tuple(a - b if bool(b.any()) else a for a, b in zip(outputs, at_zero, strict=True))
+    return tuple(a - b for a, b in zip(outputs, at_zero, strict=True))
+
+
+def _passes_on(link: PathStep, new: Tensor) -> bool:
+    """Return whether a step is the sum of its one carrier and constants of that shape at most: the carrier passes."""
+    step = link.step
+    is_plain = step.kind in ops.SUMS and len(link.carriers) == 1 and "alpha" not in step.kwargs
+    out = step.outputs[0]
+    return is_plain and out.shape == link.carriers[0].shape and out.dtype == new.dtype
 
 
 def rerun(step: Step, fresh: dict[int, Tensor], number: float | None = None) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
-from clairvit.numerics import index_tensor
+from clairvit.numerics import index_tensor, same_rows
 from clairvit.tracing.autograd_errors import translate_autograd_errors
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear, LinearEdges
@@ -63,20 +63,10 @@ def _split(
     if residual is None:
         return None
     (at_linear,) = torch.autograd.grad(out, linear.output, cotangent, retain_graph=True)
-    if at_linear.ndim != 3 or not _same_at_all_tokens(at_linear):
+    if at_linear.ndim != 3 or not same_rows(at_linear, dim=1):
         return None
     at_hidden = at_linear[:, :1] @ linear.weight
     return [residual, linear.input], [cotangent, at_hidden.expand(-1, cotangent.shape[1], -1)]
-
-
-def _same_at_all_tokens(gradient: Tensor) -> bool:
-    """Return whether every token has the same gradient; taken for granted while CUDA captures, when none can be read.
-
-    Whoever captures compares the result with an ordinary run, in which this was checked.
-    """
-    if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
-        return True
-    return torch.equal(gradient, gradient[:, :1].expand_as(gradient))
 
 
 def _other_summand(node: Node, branch: Node) -> GradientEdge | None:
