@@ -78,16 +78,24 @@ def largest_excess(case: Case, device: str) -> float:
     heads_weights = torch.randn(batch, heads, generator=generator).to(device)
     matrices = [sums.weighted_heads(entry, heads_weights) for entry in ENTRIES]
     computed = [*sums.row_sums(ENTRIES), *sums.column_sums(weighted), *matrices]
+    chosen = torch.randperm(queries, generator=generator).to(device)
+    computed += [sums.row_entries("G", chosen), *([] if mask else [sums.row_entries("S", chosen[:3])])]
     A, G, terms = _float64_matrices(call, dO)
     values = {entry: entry_values(entry, A, G) for entry in ENTRIES}
     sizes = {entry: A if entry == "A" else terms if entry in ("G+", "|G|") else A * terms for entry in ENTRIES}
+    sizes["G²"] = 2 * terms.square()
     expected = [values[entry].sum(-1) for entry in ENTRIES]
     expected += [(w.double()[..., None] * values[entry]).sum((1, 2)) for entry, w in zip(places, weights, strict=True)]
     by_head = heads_weights.double()[:, :, None, None]
     expected += [(by_head * values[entry]).sum(1) for entry in ENTRIES]
+    assert call.q is not None
+    assert call.k is not None
+    q, k = call.q.double(), call.k.double().transpose(-2, -1)
+    expected += [G[:, :, chosen], *([] if mask else [call.scale * (q @ k)[:, :, chosen[:3]]])]
     size = [sizes[entry].sum(-1) for entry in ENTRIES]
     size += [(w.abs().double()[..., None] * sizes[entry]).sum((1, 2)) for entry, w in zip(places, weights, strict=True)]
     size += [(by_head.abs() * sizes[entry]).sum(1) for entry in ENTRIES]
+    size += [terms[:, :, chosen], *([] if mask else [call.scale * (q.abs() @ k.abs())[:, :, chosen[:3]]])]
     # An error d of a score changes its exponential by the factor exp(d): |S| · eps each.
     roundings = width + value_width + heads * queries + keys + 8 * (1 + float(_scores_size(call)))
     bound = torch.finfo(torch.float32).eps * roundings

@@ -40,10 +40,12 @@ def largest_excess(case: Case, device: str) -> float:
     x = normal(batch, tokens, width) if with_x else None
     y = normal(batch, rows, width) if with_y else None
     chosen = torch.randperm(tokens, generator=generator)[:rows]
-    given = [None if tensor is None else tensor.to(device) for tensor in (A, f, x, y, chosen)]
+    scale = torch.rand(batch, rows, 1, generator=generator)
+    given = [None if tensor is None else tensor.to(device) for tensor in (A, scale, f, x, y, chosen)]
     computed = distances(*given, p).cpu().double()  # type: ignore[arg-type]
-    T = torch.einsum("bhij,bhjd->bijd", A.double(), f.double())
-    size = torch.einsum("bhij,bhjd->bijd", A.double(), f.double().abs())
+    scaled = A.double() * scale.double()[:, None]
+    T = torch.einsum("bhij,bhjd->bijd", scaled, f.double())
+    size = torch.einsum("bhij,bhjd->bijd", scaled, f.double().abs())
     if x is not None:
         own = (chosen[:, None] == torch.arange(tokens)).double()[None, :, :, None]
         T, size = T + own * x.double()[:, chosen, None], size + own * x.double().abs()[:, chosen, None]

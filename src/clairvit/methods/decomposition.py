@@ -18,6 +18,7 @@ from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
+from clairvit.methods.token_products import products_and_norms
 from clairvit.numerics import has_triton, widened
 from clairvit.tracing.block_decomposition import Vectors
 from clairvit.tracing.decompx import Sharing, shares
@@ -154,8 +155,10 @@ def token_transformation(
     A and relu(G) are averaged over heads before they are multiplied, `head_stage="post"` averages their product. The
     authors' code could not be read: this is METHODS 2.10, after a third party's version.
     """
-    W_attn = layer.once_per_layer(("W_attn", necc), lambda: _attention_weights(layer, necc))  # [B, N]
-    W_mlp = layer.once_per_layer(("W_mlp", necc), lambda: _mlp_weights(layer, necc))  # [B, N]
+    attention = layer.once_per_layer("x, x_mid", lambda: layer.tokenwise(products_and_norms, _around_attention))
+    mlp = layer.once_per_layer("x_mid, x_out", lambda: layer.tokenwise(products_and_norms, _around_mlp))  # [B, 3, N]
+    W_attn = layer.once_per_layer(("W_attn", necc), lambda: transformation_weights(attention, necc))  # [B, N]
+    W_mlp = layer.once_per_layer(("W_mlp", necc), lambda: transformation_weights(mlp, necc))  # [B, N]
     if head_stage == "post":
         AG = mean_of_heads(layer.A * layer.G.clamp(min=0))  # not relu(A·G): mixed heads (CaiT) have negative A
     else:
@@ -165,26 +168,31 @@ def token_transformation(
     matrix = matrix * (1 + W_mlp[:, layer.rows, None])
     if start == "one":
         return matrix
-    return matrix * layer.at_first_layer(lambda first: vector_norm(first.x, dim=-1), otherwise=1.0)[:, None]
+    return matrix * layer.at_first_layer(attention[:, 1], otherwise=1.0)[:, None]
 
 
-def _attention_weights(layer: LayerView, necc: str) -> Tensor:
-    """Return W of the tokens before and after attention, [B, N]."""
-    return transformation_weights(layer.x, layer[PostAttentionResidual], necc)
+def _around_attention(layer: LayerView) -> tuple[Tensor, Tensor]:
+    """Return the tokens before and after attention, [B, N, d]."""
+    return layer.layer.x, _after_attention(layer)
 
 
-def _mlp_weights(layer: LayerView, necc: str) -> Tensor:
-    """Return W of the tokens before and after the MLP, [B, N]."""
-    return transformation_weights(layer[PostAttentionResidual], _block_output(layer), necc)
+def _around_mlp(layer: LayerView) -> tuple[Tensor, Tensor]:
+    """Return the tokens before and after the MLP, [B, N, d]."""
+    return _after_attention(layer), _checked_output(layer, layer.output_tokens())
 
 
-def transformation_weights(before: Tensor, after: Tensor, necc: str) -> Tensor:
-    """Return W_i = ||E'_i|| / ||E_i|| · NECC_i of tokens E, E' [B, N, d]: [B, N]."""
-    tiny = torch.finfo(before.dtype).tiny
-    norm_before: Tensor = vector_norm(before, dim=-1).clamp(min=tiny)
-    norm_after: Tensor = vector_norm(after, dim=-1)
-    cosine: Tensor = torch.linalg.vecdot(before, after) / (norm_before.clamp(min=EPS) * norm_after.clamp(min=EPS))
-    NECC: Tensor = cosine.softmax(-1)
+def _after_attention(layer: LayerView) -> Tensor:
+    """Return the tokens after attention, [B, N, d], in the model's precision."""
+    tokens = layer.trace[PostAttentionResidual].tokens_at(layer.index, layer.trace.recording)
+    return layer[PostAttentionResidual] if tokens is None else tokens  # which raises
+
+
+def transformation_weights(products: Tensor, necc: str) -> Tensor:
+    """Return W_i = ||E'_i|| / ||E_i|| · NECC_i, [B, N], of tokens' E·E', ||E|| and ||E'||, [B, 3, N]."""
+    product, norm_before, norm_after = products.unbind(1)
+    norm_before = norm_before.clamp(min=torch.finfo(products.dtype).tiny)
+    cosine = product / (norm_before.clamp(min=EPS) * norm_after.clamp(min=EPS))
+    NECC = cosine.softmax(-1)
     if necc == "mean_exp":
         NECC = NECC * NECC.shape[-1]
     return norm_after / norm_before * NECC
@@ -306,10 +314,10 @@ def _distances_by_kernel(
     """Return ||y_i - T_ij||_p [B, rows, N], with the residual taken `residual` times; y = 0 where it is None."""
     from clairvit.methods import decomposition_kernels
 
-    scale = (vectors.spread * vectors.scale)[:, None, rows]  # [B, 1, rows, 1]
+    scale = (vectors.spread * vectors.scale)[:, rows]  # [B, rows, 1]
     x = vectors.x * (residual * vectors.scale) if residual else None
     y_rows = None if y is None else y[:, rows]
-    return decomposition_kernels.distances(A * scale, vectors.f, x, y_rows, rows, p)
+    return decomposition_kernels.distances(A, scale, vectors.f, x, y_rows, rows, p)
 
 
 def normalised_rows(closeness: Tensor, rows: Tensor) -> Tensor:
@@ -321,8 +329,11 @@ def normalised_rows(closeness: Tensor, rows: Tensor) -> Tensor:
 
 def _block_output(layer: LayerView) -> Tensor:
     """Return the block's output [B, N, d], or raise NotApplicable where it does not match the input."""
-    output = layer.block_output()
-    if output is None or output.shape != layer.x.shape:
+    return _checked_output(layer, layer.block_output())
+
+
+def _checked_output(layer: LayerView, output: Tensor | None) -> Tensor:
+    if output is None or output.shape != layer.layer.x.shape:
         raise NotApplicable(
             f"The output of layer {layer.index} was not seen as tokens like its input; expected blocks that are "
             "modules with the same tokens on both sides. Use globenc or genatt."

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_ROWS, BLOCK_WIDTH = 64, 64
+BLOCK_ROWS, BLOCK_WIDTH = 32, 64
 COLUMNS_AT_ONCE = 8  # of one program: y is read from the cache for all but the first
 WARPS = 4
 
@@ -72,11 +72,14 @@ def _distance_kernel(
         tl.store(out_pointer + rows * columns_count + column, total, mask=inside)
 
 
-def distances(A: Tensor, f: Tensor, x: Tensor | None, y: Tensor | None, tokens: Tensor, p: int) -> Tensor:
-    """Return ||y_i − sum_h A_ij^h f_j^h − delta_ij x_i||_p, [B, rows, N], for p = 1 or 2; None stands for zeros.
+def distances(
+    A: Tensor, scale: Tensor, f: Tensor, x: Tensor | None, y: Tensor | None, tokens: Tensor, p: int
+) -> Tensor:
+    """Return ||y_i − s_i sum_h A_ij^h f_j^h − delta_ij x_i||_p, [B, rows, N], for p = 1 or 2; None stands for zeros.
 
     Args:
         A: [B, H, rows, N] in float32.
+        scale: s, [B, rows, 1].
         f: [B, H, N, d].
         x: [B, N, d] in float32.
         y: [B, rows, d] in float32.
@@ -85,7 +88,8 @@ def distances(A: Tensor, f: Tensor, x: Tensor | None, y: Tensor | None, tokens: 
     """
     batch, heads, rows, columns = A.shape
     out = torch.empty(batch, rows, columns, dtype=torch.float32, device=A.device)
-    by_column = A.permute(0, 3, 2, 1).contiguous()  # [B, N, rows, H]: a tile's heads lie next to each other
+    by_column = A.new_empty(batch, columns, rows, heads)  # a tile's heads lie next to each other
+    torch.mul(A.permute(0, 3, 2, 1), scale[:, None], out=by_column)
     x_given, y_given = f[:, 0] if x is None else x, f[:, 0] if y is None else y  # not read where they are None
     grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, COLUMNS_AT_ONCE), batch)
     _distance_kernel[grid](

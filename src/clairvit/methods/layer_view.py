@@ -6,11 +6,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
+from clairvit.methods.token_products import inner_products, kernel_applies
 from clairvit.models.model import Layout
 from clairvit.numerics import widened
 from clairvit.tracing.attention_call import AttentionCall, Rows, are_alike, merged, wide_product
@@ -254,7 +256,18 @@ class LayerView:
     @property
     def x_dx(self) -> Tensor:
         """sum_d x_d dy/dx_d, [B, N]: gradient × input of the block's input."""
-        return self.once_per_layer("x dx", lambda: (self.x * self.dx).sum(-1))
+        return self.once_per_layer("x dx", self._x_dx)
+
+    def _x_dx(self) -> Tensor:
+        if kernel_applies(self.layer.x, self.layer.dx):
+            return inner_products(self.layer.x, self.layer.dx)
+        return (self.x * self.dx).sum(-1)
+
+    def tokenwise(
+        self, function: Callable[[Tensor, Tensor], Tensor], of: Callable[[LayerView], tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Return function(a, b) [B, …] of two tensors [B, N, d] of the layer, `of` it, in the model's precision."""
+        return function(*of(self))
 
     def __getitem__(self, recorder: type[Recorder]) -> Tensor:
         """Return what a recorder kept of this layer; the method must declare it in `requires`."""
@@ -290,6 +303,8 @@ class LayerView:
         if p == 1:
             as_sums = self.is_large or self.uses_kernels
             return self.once("G1", lambda: self.reductions.head_sums("|G|") if as_sums else self.G.abs().sum((-2, -1)))
+        if self.uses_kernels and not self.is_large:
+            return self.once("G2", lambda: self.reductions.head_sums("G²").sqrt())
         if "G" in self._cache:
             return self.once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
         call = self.layer.between_tokens()
@@ -319,14 +334,17 @@ class LayerView:
 
     def block_output(self) -> Tensor | None:
         """Return x of the next block, or what the head reads, [B, N, d]."""
-        is_last = self.index + 1 == self.count
-        output = self.trace.final_tokens if is_last else self.trace.layers[self.index + 1].tokens
+        output = self.output_tokens()
         return None if output is None else widened(output)
 
-    def at_first_layer(self, value: Callable[[LayerView], Tensor], otherwise: float) -> Tensor:
-        """Return value(layer) of the model's first layer, [B, …], and a number in its shape for all others."""
-        tensor = value(self)
-        return tensor if self.index == 0 else torch.full_like(tensor, otherwise)
+    def output_tokens(self) -> Tensor | None:
+        """Return the same as `block_output`, in the model's precision."""
+        is_last = self.index + 1 == self.count
+        return self.trace.final_tokens if is_last else self.trace.layers[self.index + 1].tokens
+
+    def at_first_layer(self, values: Tensor, otherwise: float) -> Tensor:
+        """Return values [B, …] of the model's first layer, and a number in their place for all others."""
+        return values if self.index == 0 else torch.full_like(values, otherwise)
 
     def G_under(self, rules: str | RuleTable) -> Tensor:
         """Return G under the second rule table that the method requires, [B, H, rows, N]."""
@@ -443,30 +461,27 @@ class StackedLayers(LayerView):
     @property
     def A(self) -> Tensor:
         self._check_size()
-        if not self._reads_members:
-            return super().A
-        return self.once("A", lambda: self.S.softmax(-1))
+        return self.once("A", lambda: self.S.softmax(-1)) if self._reads_members else super().A
 
     @property
     def S(self) -> Tensor:
         self._check_size()
-        if not self._reads_members:
-            return super().S
-        calls = [member.layer.between_tokens() for member in self.members]
-        return self.once("S", lambda: torch.cat([call.S(self._rows) for call in calls]))
+        return self.once("S", lambda: self._row_entries("S")) if self._reads_members else super().S
 
     @property
     def G(self) -> Tensor:
         self._check_size()
-        if not self._reads_members:
-            return super().G
-        layers = [member.layer for member in self.members]
-        return self.once("G", lambda: torch.cat([layer.between_tokens().G(layer.dO, self._rows) for layer in layers]))
+        return self.once("G", lambda: self._row_entries("G")) if self._reads_members else super().G
 
     @property
     def _reads_members(self) -> bool:
-        """Whether it has some rows of fused calls: a few products are less work than joining all keys and values."""
-        return self._rows is not None and all(member.uses_kernels for member in self.members)
+        """Whether it has a few rows of fused calls, which a kernel reads without joining all keys and values."""
+        return isinstance(self._rows, Tensor) and all(member.uses_kernels for member in self.members)
+
+    def _row_entries(self, entry: Literal["S", "G"]) -> Tensor:
+        """Return S or G of some rows, [layers·B, H, rows, N], each layer's by a kernel."""
+        assert isinstance(self._rows, Tensor)
+        return torch.cat([member.reductions.row_entries(entry, self._rows) for member in self.members])
 
     def _check_size(self) -> None:
         """Raise NotStackable where a tensor [layers·B, H, N, N] would be too large."""
@@ -485,25 +500,35 @@ class StackedLayers(LayerView):
             "dx", lambda: widened(_joined_tokens([member.layer.tokens_gradient for member in self.members]))
         )
 
-    def __getitem__(self, recorder: type[Recorder]) -> Tensor:
-        def values() -> Tensor:
-            recorded = [member[recorder] for member in self.members]
-            if any(value.shape[:1] != (self.members[0].layer.attention.lead,) for value in recorded):
-                raise NotStackable  # not one value per image
-            return _joined_tokens(recorded)
+    @property
+    def is_large(self) -> bool:
+        return any(member.is_large for member in self.members)
 
-        return self.once_per_layer(("recorder", recorder), values)
+    @property
+    def decomposition(self) -> BlockDecomposition:
+        raise NotStackable
 
-    def block_output(self) -> Tensor | None:
-        return _joined_tokens([member.block_output() for member in self.members])
+    def _x_dx(self) -> Tensor:
+        if all(kernel_applies(member.layer.x, member.layer.dx) for member in self.members):
+            return torch.cat([member.x_dx for member in self.members])
+        return (self.x * self.dx).sum(-1)
 
-    def at_first_layer(self, value: Callable[[LayerView], Tensor], otherwise: float) -> Tensor:
-        tensor = value(self)
-        result = torch.full_like(tensor, otherwise)
-        parts = zip(self.members, result.chunk(self.layers), tensor.chunk(self.layers), strict=True)
-        for member, part, values in parts:
+    def tokenwise(
+        self, function: Callable[[Tensor, Tensor], Tensor], of: Callable[[LayerView], tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        pairs = [of(member) for member in self.members]
+        if all(kernel_applies(*pair) for pair in pairs):
+            return _joined_tokens([function(*pair) for pair in pairs])
+        first, second = (_joined_tokens(tensors) for tensors in zip(*pairs, strict=True))
+        return function(first, second)
+
+    def at_first_layer(self, values: Tensor, otherwise: float) -> Tensor:
+        result = torch.full_like(values, otherwise)
+        for member, part, of_layer in zip(
+            self.members, result.chunk(self.layers), values.chunk(self.layers), strict=True
+        ):
             if member.index == 0:
-                part.copy_(values)
+                part.copy_(of_layer)
         return result
 
     def tile(self, rows: Rows) -> LayerView:
@@ -518,8 +543,8 @@ class StackedLayers(LayerView):
         return torch.cat([member._sum_of_heads(entry, part) for member, part in zip(self.members, parts, strict=True)])
 
     def G_norm(self, p: int) -> Tensor:
-        if p == 1 and self.uses_kernels:
-            return self.once("G1", lambda: torch.cat([member.G_norm(1) for member in self.members]))
+        if self.uses_kernels:
+            return self.once(f"G{p}", lambda: torch.cat([member.G_norm(p) for member in self.members]))
         return super().G_norm(p)
 
 

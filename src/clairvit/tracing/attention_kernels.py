@@ -1,11 +1,11 @@
 """Triton kernels for `attention_reductions.py`: tiles of A and G live in registers, only sums are written.
 
-Three kernels. Two are a pass over the tiles of one head. The row kernel holds a tile of queries and goes through the
+Four kernels. Two are a pass over the tiles of one head. The row kernel holds a tile of queries and goes through the
 keys: it computes the logarithm of each row's sum of exponentials with the row sums (a running maximum rescales both).
 The column kernel holds a tile of keys and goes through the queries: A = exp(S − log-sum), and all column sums of the
 pass are one small product  weights [sums, queries] · f(A, G) [queries, keys].  No atomic additions: the results do not
 depend on the order in which programs run. The third kernel writes a weighted sum over heads, [B, queries, keys]: a
-program holds one tile of it and goes through the heads.
+program holds one tile of it and goes through the heads. The fourth writes products of a few queries with all keys.
 
 Inputs in half precision are multiplied on tensor cores; float32 is multiplied in float32 ("ieee"), never in TF32.
 Everything is accumulated in float32. This file imports Triton and is imported only where a kernel is launched.
@@ -28,6 +28,7 @@ from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.attention_reductions import ENTRIES, READS_A, READS_G, Entry, WeightedEntries
 
 SUMS_AT_ONCE = 16  # column sums of one launch: the smallest side of a product in Triton
+ROWS_AT_ONCE, ROW_PRODUCT_COLUMNS = 64, 64  # tiles of products of a few rows
 
 
 @triton.jit
@@ -56,11 +57,11 @@ def _row_kernel(
     g_batch, g_head, g_row, g_width, mask_batch, mask_head, mask_row, mask_column,
     heads, queries, keys, width, value_width, scale,
     SUM_AG: tl.constexpr, SUM_AG_POSITIVE: tl.constexpr, SUM_G_POSITIVE: tl.constexpr, SUM_G_ABSOLUTE: tl.constexpr,
-    READ_A: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    SUM_G_SQUARE: tl.constexpr, READ_A: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Write the log-sums [B, H, queries] and row sums [4, B, H, queries] of AG, AG+, G+ and |G| of a tile of rows."""
-    READ_G: tl.constexpr = SUM_AG or SUM_AG_POSITIVE or SUM_G_POSITIVE or SUM_G_ABSOLUTE
+    """Write the log-sums [B, H, queries] and row sums [5, B, H, queries] of AG, AG+, G+, |G| and G² of some rows."""
+    READ_G: tl.constexpr = SUM_AG or SUM_AG_POSITIVE or SUM_G_POSITIVE or SUM_G_ABSOLUTE or SUM_G_SQUARE
     rows = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     batch, head = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     at, at_value = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
@@ -77,6 +78,7 @@ def _row_kernel(
     total = tl.zeros([BLOCK_Q], tl.float32)
     AG, AG_positive = tl.zeros([BLOCK_Q], tl.float32), tl.zeros([BLOCK_Q], tl.float32)
     G_positive, G_absolute = tl.zeros([BLOCK_Q], tl.float32), tl.zeros([BLOCK_Q], tl.float32)
+    G_square = tl.zeros([BLOCK_Q], tl.float32)
     for first in range(0, keys, BLOCK_K):
         columns = first + tl.arange(0, BLOCK_K)
         if READ_G:
@@ -84,6 +86,8 @@ def _row_kernel(
             G = tl.dot(dO, v_transposed, input_precision=PRECISION)
             G_positive += tl.sum(tl.maximum(G, 0.0), 1)
             G_absolute += tl.sum(tl.abs(G), 1)
+            if SUM_G_SQUARE:
+                G_square += tl.sum(G * G, 1)
         if READ_A:
             k_transposed = _tile(k_pointer, at, columns, k_width, k_row, width, keys)
             scores = _scores(
@@ -123,6 +127,8 @@ def _row_kernel(
         tl.store(sums_pointer + 2 * plane + out, G_positive, mask=inside)
     if SUM_G_ABSOLUTE:
         tl.store(sums_pointer + 3 * plane + out, G_absolute, mask=inside)
+    if SUM_G_SQUARE:
+        tl.store(sums_pointer + 4 * plane + out, G_square, mask=inside)
 
 
 @triton.jit
@@ -140,15 +146,15 @@ def _column_kernel(
     g_batch, g_head, g_row, g_width, mask_batch, mask_head, mask_row, mask_column, w_sum, w_batch, w_head, w_row,
     heads, queries, keys, width, value_width, scale,
     END_A: tl.constexpr, END_AG: tl.constexpr, END_AG_POSITIVE: tl.constexpr, END_G_POSITIVE: tl.constexpr,
-    END_G_ABSOLUTE: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, SUMS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    END_G_ABSOLUTE: tl.constexpr, END_G_SQUARE: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, SUMS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Write sum_i w_i f(A_ij, G_ij) of one head, [B·H, SUMS, keys], for a tile of keys.
 
     The sums are ordered by entry: those of A are 0 … END_A − 1, those of AG END_A … END_AG − 1, and so on.
     """
     READ_A: tl.constexpr = END_AG_POSITIVE > 0
-    READ_G: tl.constexpr = END_G_ABSOLUTE > END_A
+    READ_G: tl.constexpr = END_G_SQUARE > END_A
     columns = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     batch, head = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     at, at_value, sums = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH), tl.arange(0, SUMS)
@@ -204,6 +210,10 @@ def _column_kernel(
             total = _weighted(
                 total, tl.abs(G), weights_pointer, sums, rows, w_sum, w_row, END_G_POSITIVE, END_G_ABSOLUTE, queries
             )
+        if END_G_SQUARE > END_G_ABSOLUTE:
+            total = _weighted(
+                total, G * G, weights_pointer, sums, rows, w_sum, w_row, END_G_ABSOLUTE, END_G_SQUARE, queries
+            )
     out = (tl.program_id(1).to(tl.int64) * SUMS + sums[:, None]) * keys + columns[None, :]
     tl.store(out_pointer + out, total, mask=columns[None, :] < keys)
 
@@ -214,8 +224,8 @@ def _heads_kernel(
     q_batch, q_head, q_row, q_width, k_batch, k_head, k_row, k_width, v_batch, v_head, v_row, v_width,
     g_batch, g_head, g_row, g_width, mask_batch, mask_head, mask_row, mask_column, w_batch, w_head,
     heads, queries, keys, width, value_width, scale,
-    READ_A: tl.constexpr, READ_G: tl.constexpr, CLAMP: tl.constexpr, ABSOLUTE: tl.constexpr, MASK: tl.constexpr,
-    PRECISION: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr,
+    READ_A: tl.constexpr, READ_G: tl.constexpr, CLAMP: tl.constexpr, ABSOLUTE: tl.constexpr, SQUARE: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of sum_h w_h f(A_h, G_h), [B, queries, keys]."""
@@ -235,6 +245,8 @@ def _heads_kernel(
                 values = tl.maximum(values, 0.0)
             if ABSOLUTE:
                 values = tl.abs(values)
+            if SQUARE:
+                values = values * values
         if READ_A:
             q = _tile(q_pointer + batch * q_batch + head * q_head, rows, at, q_row, q_width, queries, width)
             k_transposed = _tile(k_pointer + batch * k_batch + head * k_head, at, columns, k_width, k_row, width, keys)
@@ -255,6 +267,45 @@ def _heads_kernel(
     tl.store(out_pointer + out, total, mask=inside)
 
 
+@triton.jit
+def _row_product_kernel(
+    a_pointer, b_pointer, rows_pointer, out_pointer, a_batch, a_head, a_row, a_width, b_batch, b_head, b_row, b_width,
+    heads, rows_count, columns_count, width, scale,
+    PRECISION: tl.constexpr, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Write scale · a_i · b_j of chosen rows i, [B, H, rows, columns], for a tile of columns j of one head."""
+    columns = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    batch, head = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    at, places = tl.arange(0, WIDTH), tl.arange(0, BLOCK_ROWS)
+    rows = tl.load(rows_pointer + places, mask=places < rows_count, other=0)
+    a = a_pointer + batch * a_batch + head * a_head + rows[:, None] * a_row + at[None, :] * a_width
+    a = tl.load(a, mask=(places[:, None] < rows_count) & (at[None, :] < width), other=0.0)
+    b = _tile(b_pointer + batch * b_batch + head * b_head, at, columns, b_width, b_row, width, columns_count)
+    products = tl.dot(a, b, input_precision=PRECISION) * scale
+    out = (tl.program_id(1).to(tl.int64) * rows_count + places[:, None]) * columns_count + columns[None, :]
+    tl.store(out_pointer + out, products, mask=(places[:, None] < rows_count) & (columns[None, :] < columns_count))
+
+
+def row_products(a: Tensor, b: Tensor, rows: Tensor, scale: float = 1.0) -> Tensor:
+    """Return scale · a_i · b_j of the rows i of a [B, H, N, dh] and all j of b [B, H, keys, dh], [B, H, rows, keys]."""
+    a, b = a.detach(), b.detach()
+    if a.dtype != b.dtype:
+        a, b = widened(a), widened(b)
+    batch, heads, columns, width = b.shape
+    out = torch.empty(batch, heads, len(rows), columns, dtype=torch.float32, device=a.device)
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        piece = rows[first : first + ROWS_AT_ONCE]
+        part = out if len(piece) == len(rows) else out.new_empty(batch, heads, len(piece), columns)
+        _row_product_kernel[(triton.cdiv(columns, ROW_PRODUCT_COLUMNS), batch * heads)](
+            a, b, piece, part, *a.stride(), *b.stride(), heads, len(piece), columns, width, scale,
+            PRECISION="ieee" if a.dtype == torch.float32 else "tf32", WIDTH=max(16, triton.next_power_of_2(width)),
+            BLOCK_ROWS=max(16, triton.next_power_of_2(len(piece))), BLOCK_COLUMNS=ROW_PRODUCT_COLUMNS,
+        )  # fmt: skip
+        if part is not out:
+            out[:, :, first : first + ROWS_AT_ONCE] = part
+    return out
+
+
 def row_sums(
     call: AttentionCall, gradient: Tensor | None, entries: Sequence[Entry]
 ) -> tuple[list[Tensor], Tensor | None]:
@@ -262,12 +313,12 @@ def row_sums(
     tensors = _Operands(call, gradient)
     shape = (call.lead, call.v.shape[1], call.queries)
     log_sums = torch.empty(shape, dtype=torch.float32, device=call.v.device)
-    by_entry = torch.empty(4, *shape, dtype=torch.float32, device=call.v.device)
+    by_entry = torch.empty(5, *shape, dtype=torch.float32, device=call.v.device)
     reads_a = any(entry in READS_A for entry in entries)
     _row_kernel[(triton.cdiv(call.queries, tensors.block), shape[0] * shape[1])](
         *tensors.pointers, log_sums, by_entry, *tensors.strides, *tensors.sizes, **tensors.options,
         SUM_AG="AG" in entries, SUM_AG_POSITIVE="AG+" in entries, SUM_G_POSITIVE="G+" in entries,
-        SUM_G_ABSOLUTE="|G|" in entries, READ_A=reads_a,
+        SUM_G_ABSOLUTE="|G|" in entries, SUM_G_SQUARE="G²" in entries, READ_A=reads_a,
     )  # fmt: skip
     ones = torch.ones_like(log_sums)
     sums = [ones if entry == "A" else by_entry[ENTRIES.index(entry) - 1] for entry in entries]
@@ -305,7 +356,7 @@ def weighted_heads(
     _heads_kernel[(*tiles, lead)](
         *tensors.pointers, weights if log_sums is None else log_sums, weights, out, *tensors.strides, *weights.stride(),
         *tensors.sizes, **tensors.options, READ_A=entry in READS_A, READ_G=entry in READS_G,
-        CLAMP=entry in ("AG+", "G+"), ABSOLUTE=entry == "|G|",
+        CLAMP=entry in ("AG+", "G+"), ABSOLUTE=entry == "|G|", SQUARE=entry == "G²",
     )  # fmt: skip
     return out
 
@@ -323,7 +374,7 @@ def _column_sums(
     _column_kernel[(triton.cdiv(call.keys, tensors.block), heads[0] * heads[1])](
         *tensors.pointers, weights if log_sums is None else log_sums, weights, out, *tensors.strides, *weights.stride(),
         *tensors.sizes, **tensors.options, END_A=ends[0], END_AG=ends[1], END_AG_POSITIVE=ends[2],
-        END_G_POSITIVE=ends[3], END_G_ABSOLUTE=ends[4], SUMS=SUMS_AT_ONCE,
+        END_G_POSITIVE=ends[3], END_G_ABSOLUTE=ends[4], END_G_SQUARE=ends[5], SUMS=SUMS_AT_ONCE,
     )  # fmt: skip
     return out[:, :, : len(weighted)]
 

@@ -23,11 +23,12 @@ from clairvit.numerics import has_triton, widened
 from clairvit.tracing.attention_call import AttentionCall, Rows
 from clairvit.tracing.layer import gradient_at
 
-# A; A·G; relu(A·G); relu(G); |G|
-Entry = Literal["A", "AG", "AG+", "G+", "|G|"]
+# A; A·G; relu(A·G); relu(G); |G|; G²
+Entry = Literal["A", "AG", "AG+", "G+", "|G|", "G²"]
 ENTRIES: tuple[Entry, ...] = get_args(Entry)
 READS_A: tuple[Entry, ...] = ("A", "AG", "AG+")
-READS_G: tuple[Entry, ...] = ("AG", "AG+", "G+", "|G|")
+READS_G: tuple[Entry, ...] = ("AG", "AG+", "G+", "|G|", "G²")
+NORMS_OF_G: tuple[Entry, ...] = ("|G|", "G²")  # whoever asks for the row sums of one may ask for the other
 TILE_SHARE = 0.25  # how large a tile [B, H, tile, N] may be, as a share of the values v of all layers
 SUMS_TILE_SHARE = 0.03  # the same where only sums are wanted: the graph of the forward may still be there
 SMALLEST_TILE_BYTES = 2**22  # 4 MiB: smaller tiles cost more in calls than they save
@@ -74,6 +75,8 @@ def entry_values(entry: Entry, A: Tensor | None, G: Tensor | None) -> Tensor:
         return _read(G).clamp(min=0)
     if entry == "|G|":
         return _read(G).abs()
+    if entry == "G²":
+        return _read(G).square()
     product = _read(A) * _read(G)
     return product.clamp_(min=0) if entry == "AG+" else product
 
@@ -107,6 +110,8 @@ class AttentionReductions:
         if missing and self.use_kernels:
             from clairvit.tracing import attention_kernels
 
+            if any(entry in NORMS_OF_G for entry in missing):  # reading G is what costs
+                missing = list(dict.fromkeys([*missing, *NORMS_OF_G]))
             sums, log_sums = attention_kernels.row_sums(self.call, self._gradient_of(missing), missing)
             self._log_sums = log_sums if self._log_sums is None else self._log_sums
             self._row_sums |= zip(missing, sums, strict=True)
@@ -150,6 +155,16 @@ class AttentionReductions:
         parts = [(left.to(tile.dtype) @ tile.flatten(2)).view(len(tile), *tile.shape[2:]) for tile in tiles]
         matrix = torch.cat(parts, 1)
         return matrix if out is None else out.copy_(matrix)
+
+    def row_entries(self, entry: Literal["S", "G"], rows: Tensor) -> Tensor:
+        """Return S or G of some query rows [n], [B, H, n, keys], of a call without a mask; by a kernel."""
+        from clairvit.tracing import attention_kernels
+
+        if entry == "S":
+            assert self.call.q is not None
+            assert self.call.k is not None
+            return attention_kernels.row_products(self.call.q, self.call.k, rows, self.call.scale)
+        return attention_kernels.row_products(gradient_at(self.gradient, "output of an attention"), self.call.v, rows)
 
     def _required_log_sums(self) -> Tensor:
         if self._log_sums is None:

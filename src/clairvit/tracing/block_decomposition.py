@@ -181,7 +181,8 @@ class BlockDecomposition:
         numbers = as_input(numbers.view(1, heads, 1, width).expand(v.shape))  # [rows, H·dh]
         if not same_rows(numbers):
             return None
-        columns = numbers[0].argsort().view(heads, width)
+        places = torch.arange(heads * width, device=v.device)
+        columns = torch.empty_like(places).scatter_(0, numbers[0].long(), places).view(heads, width)
         weight = ops.linear_arguments(step.args, step.kwargs)["weight"]  # [d, H·dh]
         rows = as_input(v)[:, columns].transpose(0, 1)  # [H, rows, dh]
         projected = rows @ weight[:, columns].permute(1, 2, 0)  # [H, rows, d]

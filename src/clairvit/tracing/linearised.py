@@ -183,8 +183,10 @@ def _without_constants(link: PathStep, new: tuple[Tensor, ...]) -> tuple[Tensor,
 
 
 def _passes_on(link: PathStep, new: Tensor) -> bool:
-    """Return whether a step is the sum of its one carrier and constants of that shape at most: the carrier passes."""
+    """Return whether a step passes its carrier on: as a sum with constants of its shape, or dropout that is off."""
     step = link.step
+    if step.function is F.dropout:
+        return not (step.args[2] if len(step.args) > 2 else step.kwargs.get("training", True))
     is_plain = step.kind in ops.SUMS and len(link.carriers) == 1 and "alpha" not in step.kwargs
     out = step.outputs[0]
     return is_plain and out.shape == link.carriers[0].shape and out.dtype == new.dtype

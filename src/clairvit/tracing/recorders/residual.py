@@ -51,8 +51,13 @@ class PostAttentionResidual(Recorder):
 
     def at_layer(self, index: int, recording: Recording) -> Tensor | None:
         """Return x_mid of a layer, [B, N, d]."""
+        tokens = self.tokens_at(index, recording)
+        return None if tokens is None else widened(tokens)
+
+    def tokens_at(self, index: int, recording: Recording) -> Tensor | None:
+        """Return the same as `at_layer`, in the model's precision."""
         value = self._values.get(index)
-        return None if value is None else widened(recording.as_tokens(value))
+        return None if value is None else recording.as_tokens(value)
 
     def missing(self, index: int) -> NotApplicable:
         return no_residual(index)
