@@ -11,6 +11,7 @@ import clairvit as cv
 from clairvit.methods import executor as run
 from clairvit.methods.explanation import Comparison
 from helpers.method_conditions import METHODS, fits
+from helpers.reference_kernels import use_reference_kernels
 from helpers.rounding import assert_same
 from helpers.tiny_models import TINY, pixels, wrapped
 
@@ -23,15 +24,41 @@ OPTIONS = ["attcat(pair=output)", "rollout(alpha=0.3)", "rollout(preset=jacobgil
 @pytest.mark.parametrize("kind", [*TINY])
 @pytest.mark.parametrize("layers", [False, True])
 def test_layers_together_are_layers_one_by_one(kind: str, layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = maps_of(kind, layers)
+    seen = show_together(monkeypatch)
+    together = maps_of(kind, layers)
+    assert max(seen, default=0) > 1 or kind in UNLIKE
+    assert_same_maps(together, apart)
+
+
+@pytest.mark.parametrize("kind", [*TINY])
+def test_layers_read_by_kernels_are_layers_read_as_matrices(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels themselves are replaced by torch: what is asked of them, and what is made of it, is tested here."""
+    apart = maps_of(kind, layers=False)
+    show_together(monkeypatch)
+    called = use_reference_kernels(monkeypatch)
+    assert_same_maps(maps_of(kind, layers=False), apart)
+    assert called or kind in UNFUSED
+
+
+def test_plain_methods_of_a_plain_model_are_read_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_together(monkeypatch)
+    called = use_reference_kernels(monkeypatch)
+    maps_of("timm-deep", layers=False)
+    expected = {"row_sums", "column_sums", "weighted_heads", "row_products", "products_and_norms", "distances"}
+    assert expected <= set(called)
+
+
+def maps_of(kind: str, layers: bool) -> Comparison:
     image, model = pixels(kind, dtype=torch.float64), wrapped(kind, torch.float64)
     names = [name for name in (*EVERY, *COMBINED, *OPTIONS) if fits(name, kind)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return cv.compare(model, image, names, target=TARGET, layers=layers, skip=True)
 
-    def maps() -> Comparison:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return cv.compare(model, image, names, target=TARGET, layers=layers, skip=True)
 
-    apart = maps()
+def show_together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Show layers together, as on a GPU; return a list of how many were shown at once."""
     seen: list[int] = []
     show = run._visit
 
@@ -42,15 +69,19 @@ def test_layers_together_are_layers_one_by_one(kind: str, layers: bool, monkeypa
     monkeypatch.setattr(run, "_launch_bound", lambda trace: True)
     monkeypatch.setattr(run, "STACKED_SHARE", 1e9)
     monkeypatch.setattr(run, "_visit", watched)
-    together = maps()
-    assert max(seen, default=0) > 1 or kind in UNLIKE
+    return seen
+
+
+def assert_same_maps(together: Comparison, apart: Comparison) -> None:
     assert together.skipped.keys() == apart.skipped.keys()
     for name, made in apart.items():
         assert_same(together[name].maps, made.maps, dtype=torch.float64, label=name)
-        if layers and made.layers is not None:
+        if made.layers is not None:
             assert_same(together[name].layers, made.layers, dtype=torch.float64, label=name)
 
 
+# Attention that is not computed by torch's fused function, and blocks whose tokens are not seen.
+UNFUSED = ["home-loop"]
 # Positions are added to the scores as a mask that differs from layer to layer.
 UNLIKE = [kind for kind in TINY if any(word in kind for word in ("beit", "sam", "relpos", "post-norm", "mask"))]
 

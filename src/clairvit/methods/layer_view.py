@@ -129,6 +129,16 @@ class LayerView:
         """The block with its tensors."""
         return self._layer
 
+    @property
+    def _whole(self) -> Layer:
+        """All that the view is of, as one layer."""
+        return self._layer
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype in which the model computed its tokens."""
+        return self._layer.x.dtype
+
     def reading_rows(self) -> LayerView:
         """Return the same layer with only the query rows that the head reads (all of them if it reads most)."""
         rows = self.context.trace.readout_rows
@@ -155,11 +165,11 @@ class LayerView:
         if self._all_rows is not None:
             return self._all_rows.reductions
         if self._reductions is None:
-            self._reductions = self._reductions_of(self.layer.out_gradient)
+            self._reductions = self._reductions_of(self._whole.out_gradient)
         return self._reductions
 
     def _reductions_of(self, gradient: Tensor | None) -> AttentionReductions:
-        call = self.layer.between_tokens()
+        call = self._whole.between_tokens()
         return AttentionReductions(call, gradient, tile_bytes(call, self.count, sums_only=True))
 
     @property
@@ -187,17 +197,17 @@ class LayerView:
     @property
     def A(self) -> Tensor:
         """Attention, [B, H, rows, N]."""
-        return self.once("A", lambda: self.layer.between_tokens().A(self._rows))
+        return self.once("A", lambda: self._whole.between_tokens().A(self._rows))
 
     @property
     def S(self) -> Tensor:
         """Scores before the softmax, [B, H, rows, N]."""
-        return self.once("S", lambda: self.layer.between_tokens().S(self._rows))
+        return self.once("S", lambda: self._whole.between_tokens().S(self._rows))
 
     @property
     def G(self) -> Tensor:
         """dy/dA, [B, H, rows, N]."""
-        return self.once("G", lambda: self.layer.between_tokens().G(self.layer.dO, self._rows))
+        return self.once("G", lambda: self._whole.between_tokens().G(self._whole.dO, self._rows))
 
     @property
     def A_mean(self) -> Tensor:
@@ -223,11 +233,14 @@ class LayerView:
     def _sum_of_heads(self, entry: Entry, weights: Tensor | None) -> Tensor:
         """Return sum_h w_h f(A_h, G_h), [B, rows, N]; the mean over heads without weights."""
         if self.uses_kernels:
-            v = self.layer.between_tokens().v
-            means = v.new_full((1, v.shape[1]), 1 / v.shape[1], dtype=torch.float32)
-            return self.reductions.weighted_heads(entry, means if weights is None else weights)
+            return self.reductions.weighted_heads(entry, self._mean_weights() if weights is None else weights)
         entries = self._entries(entry)
         return mean_of_heads(entries) if weights is None else weighted_heads(entries, weights)
+
+    def _mean_weights(self) -> Tensor:
+        """Return 1/H for each head, [1, H] in float32 at least."""
+        v = self._layer.between_tokens().v
+        return v.new_full((1, v.shape[1]), 1 / v.shape[1], dtype=torch.promote_types(v.dtype, torch.float32))
 
     def column_means(self, entry: Entry) -> Tensor:
         """Return the mean over heads and all queries of f(A, G), [B, N]."""
@@ -293,8 +306,9 @@ class LayerView:
         """Which queries the rows of A are."""
         if isinstance(self._rows, Tensor):
             return self._rows
-        first, last = (0, self.x.shape[1]) if self._rows is None else (self._rows.start, self._rows.stop)
-        return torch.arange(first, last, device=self.x.device)
+        tokens = self._layer.x
+        first, last = (0, tokens.shape[1]) if self._rows is None else (self._rows.start, self._rows.stop)
+        return torch.arange(first, last, device=tokens.device)
 
     def G_norm(self, p: int) -> Tensor:
         """Return the L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
@@ -307,9 +321,9 @@ class LayerView:
             return self.once("G2", lambda: self.reductions.head_sums("G²").sqrt())
         if "G" in self._cache:
             return self.once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
-        call = self.layer.between_tokens()
+        call = self._whole.between_tokens()
         # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
-        dO, v = self.layer.dO, call.v.detach()
+        dO, v = self._whole.dO, call.v.detach()
         square = wide_product(dO.transpose(-2, -1), dO) * wide_product(v.transpose(-2, -1), v)
         return square.sum((-2, -1)).clamp(min=0).sqrt()
 
@@ -440,9 +454,13 @@ class StackedLayers(LayerView):
 
     @property
     def layer(self) -> Layer:
+        raise NotStackable
+
+    @property
+    def _whole(self) -> Layer:
         """The attention of all layers as one, [layers·B, H, N, …]; joined when it is first read: kernels need none."""
         if self._all_rows is not None:
-            return self._all_rows.layer
+            return self._all_rows._whole
         if self._joined is None:
             layers = [member.layer for member in self.members]
             call = merged([layer.attention for layer in layers])
@@ -539,8 +557,12 @@ class StackedLayers(LayerView):
     def _sum_of_heads(self, entry: Entry, weights: Tensor | None) -> Tensor:
         if not self.uses_kernels:
             return super()._sum_of_heads(entry, weights)
-        parts: Sequence[Tensor | None] = [None] * self.layers if weights is None else weights.chunk(self.layers)
-        return torch.cat([member._sum_of_heads(entry, part) for member, part in zip(self.members, parts, strict=True)])
+        call = self._layer.between_tokens()
+        matrices = self._mean_weights().new_empty(self.layers, call.lead, call.queries, call.keys)
+        parts = [self._mean_weights()] * self.layers if weights is None else weights.chunk(self.layers)
+        for member, part, matrix in zip(self.members, parts, matrices, strict=True):
+            member.reductions.weighted_heads(entry, part, matrix)
+        return matrices.flatten(0, 1)
 
     def G_norm(self, p: int) -> Tensor:
         if self.uses_kernels:
