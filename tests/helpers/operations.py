@@ -1,7 +1,8 @@
-"""Modes that see every torch operation: how large its results are, and a failure in place of the k-th one."""
+"""Modes that see every torch operation: how large its results are, the bytes alive, a failure in place of the k-th."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 class LargestResult(TorchDispatchMode):
@@ -25,6 +27,38 @@ class LargestResult(TorchDispatchMode):
             if isinstance(tensor, Tensor) and tensor.numel() > self.elements:
                 self.elements, self.operation = tensor.numel(), str(func)
         return result
+
+
+class PeakBytes(TorchDispatchMode):
+    """Count the bytes of the tensors that operations made and that are alive, and the most there were at once.
+
+    Storages are counted, a view adds none. What an operation is given from outside (weights, the image) is not counted,
+    nor what a kernel allocates for itself, so that the number is the same on every machine.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive = 0
+        self.peak = 0
+        self.operation = ""  # that reached the peak
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self._known[tensor.untyped_storage()] = True
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._known:
+                self._known[storage] = True
+                self.alive += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        if self.alive > self.peak:
+            self.peak, self.operation = self.alive, str(func)
+        return result
+
+    def _free(self, count: int) -> None:
+        self.alive -= count
 
 
 class FailAt(TorchFunctionMode):

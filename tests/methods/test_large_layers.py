@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -19,8 +21,10 @@ from clairvit.methods.layer_view import LayerView, RunContext
 from clairvit.methods.spec import resolve_method
 from clairvit.tracing import attention_reductions
 from clairvit.tracing.attention_call import AttentionCall
+from clairvit.tracing.recorders.head_replay import HeadReplay
 from helpers.attention_calls import attention_call
 from helpers.method_conditions import METHODS, fits
+from helpers.operations import PeakBytes
 from helpers.rounding import assert_same
 from helpers.tiny_models import pixels, wrapped
 
@@ -101,6 +105,62 @@ def test_no_tensor_is_as_large_as_the_attention(monkeypatch: pytest.MonkeyPatch)
     assert max(queries) == ROWS
     cv.compare(model, image, [*names, "rollout(discard_ratio=0.5)"], target=TARGET, skip=True)
     assert max(queries) == 17
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    run()  # the model's structure is looked at once
+    with PeakBytes() as count:
+        run()
+    return count.peak
+
+
+@pytest.mark.filterwarnings("ignore::clairvit.errors.ClairWarning")  # maps that are zero, as their methods declare
+@pytest.mark.parametrize("side", [13, 21])  # N / (L·dh) = 0.9 and 2.3; ViT-L/14 at 518 pixels has 0.9
+def test_peak_memory_of_all_plain_methods_is_that_of_a_plain_pass(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve blocks: what is kept per layer next to the graph, or made for all layers at once, goes beyond the bound.
+
+    LeGrad took 1.15 when the head was run on the tokens of all layers at once, 1.11 where it reads the tokens
+    themselves (`pool=model`) and the gradients of all layers were kept.
+    """
+    monkeypatch.setattr(attention_reductions, "SMALLEST_TILE_BYTES", 1)
+    module = timm.models.vision_transformer.VisionTransformer(
+        img_size=4 * side, patch_size=4, embed_dim=32, depth=12, num_heads=2, num_classes=10
+    )
+    model = cv.wrap(module.eval().requires_grad_(False), size=4 * side)
+    image = torch.randn(1, 3, 4 * side, 4 * side, generator=torch.Generator().manual_seed(0))
+
+    def plain_pass() -> Tensor:
+        leaf = image.clone().requires_grad_(True)
+        return torch.autograd.grad(model.logits(leaf)[:, TARGET].sum(), leaf)[0]
+
+    names = [name for name in PLAIN if set(method_tables(name)) <= {"plain"} and family(name) != "decomposition"]
+    bound = 1.05 * peak_bytes(plain_pass)
+    for methods in (names, ["legrad"], ["legrad(pool=model)"]):
+        peak = peak_bytes(lambda methods=methods: cv.compare(model, image, methods, target=TARGET, skip=True))
+        assert peak <= bound, methods
+
+
+def test_the_head_is_run_on_parts_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LeGrad where the tokens of all layers are too many for the head at once: the same maps."""
+    model, image = wrapped("timm-deep", torch.float64), pixels("timm-deep", dtype=torch.float64)
+    replay, sizes = HeadReplay.replay, []
+
+    def watched(recorder: HeadReplay, tokens: Tensor, end: Tensor) -> Tensor:
+        sizes.append(len(tokens) // len(image))
+        return replay(recorder, tokens, end)
+
+    monkeypatch.setattr(HeadReplay, "replay", watched)
+    expected = cv.explain(model, image, "legrad", target=TARGET, layers=True)
+    assert sizes == [5]
+    monkeypatch.setattr(attention_reductions, "SMALLEST_TILE_BYTES", 1)
+    in_parts = cv.explain(model, image, "legrad", target=TARGET, layers=True)
+    assert sizes == [5, 2, 2, 1]
+    assert_same(in_parts.layers, expected.layers, dtype=torch.float64)
+    assert_same(in_parts.maps, expected.maps, dtype=torch.float64)
+
+
+def family(name: str) -> str:
+    return resolve_method(name).method.family
 
 
 def method_tables(name: str) -> tuple[str, ...]:

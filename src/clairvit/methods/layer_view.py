@@ -68,19 +68,20 @@ class RunContext:
     def __init__(self, trace: Trace, others: Mapping[RuleTable, Trace] = MappingProxyType({})) -> None:
         self.trace = trace
         self.others = others
-        self._local: dict[str, list[Tensor]] = {}
+        self._cotangents: dict[str, Callable[[int], Tensor]] = {}  # pool -> (layer -> d s^l / d x^{l+1})
+        self._pool: list[Tensor] | None = None
 
     def local(self, index: int, pool: str) -> Tensor:
         """Return d s^l / d O^l of one block, shaped as the model's attention output."""
-        if pool not in self._local:
-            self._local[pool] = cotangents(self.trace, pool)
-        return through_block(self.trace, index, self._local[pool][index])
+        if pool not in self._cotangents:
+            self._cotangents[pool] = cotangents(self.trace, pool)
+        return through_block(self.trace, index, self._cotangents[pool](index))
 
     def pool(self) -> list[Tensor]:
         """Return each layer's d s^l / d A of the attention pool."""
-        if "pool" not in self._local:
-            self._local["pool"] = pool_gradients(self.trace)
-        return self._local["pool"]
+        if self._pool is None:
+            self._pool = pool_gradients(self.trace)
+        return self._pool
 
 
 class LayerView:

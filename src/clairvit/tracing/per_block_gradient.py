@@ -7,12 +7,15 @@ cheaper.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
 from clairvit.numerics import index_tensor, same_rows
+from clairvit.tracing.attention_reductions import tile_bytes
 from clairvit.tracing.autograd_errors import translate_autograd_errors
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear, LinearEdges
@@ -22,17 +25,21 @@ from clairvit.tracing.trace import Trace
 POOLS = ("mean", "model")
 
 
-def cotangents(trace: Trace, pool: str = "mean") -> list[Tensor]:
-    """Return d s^l / d x^{l+1} for each layer, [B, N, d]: the model's head, run on every layer's output."""
+def cotangents(trace: Trace, pool: str = "mean") -> Callable[[int], Tensor]:
+    """Return the function layer l -> d s^l / d x^{l+1}, [B, N, d]: the model's head, run on that layer's output.
+
+    With pool "mean" the gradients of all layers are computed here, [L, B, d]; with "model" each is [B, N, d], computed
+    when it is asked for and not kept.
+    """
     if pool not in POOLS:
         raise UnknownName(f"There is no pool '{pool}'; expected 'mean' or 'model'.{did_you_mean(pool, POOLS)}")
-    outputs = block_outputs(trace)
     if pool == "model":
-        return [_head_gradient(trace, out.detach()) for out in outputs]
+        return lambda index: _head_gradient(trace, block_outputs(trace)[index].detach())
+    outputs = block_outputs(trace)
     count = outputs[0].shape[1]
     pooled = torch.stack([out.detach().mean(1) for out in outputs])  # [L, B, d]
-    gradient = _pooled_gradients(trace, pooled)  # [L, B, d]
-    return list((gradient / count)[:, :, None].expand(-1, -1, count, -1))  # every token has the same share
+    shares = _pooled_gradients(trace, pooled) / count  # every token has the same share
+    return lambda index: shares[index][:, None].expand(-1, count, -1)
 
 
 def through_block(trace: Trace, index: int, cotangent: Tensor) -> Tensor:
@@ -105,21 +112,32 @@ def block_outputs(trace: Trace) -> list[Tensor]:
 
 def _pooled_gradients(trace: Trace, pooled: Tensor) -> Tensor:
     """Return d s / d z for one pooled vector z per layer and image, [L, B, d]: the head reads z at every place."""
-    layers, batch, width = pooled.shape
+    at_once = _layers_at_once(trace, pooled)
     try:
-        return _tokens_gradient(trace, pooled.reshape(layers * batch, width), layers).reshape(pooled.shape)
+        return torch.cat([_tokens_gradient(trace, part) for part in torch.split(pooled, at_once)])
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
         # A head that has the batch size written into it (a class token expanded to it, say): one layer at a time.
-        return torch.stack([_tokens_gradient(trace, z, 1) for z in pooled])
+        return torch.cat([_tokens_gradient(trace, part) for part in torch.split(pooled, 1)])
 
 
-def _tokens_gradient(trace: Trace, pooled: Tensor, layers: int) -> Tensor:
+def _layers_at_once(trace: Trace, pooled: Tensor) -> int:
+    """Return on how many layers' tokens [B, N, d] the head is run at once: two, or as many as fit into a small tile.
+
+    The head's norm and its backward hold three to four tensors [layers·B, N, d] next to the graph of the forward. For
+    two layers that is no more than a backward through an MLP holds there: the gradients at 4 d hidden channels, twice.
+    """
+    limit = tile_bytes(trace.recording.calls[-1], len(pooled), sums_only=True)
+    return max(2, limit // (trace.layout.tokens * pooled[0].nbytes))
+
+
+def _tokens_gradient(trace: Trace, pooled: Tensor) -> Tensor:
+    """Return d s / d z for some layers' z, [layers, B, d], by one run of the head on layers·B·N tokens."""
     with torch.enable_grad():
         z = pooled.detach().requires_grad_(True)
-        score = _scores(trace, z[:, None].expand(-1, trace.layout.tokens, -1), layers)
-        return torch.autograd.grad(score, z)[0]
+        tokens = z.flatten(0, 1)[:, None].expand(-1, trace.layout.tokens, -1)  # [layers·B, N, d]
+        return torch.autograd.grad(_scores(trace, tokens, len(z)), z)[0]
 
 
 def _head_gradient(trace: Trace, tokens: Tensor) -> Tensor:
