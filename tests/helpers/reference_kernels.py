@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clairvit.methods import decomposition, executor, layer_view, token_products
+from clairvit.methods import aggregation, decomposition, executor, layer_view, token_products
 from clairvit.tracing import attention_reductions
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.attention_reductions import Entry, WeightedEntries, entry_values
@@ -37,11 +37,13 @@ def use_reference_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module("clairvit.tracing.attention_kernels", row_sums, column_sums, weighted_heads, row_products)
     module("clairvit.methods.token_kernels", products_and_norms)
     module("clairvit.methods.decomposition_kernels", distances)
+    module("clairvit.methods.rollout_kernels", product_steps)
     for place in (attention_reductions, executor):
         monkeypatch.setattr(place, "kernels_apply", lambda call: call.q is not None and call.weights is None)
     for place in (token_products, layer_view):
         monkeypatch.setattr(place, "kernel_applies", lambda *tensors: True)
     monkeypatch.setattr(decomposition, "_kernel_applies", lambda A, vectors: True)
+    monkeypatch.setattr(aggregation, "_kernel_applies", lambda maps: True)
     return called
 
 
@@ -89,3 +91,18 @@ def distances(
         own = (tokens[:, None] == torch.arange(A.shape[-1])).to(A.dtype)
         T = T + own[None, :, :, None] * x[:, tokens, None]
     return (T if y is None else y[:, :, None] - T).norm(p, -1)
+
+
+def product_steps(
+    row: Tensor, layer_maps: Tensor, totals: Tensor | None, losses: Tensor | None, weight: float, residual: float
+) -> Tensor:
+    start, shift, added = row.unbind(1)
+    identity = torch.eye(layer_maps.shape[-1], dtype=row.dtype)
+    for layer, matrix in enumerate(layer_maps):
+        total = torch.ones_like(start) if totals is None else totals[layer]
+        loss = torch.full_like(start, residual - 1) if losses is None else losses[layer]
+        full = (weight * matrix + residual * identity) / total[:, :, None]
+        passed = start + shift
+        added = (added[:, None] @ full)[:, 0] + weight * ((passed / total)[:, None] @ matrix)[:, 0]
+        shift = shift + passed * loss
+    return torch.stack([start, shift, added], 1)

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.models.model import Layout
+from clairvit.numerics import has_triton
 from clairvit.option_types import Range, check_fields
 
+MOST_KERNEL_TOKENS = 256  # whose matrix fits into the registers of a program on a GPU
 Alpha = Annotated[float, Range(gt=0, le=1, unit="(0.5: attention and residual alike)", example=0.5)]
 
 
@@ -191,15 +193,22 @@ class Product:
     def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
         assert row is not None
         weight, residual = self._weights
-        start, shift, added = row.expand(layer_maps.shape[1], -1, -1).unbind(1)  # [B, N] each
-        if self.normalise == "none":
+        totals, losses = None, None
+        if self.normalise != "none":
+            attended = layer_maps.sum(-1)  # [layers, B, N]
+            totals, losses = _row_totals(attended if weight == 1 else attended.mul_(weight), residual)
+        row = row.expand(layer_maps.shape[1], -1, -1)
+        if self.normalise != "columns" and _kernel_applies(layer_maps):
+            from clairvit.methods import rollout_kernels
+
+            return rollout_kernels.product_steps(row, layer_maps, totals, losses, weight, residual)
+        start, shift, added = row.unbind(1)  # [B, N] each
+        if totals is None or losses is None:
             for matrix in layer_maps:
                 passed = start + shift
                 added = _plus_product(added, passed + added, matrix, weight, residual)
                 shift = shift if residual == 1 else shift + passed * (residual - 1)
             return torch.stack([start, shift, added], 1)
-        attended = layer_maps.sum(-1)  # [layers, B, N]
-        totals, losses = _row_totals(attended if weight == 1 else attended.mul_(weight), residual)
         for matrix, total, loss in zip(layer_maps, totals, losses, strict=True):
             passed = start + shift
             if self.normalise == "rows":
@@ -304,6 +313,12 @@ class Suffixes:
 def reading(layer_map: Tensor, read: Tensor) -> Tensor:
     """Return [B, N] of a layer map: token maps as they are, matrices [B, rows, N] read at the rows of the head."""
     return layer_map if layer_map.ndim == 2 else (read[:, None] @ layer_map)[:, 0]
+
+
+def _kernel_applies(layer_maps: Tensor) -> bool:
+    """Return whether the Triton kernel can multiply several layers [layers, B, N, N]: on CUDA, in float32."""
+    fits = len(layer_maps) > 1 and layer_maps.shape[-2] == layer_maps.shape[-1] <= MOST_KERNEL_TOKENS
+    return fits and layer_maps.is_cuda and layer_maps.dtype == torch.float32 and has_triton()
 
 
 def _row_totals(sums: Tensor, residual: float) -> tuple[Tensor, Tensor]:

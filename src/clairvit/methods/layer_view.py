@@ -385,8 +385,10 @@ class LayerView:
         by_sums = self.is_large or self.uses_kernels
         if not by_sums or (self.layout.pooling == "map" and pool == "mean"):
             return self.local_G(pool).clamp_(min=0).mean((1, 2))
-        gradient = self.layer.between_tokens().heads(self.context.local(self.index, pool))
-        return self._reductions_of(gradient).column_means("G+")
+        sums = self._reductions_of(self.layer.between_tokens().heads(self.context.local(self.index, pool)))
+        if self.is_large:
+            return sums.column_means("G+")
+        return sums.weighted_heads("G+", self._mean_weights()).mean(1)  # quicker where [B, N, N] may be written
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return make(), computed once per key for all methods; rows of the view of all rows where that has it."""
