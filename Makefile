@@ -112,6 +112,7 @@ $(VENV)-docs/.installed: pyproject.toml
 # This library next to others, in one run: out/bench.md. BENCH='--device cuda --dtype bfloat16 --batch 32' on a GPU.
 bench: $(VENV)/.installed-dev
 	@$(PIP) -e '.[bench]'
+	@$(PIP) --no-deps 'legrad-torch>=1.1'
 	@OMP_WAIT_POLICY=passive HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/peers.py --out out/bench.md $(BENCH)
 
 clean:

@@ -137,20 +137,26 @@ def looking(model: cv.Model, pixels: Tensor) -> None:
         measured(f"{family}: {len(names)} metrics", scoring(model, pixels, names), model, pixels)
 
 
-def quantus(model: cv.Model, pixels: Tensor) -> None:
-    """The same questions to Quantus, where it is installed; maps are made before, as for us."""
-    try:
-        library: Any = importlib.import_module("quantus")
-    except ImportError:
-        print("\nQuantus is not installed")
-        return
-    print("\nQuantus, one map")
+def scoring_by_quantus(model: cv.Model, pixels: Tensor, name: str, **options: Any) -> Callable[..., Any]:
+    """Return a function that scores maps of `ixg`, computed beforehand, by a metric of Quantus; keywords go to it."""
+    library: Any = importlib.import_module("quantus")
     ex = cv.explain(model, pixels, "ixg")
     fine = torch.nn.functional.interpolate(ex.maps[:, None].float(), pixels.shape[-2:], mode="bilinear")
     x, a = pixels.cpu().numpy(), fine.cpu().numpy()
     y = np.array([label for label in ex.classes if label is not None])
-    quiet = {"disable_warnings": True, "display_progressbar": False}
+    metric = getattr(library, name)(disable_warnings=True, display_progressbar=False, **options)
     settings = {"x_batch": x, "y_batch": y, "a_batch": a, "device": str(pixels.device), "batch_size": len(x)}
+    return functools.partial(metric, model=model.module, **settings)
+
+
+def quantus(model: cv.Model, pixels: Tensor) -> None:
+    """The same questions to Quantus, where it is installed; maps are made before, as for us."""
+    try:
+        importlib.import_module("quantus")
+    except ImportError:
+        print("\nQuantus is not installed")
+        return
+    print("\nQuantus, one map")
 
     def gradient(model: Any, inputs: Any, targets: Any, **_: Any) -> Any:
         images = torch.as_tensor(inputs, dtype=pixels.dtype, device=pixels.device)
@@ -158,14 +164,15 @@ def quantus(model: cv.Model, pixels: Tensor) -> None:
         maps = cv.explain(wrapped, images, "ixg", target=[int(label) for label in targets]).maps
         return torch.nn.functional.interpolate(maps[:, None].float(), images.shape[-2:]).cpu().numpy()
 
-    metrics = {
-        f"FaithfulnessCorrelation, {QUANTUS_RUNS} runs": library.FaithfulnessCorrelation(nr_runs=QUANTUS_RUNS, **quiet),
-        "Sparseness": library.Sparseness(**quiet),
-        "MaxSensitivity, 10 samples, ixg": library.MaxSensitivity(nr_samples=10, **quiet),
+    of = functools.partial(scoring_by_quantus, model, pixels)
+    works: dict[str, Callable[..., Any]] = {
+        f"FaithfulnessCorrelation, {QUANTUS_RUNS} runs": of("FaithfulnessCorrelation", nr_runs=QUANTUS_RUNS),
+        "Sparseness": of("Sparseness"),
+        "MaxSensitivity, 10 samples, ixg": functools.partial(
+            of("MaxSensitivity", nr_samples=10), explain_func=gradient
+        ),
     }
-    for name, score in metrics.items():
-        explain = {"explain_func": gradient} if "ixg" in name else {}
-        work = functools.partial(score, model=model.module, **settings, **explain)
+    for name, work in works.items():
         measured(f"Quantus {name}", work, model, pixels, 1)
 
 
