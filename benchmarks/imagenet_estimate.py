@@ -38,6 +38,7 @@ import torch
 
 import clairvit as cv
 from clairvit.cli.arguments import resolve_methods
+from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
 from clairvit.models.image_files import EncodedImage, read_image
 from clairvit.models.images import to_pixels
@@ -110,11 +111,11 @@ def photo() -> bytes:
 
 
 def families_of_all() -> dict[str, list[str]]:
-    """Return family -> the methods that "all" stands for; those that do not fit a model are left out when they run."""
+    """Return family -> its methods, those of many passes each by itself; what does not fit a model is left out later."""
     families: dict[str, list[str]] = {}
     for text in resolve_methods("all"):
         families.setdefault(resolve_method(text).method.family, []).append(text)
-    return families
+    return families | {method.name: [method.name] for method in list_methods() if method.slow}
 
 
 class Measurement:
@@ -132,9 +133,12 @@ class Measurement:
         cuda = self.device.type == "cuda"
         machine = torch.cuda.get_device_name() if cuda else f"{platform.processor() or platform.machine()}, 1 process"
         self.rates = Rates(machine, options.model, options.images, **self.run)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # processor seconds count threads that wait, too
         self.rates.decode = seconds(
             lambda: to_pixels(read_image(encoded), self.model.preprocess), torch.device("cpu"), 9
         )
+        torch.set_num_threads(threads)
 
     def merge(self, earlier: Rates) -> None:
         """Keep what was measured earlier with the same settings."""

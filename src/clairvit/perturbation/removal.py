@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.models.preprocess import Preprocess
+from clairvit.numerics import widened
 from clairvit.perturbation.rng import image_seeds, make_generator
 
 Removal = Literal["token", "mean", "image-mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"]
@@ -130,10 +132,12 @@ def impute(images: Tensor, removed: Tensor, seeds: list[int]) -> Tensor:
     masks = removed.cpu().numpy()
     for row, mask in enumerate(masks):
         rows_of_mask.setdefault(np.packbits(mask).tobytes(), []).append(row)
-    for key, rows in rows_of_mask.items():
-        mask = masks[rows[0]]
-        values = torch.from_numpy(_solve(images[rows].double().cpu().numpy(), mask)).to(images)  # [k, 3, gaps]
-        gaps = torch.from_numpy(mask).to(images.device)
+    on_host = widened(images).cpu().numpy()
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # the factorisation runs outside Python's lock
+        solutions = list(pool.map(lambda rows: _solve(on_host[rows], masks[rows[0]]), rows_of_mask.values()))
+    for (key, rows), solution in zip(rows_of_mask.items(), solutions, strict=True):
+        values = torch.from_numpy(solution).to(images)  # [k, 3, gaps]
+        gaps = torch.from_numpy(masks[rows[0]]).to(images.device)
         for row, value in zip(rows, values, strict=True):
             noise = torch.randn(value.shape, generator=make_generator(zlib.crc32(key, seeds[row]))).to(value)
             filled[row, :, gaps] = value + ROAD_NOISE * noise
@@ -156,7 +160,7 @@ def _solve(images: np.ndarray[Any, Any], removed: np.ndarray[Any, Any]) -> np.nd
     number[removed] = np.arange(gaps)
     y, x = np.nonzero(removed)
     diagonal, right_side = np.zeros(gaps), np.zeros((gaps, k * channels))
-    flat = images.reshape(k * channels, height, width)
+    flat = images.astype(np.float64).reshape(k * channels, height, width)
     rows, cols, weights = [], [], []
     for dy, dx, weight in _NEIGHBOURS:
         ny, nx = y + dy, x + dx
