@@ -30,7 +30,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import ClairWarning
-from clairvit.methods.cuda_graphs import GRAPHS
+from clairvit.methods.cuda_graphs import without_cuda_graphs
 from clairvit.tracing import attention_reductions
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.attention_reductions import AttentionReductions, Entry, WeightedEntries
@@ -44,7 +44,6 @@ COLUMN_SUMS: list[Entry] = ["A", "A", "A", "A", "AG+", "AG+", "AG+"]
 
 def choose_way(way: str) -> None:
     """Make the executor read every layer in one of the three ways."""
-    GRAPHS.enabled = False  # the memory of a replay was taken when it was captured
     attention_reductions.TILE_SHARE = 1e9 if way == "matrices" else 0.25
     if way == "tiles":
         attention_reductions.kernels_apply = lambda call: False
@@ -200,6 +199,7 @@ def memory_of_processes(arguments: argparse.Namespace) -> None:
             print(f"  {task:22s} {way:9s} {megabytes:8.0f} MB   {megabytes / plain:5.2f} FB", flush=True)
 
 
+@without_cuda_graphs()  # the memory of a replay was taken when it was captured
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[518, 1022], help="pixels a side")
