@@ -53,8 +53,8 @@ class ScenePair(nn.Module):
 
 
 def tokenize(prompts: list[str]) -> Tensor:
-    """Return the number of the class that each prompt names, [n, 1]."""
-    return torch.tensor([[CLASSES.index(prompt)] for prompt in prompts])
+    """Return the number of the class that each prompt names, [n, 1]; a prompt is a class or a sentence with one."""
+    return torch.tensor([[next(i for i, name in enumerate(CLASSES) if name in prompt)] for prompt in prompts])
 
 
 def scene_pair() -> cv.Model:
