@@ -57,14 +57,14 @@ def tokenize(prompts: list[str]) -> Tensor:
     return torch.tensor([[next(i for i, name in enumerate(CLASSES) if name in prompt)] for prompt in prompts])
 
 
-def scene_pair() -> cv.Model:
+def scene_pair(name: str = "scenes, as a pair") -> cv.Model:
     """Return the built-in model `scenes` as an image-and-text model."""
     scenes = cv.load("scenes")
     settings = scenes.preprocess
     return cv.wrap(
         ScenePair(scenes.module),
         tokenizer=tokenize,
-        name="scenes, as a pair",
+        name=name,
         size=settings.size,
         mean=settings.mean,
         std=settings.std,
