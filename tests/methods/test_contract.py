@@ -66,6 +66,47 @@ def compared(
     return found
 
 
+class Sweep:
+    """Runs of every method on three images of one model, each with a target of its own; made when they are read.
+
+    Several tests read the same run: the models are inspected once, and each run is made once while tests of one model
+    follow each other.
+    """
+
+    targets = (3, 4, 6)
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.model = wrapped(kind)
+        self.exact_model, self.exact_images = double(kind, batch=3)
+        self.images = self.exact_images.float()
+        self.changes: list[str] = []  # of the model and of global state during the run in float32
+
+    @functools.cached_property
+    def single(self) -> Comparison:
+        """Every method in float32, as it is and in its signed form."""
+        before, around = fingerprint(self.model.module), surroundings()
+        names = list(dict.fromkeys([*EVERY, *SIGNED_FORM]))
+        found = compared(self.kind, self.images, names, list(self.targets), model=self.model)
+        self.changes = differences(before, fingerprint(self.model.module)) + differences(around, surroundings())
+        return found
+
+    @functools.cached_property
+    def exact(self) -> Comparison:
+        """Every method in float64, in its signed form."""
+        return self.in_float64(self.exact_images, list(self.targets))
+
+    def in_float64(self, images: Tensor, targets: Any) -> Comparison:
+        """Return the maps of every method for other targets, or for some of the images."""
+        return compared(self.kind, images, SIGNED_FORM, targets, model=self.exact_model)
+
+
+@pytest.fixture(scope="module", params=TINY)
+def sweep(request: pytest.FixtureRequest) -> Sweep:
+    """One for each tiny model; tests of one model follow each other."""
+    return Sweep(request.param)
+
+
 def apart(found: Tensor, expected: Tensor) -> float:
     """The largest difference, in parts of the map's own scale."""
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
@@ -95,23 +136,20 @@ def test_the_main_models_are_tiny() -> None:
     assert set(MAIN) <= set(TINY)
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_maps_fit_the_grid_and_the_model_stays_bit_identical(kind: str) -> None:
+def test_maps_fit_the_grid_and_the_model_stays_bit_identical(sweep: Sweep) -> None:
     """One run of every method: shapes, types and signs of the maps, and a model that is left as it was.
 
     Talking heads mix attention after the softmax; there a negative map is right, and is marked as signed. So is a mean
     of scores where there are no probabilities: an embedding's outputs have a sign of their own.
     """
-    model, image, tiny = wrapped(kind), pixels(kind), ZOO[kind]
-    before, around = fingerprint(model.module), surroundings()
-    maps_by_method = compared(kind, image, model=model)
-    assert differences(before, fingerprint(model.module)) == []
-    assert differences(around, surroundings()) == []
-    for name, made in maps_by_method.items():
-        assert made.maps.shape == (2, *tiny.grid), name
+    tiny, found = ZOO[sweep.kind], sweep.single
+    assert sweep.changes == []
+    for name in [name for name in EVERY if name in found]:
+        made = found[name]
+        assert made.maps.shape == (3, *tiny.grid), name
         assert made.maps.dtype == torch.float32, name
         assert made.maps.isfinite().all(), name
-        assert len(made) == len(made.targets) == len(made.classes) == len(made.logits) == len(made.pixels) == 2, name
+        assert len(made) == len(made.targets) == len(made.classes) == len(made.logits) == len(made.pixels) == 3, name
         method = method_of(name)
         if not method.signed or method.relu:
             of_outputs = method.score == "prob" and not tiny.classifier
@@ -120,14 +158,15 @@ def test_maps_fit_the_grid_and_the_model_stays_bit_identical(kind: str) -> None:
             assert made.signed == bool((made.maps < 0).any()), name
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_maps_say_something(kind: str) -> None:
-    """Not constant, and not the same for both images: centre is the only one that looks at neither model nor image."""
-    for name, made in compared(kind, pixels(kind), SIGNED_FORM).items():
-        if method_of(name).caveats.zero_reason and not made.maps.flatten(1).any(1).all():
+def test_maps_say_something(sweep: Sweep) -> None:
+    """Not constant, and not the same for two images: centre is the only one that looks at neither model nor image."""
+    for name in [name for name in SIGNED_FORM if name in sweep.single]:
+        maps = sweep.single[name].maps
+        if method_of(name).caveats.zero_reason and not maps.flatten(1).any(1).all():
             continue
-        assert made.maps.flatten(1).std(1).min() > 0, name
-        assert torch.equal(made.maps[0], made.maps[1]) == (name == "center"), name
+        assert maps.flatten(1).std(1).min() > 0, name
+        for one, other in ((0, 1), (0, 2), (1, 2)):
+            assert torch.equal(maps[one], maps[other]) == (name == "center"), name
 
 
 @pytest.mark.parametrize("kind", TINY)
@@ -155,34 +194,25 @@ def test_blocks_that_are_no_modules_are_refused_clearly() -> None:
             cv.explain(wrapped("home-loop"), pixels("home-loop"), name, target=TARGET)
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_batch_of_three_equals_three_batches_of_one(kind: str) -> None:
+def test_batch_of_three_equals_three_batches_of_one(sweep: Sweep) -> None:
     """Each image with a target of its own, so that a mixed-up row is seen."""
-    (model, image), targets = double(kind, batch=3), [1, 4, 6]
-    together = compared(kind, image, SIGNED_FORM, targets, model=model)
-    delicate = [name for name in SIGNED_FORM if method_of(name).caveats.numerically_unstable]
-    single = compared(kind, image.float(), delicate, targets)
-    for row, target in enumerate(targets):
-        alone = compared(kind, image[row : row + 1], SIGNED_FORM, target, model=model)
-        for name, made in alone.items():
-            maps = together[name].maps
-            magnitude = (
-                magnified(single[name].maps[row], maps[row]) if method_of(name).caveats.numerically_unstable else None
-            )
-            assert_same(maps[row], made.maps[0], magnitude=magnitude, dtype=torch.float64, label=name)
+    for row, target in enumerate(sweep.targets):
+        for name, made in sweep.in_float64(sweep.exact_images[row : row + 1], target).items():
+            maps = sweep.exact[name].maps[row]
+            unstable = method_of(name).caveats.numerically_unstable
+            magnitude = magnified(sweep.single[name].maps[row], maps) if unstable else None
+            assert_same(maps, made.maps[0], magnitude=magnitude, dtype=torch.float64, label=name)
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_float64_agrees_with_float32(kind: str) -> None:
+def test_float64_agrees_with_float32(sweep: Sweep) -> None:
     """Up to float32's rounding. A delicate method divides by sums near zero: its maps differ by more."""
-    single = compared(kind, pixels(kind), SIGNED_FORM)
-    exact = compared(kind, pixels(kind, dtype=torch.float64), SIGNED_FORM)
-    for name, made in exact.items():
+    for name, made in sweep.exact.items():
+        single = sweep.single[name].maps
         if (
             name != "random" and not method_of(name).caveats.numerically_unstable
         ):  # its noise comes from the image's bits
-            assert single[name].maps.dtype == torch.float32
-            assert_same(single[name].maps, made.maps, growth=growth_of(kind), label=name)
+            assert single.dtype == torch.float32
+            assert_same(single, made.maps, growth=growth_of(sweep.kind), label=name)
 
 
 def assert_float32_maps(kind: str, maps_by_method: Comparison) -> None:
@@ -223,11 +253,9 @@ def test_same_seed_same_map(kind: str) -> None:
         assert torch.equal(made.maps, other[name].maps) == (not draws), name
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_the_target_matters_to_class_specific_methods_only(kind: str) -> None:
-    model, image = double(kind)
-    one, other = (compared(kind, image, SIGNED_FORM, target, model=model) for target in (1, 4))
-    for name, made in one.items():
+def test_the_target_matters_to_class_specific_methods_only(sweep: Sweep) -> None:
+    other = sweep.in_float64(sweep.exact_images, [4, 6, 3])
+    for name, made in sweep.exact.items():
         if name in CLASS_AGNOSTIC:
             assert torch.equal(made.maps, other[name].maps), name
         elif not method_of(name).caveats.zero_reason or made.maps.any():
