@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from trace import one_trace, plain_pass, resident, taken_apart  # benchmarks/trace.py
+from trace import decomposition_methods, one_trace, plain_pass, resident  # benchmarks/trace.py
 
 import timm
 import torch
@@ -60,7 +60,7 @@ def vision_transformer(size: int, depth: int, width: int, dtype: torch.dtype) ->
 
 
 def plans() -> dict[str, list[str]]:
-    plain = [name for name in one_trace("plain") if name not in taken_apart()]
+    plain = [name for name in one_trace("plain") if name not in decomposition_methods()]
     return {"genatt": ["genatt"], "all plain but legrad": [n for n in plain if n != "legrad"], "all plain": plain}
 
 
@@ -71,7 +71,7 @@ def action(model: cv.Model, pixels: Tensor, task: str) -> Callable[[], object]:
 
 
 def peak(model: cv.Model, pixels: Tensor, task: str) -> float:
-    """Peak memory above the loaded model, in MB: of the GPU if there is one, else of this process."""
+    """Return the peak memory above the loaded model, in MB: of the GPU if there is one, else of this process."""
     run = action(model, pixels, task)
     run()  # a first call also inspects the model
     if pixels.is_cuda:
@@ -87,7 +87,7 @@ def peak(model: cv.Model, pixels: Tensor, task: str) -> float:
 
 
 def seconds(run: Callable[[], object], rounds: int) -> float:
-    """Median seconds of a call; on a GPU between synchronisations."""
+    """Return the median seconds of a call; on a GPU between synchronisations."""
     run()
     times = []
     for _ in range(rounds):
