@@ -264,12 +264,18 @@ def test_the_target_matters_to_class_specific_methods_only(sweep: Sweep) -> None
             assert apart(made.maps, other[name].maps) > least, name
 
 
+@functools.cache
+def kept(kind: str) -> cv.Model:
+    """Return a model that several tests explain and none changes: it is inspected once."""
+    return wrapped(kind)
+
+
 @pytest.mark.parametrize("name", [name for name in SIGNED_FORM if method_of(name).signed])
 def test_signed_methods_have_both_signs(name: str) -> None:
     fitting = [kind for kind in MAIN if fits(name, kind)]
-    values = torch.cat([cv.explain(wrapped(k), pixels(k), name, target=TARGET).maps.flatten() for k in fitting])
+    values = torch.cat([cv.explain(kept(k), pixels(k), name, target=TARGET).maps.flatten() for k in fitting])
     assert values.min() < 0 < values.max() or method_of(name).caveats.zero_reason
-    assert cv.explain(wrapped(home_of(name)), pixels("timm-vit"), name, target=TARGET).signed
+    assert cv.explain(kept(home_of(name)), pixels("timm-vit"), name, target=TARGET).signed
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -277,10 +283,10 @@ def test_signed_methods_have_both_signs(name: str) -> None:
 def test_alone_is_the_same_as_beside_others(kind: str, name: str) -> None:
     """compare shares traces; sharing changes no map."""
     if not fits(name, kind):
-        refused(wrapped(kind), kind, name)
+        refused(kept(kind), kind, name)
         return
-    alone = cv.explain(*double(kind), name, target=TARGET)
     beside = everything_on(kind)[name]
+    alone = cv.explain(*inspected_double(kind), name, target=TARGET)
     assert_same(alone.maps, beside.maps)
     assert (alone.method, alone.targets, alone.signed, alone.notes) == (
         beside.method,
@@ -297,6 +303,11 @@ def refused(model: cv.Model, kind: str, name: str) -> None:
 
 
 @functools.cache
+def inspected_double(kind: str) -> tuple[cv.Model, Tensor]:
+    return double(kind)
+
+
+@functools.cache
 def everything_on(kind: str) -> Comparison:
     return compared(kind, pixels(kind, dtype=torch.float64))
 
@@ -304,7 +315,7 @@ def everything_on(kind: str) -> Comparison:
 @pytest.mark.parametrize("name", EVERY)
 def test_several_targets_of_one_image(name: str) -> None:
     """`targets` gives one map for each, the same as one by one; a class-agnostic method gives one."""
-    model, images = double(home_of(name), batch=1)
+    model, images = inspected_double(home_of(name))
     several = cv.explain(model, images[0], name, targets=[1, 4, None])
     if not method_of(name).class_specific:
         assert several.targets == ("any class",)
@@ -447,8 +458,9 @@ def test_forward_methods_make_no_graph(counting: Counting) -> None:
 # Broken models
 
 
+@functools.cache
 def without_head(kind: str) -> cv.Model:
-    """A classifier of zeros, as a new head often is."""
+    """A classifier of zeros, as a new head often is; several tests explain it, none changes it."""
     model = wrapped(kind)
     heads = [part for part in model.module.modules() if isinstance(part, nn.Linear) and part.out_features == CLASSES]
     assert heads
@@ -502,13 +514,18 @@ def test_zero_head_warns_and_gives_no_nan(kind: str, name: str) -> None:
     assert any(why in note for note in made.notes)
 
 
+@functools.cache
+def with_broken_weight(kind: str, bad: float) -> cv.Model:
+    module = build(kind)
+    module.blocks[1].mlp.fc1.weight.data[0, 0] = bad
+    return cv.wrap(module)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", EVERY)
 def test_broken_weights_are_an_error(name: str, bad: float) -> None:
-    module = build(home_of(name))
-    module.blocks[1].mlp.fc1.weight.data[0, 0] = bad
     with pytest.raises(ClairError, match=r"NaN or infinite.*check the weights") as refusal:
-        cv.explain(cv.wrap(module), pixels("timm-vit"), name, target=TARGET)
+        cv.explain(with_broken_weight(home_of(name), bad), pixels("timm-vit"), name, target=TARGET)
     assert "image 1, 2" in str(refusal.value)
 
 
@@ -535,7 +552,7 @@ def test_nan_gradients_are_an_error(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_wrong_number_of_targets_is_refused(name: str) -> None:
     with pytest.raises(BadInput, match="3 targets were given for 2 images"):
-        cv.explain(wrapped(home_of(name)), pixels("timm-vit"), name, target=[1, 2, 3])
+        cv.explain(kept(home_of(name)), pixels("timm-vit"), name, target=[1, 2, 3])
 
 
 # The lists
