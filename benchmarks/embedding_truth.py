@@ -53,18 +53,18 @@ class ScenePair(nn.Module):
 
 
 def tokenize(prompts: list[str]) -> Tensor:
-    """Return the number of the class that each prompt names, [n, 1]."""
-    return torch.tensor([[CLASSES.index(prompt)] for prompt in prompts])
+    """Return the number of the class that each prompt names, [n, 1]; a prompt is a class or a sentence with one."""
+    return torch.tensor([[next(i for i, name in enumerate(CLASSES) if name in prompt)] for prompt in prompts])
 
 
-def scene_pair() -> cv.Model:
+def scene_pair(name: str = "scenes, as a pair") -> cv.Model:
     """Return the built-in model `scenes` as an image-and-text model."""
     scenes = cv.load("scenes")
     settings = scenes.preprocess
     return cv.wrap(
         ScenePair(scenes.module),
         tokenizer=tokenize,
-        name="scenes, as a pair",
+        name=name,
         size=settings.size,
         mean=settings.mean,
         std=settings.std,

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from trace import one_trace, plain_pass, resident, taken_apart  # benchmarks/trace.py
+from trace import decomposition_methods, one_trace, plain_pass, resident  # benchmarks/trace.py
 
 import timm
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit.errors import ClairWarning
-from clairvit.methods.cuda_graphs import GRAPHS
+from clairvit.methods.cuda_graphs import without_cuda_graphs
 from clairvit.tracing import attention_reductions
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.attention_reductions import AttentionReductions, Entry, WeightedEntries
@@ -44,7 +44,6 @@ COLUMN_SUMS: list[Entry] = ["A", "A", "A", "A", "AG+", "AG+", "AG+"]
 
 def choose_way(way: str) -> None:
     """Make the executor read every layer in one of the three ways."""
-    GRAPHS.enabled = False  # the memory of a replay was taken when it was captured
     attention_reductions.TILE_SHARE = 1e9 if way == "matrices" else 0.25
     if way == "tiles":
         attention_reductions.kernels_apply = lambda call: False
@@ -61,7 +60,7 @@ def vision_transformer(size: int, depth: int, width: int, dtype: torch.dtype) ->
 
 
 def plans() -> dict[str, list[str]]:
-    plain = [name for name in one_trace("plain") if name not in taken_apart()]
+    plain = [name for name in one_trace("plain") if name not in decomposition_methods()]
     return {"genatt": ["genatt"], "all plain but legrad": [n for n in plain if n != "legrad"], "all plain": plain}
 
 
@@ -72,7 +71,7 @@ def action(model: cv.Model, pixels: Tensor, task: str) -> Callable[[], object]:
 
 
 def peak(model: cv.Model, pixels: Tensor, task: str) -> float:
-    """Peak memory above the loaded model, in MB: of the GPU if there is one, else of this process."""
+    """Return the peak memory above the loaded model, in MB: of the GPU if there is one, else of this process."""
     run = action(model, pixels, task)
     run()  # a first call also inspects the model
     if pixels.is_cuda:
@@ -88,7 +87,7 @@ def peak(model: cv.Model, pixels: Tensor, task: str) -> float:
 
 
 def seconds(run: Callable[[], object], rounds: int) -> float:
-    """Median seconds of a call; on a GPU between synchronisations."""
+    """Return the median seconds of a call; on a GPU between synchronisations."""
     run()
     times = []
     for _ in range(rounds):
@@ -200,6 +199,7 @@ def memory_of_processes(arguments: argparse.Namespace) -> None:
             print(f"  {task:22s} {way:9s} {megabytes:8.0f} MB   {megabytes / plain:5.2f} FB", flush=True)
 
 
+@without_cuda_graphs()  # the memory of a replay was taken when it was captured
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[518, 1022], help="pixels a side")

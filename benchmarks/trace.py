@@ -47,18 +47,19 @@ SLOW = ["tam", "smoothgrad", "integrated-gradients", "attention-flow(grid_pool=2
 
 
 def one_trace(*tables: str) -> list[str]:
-    """The methods that need one forward and no more than one backward of each of these tables."""
+    """Return the methods that need one forward and no more than one backward of each of these tables."""
     return [m.name for m in list_methods() if not m.slow and set(m.tables) <= set(tables)]
 
 
-def taken_apart() -> list[str]:
-    """The methods that take every block's sum apart, forwards: no table, but much work of their own."""
+def decomposition_methods() -> list[str]:
+    """Return the methods that decompose every block's sum in the forward pass: no table, but much work of their own."""
     return [m.name for m in list_methods() if m.family == "decomposition" and not m.tables]
 
 
 def method_groups() -> dict[str, list[str]]:
     everything = one_trace("plain", "linear", "attnlrp")
-    plain, three = ([n for n in names if n not in taken_apart()] for names in (one_trace("plain"), everything))
+    decomposed = decomposition_methods()
+    plain, three = ([n for n in names if n not in decomposed] for names in (one_trace("plain"), everything))
     return {
         f"first light ({len(PLAIN_TABLE_METHODS)})": PLAIN_TABLE_METHODS,
         f"all plain but legrad ({len(plain) - 1})": [name for name in plain if name != "legrad"],
@@ -108,7 +109,7 @@ def loaded(name: str, dtype: str) -> cv.Model:
 
 
 def peak(task: str, model: cv.Model) -> float:
-    """Peak memory of one task above the loaded model, in MB: of the GPU if there is one, else of this process."""
+    """Return the peak memory of one task above the loaded model, in MB: of the GPU, or without one of this process."""
     pixels = torch.randn(1, 3, *model.preprocess.size, device=model.device, dtype=model.dtype)
     actions: dict[str, Callable[[], object]] = {
         "FB": lambda: plain_pass(model, pixels),

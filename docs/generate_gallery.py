@@ -61,21 +61,11 @@ class Item:
 
 def stand_in() -> Names:
     """Return a stand-in for CLIP, whose text embeddings are the rows of a classifier's head, and a generated scene."""
-    import generate_targets  # the script next to this one
+    from generate_targets import scene_pair  # the script next to this one
 
-    import clairvit as cv
     from clairvit.data.scenes import scene
 
-    scenes = cv.load("scenes")
-    settings = scenes.preprocess
-    clip = cv.wrap(
-        generate_targets.ScenePair(scenes.module),
-        name="a stand-in for CLIP",
-        tokenizer=generate_targets.tokenize,
-        size=settings.size,
-        mean=settings.mean,
-        std=settings.std,
-    )
+    clip = scene_pair("a stand-in for CLIP")
     return {"clip": clip, "photo": scene(5, 3, objects=2).picture}
 
 

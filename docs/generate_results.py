@@ -172,7 +172,7 @@ def print_cost(runs: list[dict[str, Any]]) -> None:
 
 
 def print_papers(runs: list[dict[str, Any]]) -> None:
-    """One line per paper: how many of its claims hold, by the paper's kind of measure."""
+    """Print one line per paper: how many of its claims hold, by the paper's kind of measure."""
     print("\n## What holds of each paper\n")
     print(
         'Claims of the form "A is better than B", by the kind of measure the paper uses: how many of the paired '
@@ -192,7 +192,7 @@ def print_papers(runs: list[dict[str, Any]]) -> None:
 
 
 def print_libra(runs: list[dict[str, Any]]) -> None:
-    """LibraGrad's published column beside ours."""
+    """Print LibraGrad's published column beside ours."""
     print("\n## Next to LibraGrad's table\n")
     print(read_text("libra.md", runs) + "\n")
     print_row(["method", "LibraGrad, ViT-B: MIF", *(f"ours, {model_name(run)}: 1 − deletion" for run in runs)])

@@ -40,6 +40,8 @@ model = cv.wrap(build(NAME))
 methods = list(KINDS.values())
 for method in methods:  # lazy imports, caches of kernels, what is remembered of the model
     cv.explain(model, pixels(NAME, batch=1), method, target=TARGET)
+gc.collect()
+gc.freeze()  # the modules: the collector need not look at them thirty times
 memory, tensors = [], []
 for number in range(300):
     cv.explain(model, pixels(NAME, batch=1, seed=number), methods[number % len(methods)], target=TARGET)

@@ -19,11 +19,12 @@ from clairvit.numerics import (
     pool_to_grid,
     positive_over_largest,
     spread_evenly,
+    wide_product,
 )
 from clairvit.papers import comparison as beside
 from clairvit.selection import stats
 from helpers.operations import LargestResult
-from helpers.rounding import assert_same
+from helpers.rounding import assert_same, growth
 
 SIDE = 224
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -125,3 +126,14 @@ def test_spreading_evenly_is_an_integral_over_areas(size: tuple[int, int], grid:
     raster = cells.repeat_interleave(grid[0], -2).repeat_interleave(grid[1], -1) / (grid[0] * grid[1])
     expected = raster.reshape(2, grid[0], fine[0] // grid[0], grid[1], fine[1] // grid[1]).sum((2, 4))
     assert_same(spread_evenly(cells, grid), expected, magnitude=float(cells.sum()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_products_of_half_precision_are_rounded_to_float32_at_least(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(2, 3, *shape, generator=generator).to(dtype) for shape in ((5, 7), (7, 4)))
+    product = wide_product(a.clone().requires_grad_(), b)
+    assert product.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert not product.requires_grad
+    exact, largest = a.double() @ b.double(), float(a.abs().max() * b.abs().max())
+    assert_same(product, exact, magnitude=largest, growth=growth(depth=1, width=7), dtype=product.dtype)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_BMM_WIDENS = "out_dtype" in (torch.bmm.__doc__ or "")  # torch 2.8 and later, on CUDA
+
 
 def positive_over_largest(values: Tensor) -> Tensor:
     """Return relu(x) / max x along the last axis, […, n]; rows without a positive value become 0."""
@@ -47,6 +49,31 @@ def average_ranks(values: Tensor) -> Tensor:
 def widened(tensor: Tensor) -> Tensor:
     """Return half precision as float32, before any arithmetic; float32 and float64 stay as they are."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+
+
+def on_tensor_cores(tensor: Tensor) -> bool:
+    """Return whether `wide_product` multiplies such a tensor as it is: half precision on CUDA."""
+    return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16) and _BMM_WIDENS
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b in float32 at least, without a graph.
+
+    Products of two half-precision numbers are exact in float32, so tensor cores may compute and add them.
+
+    Args:
+        a: […, n, m]; on tensor cores with the leading axes and the dtype of `b`.
+        b: […, m, p].
+
+    Returns:
+        […, n, p].
+    """
+    a, b = a.detach(), b.detach()
+    if not (on_tensor_cores(a) and a.dtype == b.dtype and a.shape[:-2] == b.shape[:-2]):
+        return widened(a) @ widened(b)
+    left, right = (t.reshape(-1, *t.shape[-2:]) for t in (a, b))
+    product = torch.bmm(left, right, out_dtype=torch.float32)
+    return product.view(*a.shape[:-1], b.shape[-1])
 
 
 @functools.lru_cache(maxsize=256)

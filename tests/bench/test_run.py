@@ -305,7 +305,7 @@ def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(tmp_path: Path, monke
 
 # A process that has imported everything forks children that run the study; importing takes longer than a study.
 IMAGES = 36
-NURSERY = f"""
+STUDY_PROCESSES = f"""
 import json, os, random, signal, sys, time
 from pathlib import Path
 
@@ -368,12 +368,12 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Three stores of one study, 'whole', 'killed' and 'both', and how their processes ended."""
-    folder = tmp_path_factory.mktemp("nursery")
+    folder = tmp_path_factory.mktemp("studies")
     paths = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
     made = subprocess.run(
-        [sys.executable, "-c", NURSERY, str(folder)],
+        [sys.executable, "-c", STUDY_PROCESSES, str(folder)],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -383,8 +383,8 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder, json.loads(made.stdout)
 
 
-def test_a_study_that_is_killed_ten_times_ends_as_if_it_had_not_been(nursery: tuple[Path, dict[str, Any]]) -> None:
-    folder, found = nursery
+def test_a_study_that_is_killed_ten_times_ends_as_if_it_had_not_been(studies: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = studies
     assert (found["whole"], found["resumed"]) == (0, 0)
     assert found["killed"] == [-9] * 10  # each time it was in the middle of it
     assert 7 <= found["parts"][-1] < IMAGES, found["parts"]
@@ -396,8 +396,8 @@ def test_a_study_that_is_killed_ten_times_ends_as_if_it_had_not_been(nursery: tu
     assert [file.name for file in (killed.path / "claims").iterdir()] == ["store"]
 
 
-def test_two_processes_on_one_store_compute_each_unit_once(nursery: tuple[Path, dict[str, Any]]) -> None:
-    folder, found = nursery
+def test_two_processes_on_one_store_compute_each_unit_once(studies: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = studies
     assert found["both"] == [0, 0]
     assert sum(found["computed"]) == IMAGES
     assert min(found["computed"]) > 0, "one of them did it all: nothing was shown"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -30,6 +29,8 @@ TABLE = (
 
 def weights(path: Path, seed: int = 0) -> str:
     """The smallest ViT that timm has, on 32 × 32 pixels, for three classes."""
+    import timm  # here: worker processes that only unpickle a `Deadly` need not wait for it
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = timm.create_model(ARCHITECTURE, img_size=32, num_classes=3)

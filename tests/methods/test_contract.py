@@ -66,6 +66,47 @@ def compared(
     return found
 
 
+class Sweep:
+    """Runs of every method on three images of one model, each with a target of its own; made when they are read.
+
+    Several tests read the same run: the models are inspected once, and each run is made once while tests of one model
+    follow each other.
+    """
+
+    targets = (3, 4, 6)
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.model = wrapped(kind)
+        self.exact_model, self.exact_images = double(kind, batch=3)
+        self.images = self.exact_images.float()
+        self.changes: list[str] = []  # of the model and of global state during the run in float32
+
+    @functools.cached_property
+    def single(self) -> Comparison:
+        """Every method in float32, as it is and in its signed form."""
+        before, around = fingerprint(self.model.module), surroundings()
+        names = list(dict.fromkeys([*EVERY, *SIGNED_FORM]))
+        found = compared(self.kind, self.images, names, list(self.targets), model=self.model)
+        self.changes = differences(before, fingerprint(self.model.module)) + differences(around, surroundings())
+        return found
+
+    @functools.cached_property
+    def exact(self) -> Comparison:
+        """Every method in float64, in its signed form."""
+        return self.in_float64(self.exact_images, list(self.targets))
+
+    def in_float64(self, images: Tensor, targets: Any) -> Comparison:
+        """Return the maps of every method for other targets, or for some of the images."""
+        return compared(self.kind, images, SIGNED_FORM, targets, model=self.exact_model)
+
+
+@pytest.fixture(scope="module", params=TINY)
+def sweep(request: pytest.FixtureRequest) -> Sweep:
+    """One for each tiny model; tests of one model follow each other."""
+    return Sweep(request.param)
+
+
 def apart(found: Tensor, expected: Tensor) -> float:
     """The largest difference, in parts of the map's own scale."""
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
@@ -95,23 +136,20 @@ def test_the_main_models_are_tiny() -> None:
     assert set(MAIN) <= set(TINY)
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_maps_fit_the_grid_and_the_model_stays_bit_identical(kind: str) -> None:
+def test_maps_fit_the_grid_and_the_model_stays_bit_identical(sweep: Sweep) -> None:
     """One run of every method: shapes, types and signs of the maps, and a model that is left as it was.
 
     Talking heads mix attention after the softmax; there a negative map is right, and is marked as signed. So is a mean
     of scores where there are no probabilities: an embedding's outputs have a sign of their own.
     """
-    model, image, tiny = wrapped(kind), pixels(kind), ZOO[kind]
-    before, around = fingerprint(model.module), surroundings()
-    maps_by_method = compared(kind, image, model=model)
-    assert differences(before, fingerprint(model.module)) == []
-    assert differences(around, surroundings()) == []
-    for name, made in maps_by_method.items():
-        assert made.maps.shape == (2, *tiny.grid), name
+    tiny, found = ZOO[sweep.kind], sweep.single
+    assert sweep.changes == []
+    for name in [name for name in EVERY if name in found]:
+        made = found[name]
+        assert made.maps.shape == (3, *tiny.grid), name
         assert made.maps.dtype == torch.float32, name
         assert made.maps.isfinite().all(), name
-        assert len(made) == len(made.targets) == len(made.classes) == len(made.logits) == len(made.pixels) == 2, name
+        assert len(made) == len(made.targets) == len(made.classes) == len(made.logits) == len(made.pixels) == 3, name
         method = method_of(name)
         if not method.signed or method.relu:
             of_outputs = method.score == "prob" and not tiny.classifier
@@ -120,14 +158,15 @@ def test_maps_fit_the_grid_and_the_model_stays_bit_identical(kind: str) -> None:
             assert made.signed == bool((made.maps < 0).any()), name
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_maps_say_something(kind: str) -> None:
-    """Not constant, and not the same for both images: centre is the only one that looks at neither model nor image."""
-    for name, made in compared(kind, pixels(kind), SIGNED_FORM).items():
-        if method_of(name).caveats.zero_reason and not made.maps.flatten(1).any(1).all():
+def test_maps_say_something(sweep: Sweep) -> None:
+    """Not constant, and not the same for two images: centre is the only one that looks at neither model nor image."""
+    for name in [name for name in SIGNED_FORM if name in sweep.single]:
+        maps = sweep.single[name].maps
+        if method_of(name).caveats.zero_reason and not maps.flatten(1).any(1).all():
             continue
-        assert made.maps.flatten(1).std(1).min() > 0, name
-        assert torch.equal(made.maps[0], made.maps[1]) == (name == "center"), name
+        assert maps.flatten(1).std(1).min() > 0, name
+        for one, other in ((0, 1), (0, 2), (1, 2)):
+            assert torch.equal(maps[one], maps[other]) == (name == "center"), name
 
 
 @pytest.mark.parametrize("kind", TINY)
@@ -155,34 +194,25 @@ def test_blocks_that_are_no_modules_are_refused_clearly() -> None:
             cv.explain(wrapped("home-loop"), pixels("home-loop"), name, target=TARGET)
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_batch_of_three_equals_three_batches_of_one(kind: str) -> None:
+def test_batch_of_three_equals_three_batches_of_one(sweep: Sweep) -> None:
     """Each image with a target of its own, so that a mixed-up row is seen."""
-    (model, image), targets = double(kind, batch=3), [1, 4, 6]
-    together = compared(kind, image, SIGNED_FORM, targets, model=model)
-    delicate = [name for name in SIGNED_FORM if method_of(name).caveats.numerically_unstable]
-    single = compared(kind, image.float(), delicate, targets)
-    for row, target in enumerate(targets):
-        alone = compared(kind, image[row : row + 1], SIGNED_FORM, target, model=model)
-        for name, made in alone.items():
-            maps = together[name].maps
-            magnitude = (
-                magnified(single[name].maps[row], maps[row]) if method_of(name).caveats.numerically_unstable else None
-            )
-            assert_same(maps[row], made.maps[0], magnitude=magnitude, dtype=torch.float64, label=name)
+    for row, target in enumerate(sweep.targets):
+        for name, made in sweep.in_float64(sweep.exact_images[row : row + 1], target).items():
+            maps = sweep.exact[name].maps[row]
+            unstable = method_of(name).caveats.numerically_unstable
+            magnitude = magnified(sweep.single[name].maps[row], maps) if unstable else None
+            assert_same(maps, made.maps[0], magnitude=magnitude, dtype=torch.float64, label=name)
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_float64_agrees_with_float32(kind: str) -> None:
+def test_float64_agrees_with_float32(sweep: Sweep) -> None:
     """Up to float32's rounding. A delicate method divides by sums near zero: its maps differ by more."""
-    single = compared(kind, pixels(kind), SIGNED_FORM)
-    exact = compared(kind, pixels(kind, dtype=torch.float64), SIGNED_FORM)
-    for name, made in exact.items():
+    for name, made in sweep.exact.items():
+        single = sweep.single[name].maps
         if (
             name != "random" and not method_of(name).caveats.numerically_unstable
         ):  # its noise comes from the image's bits
-            assert single[name].maps.dtype == torch.float32
-            assert_same(single[name].maps, made.maps, growth=growth_of(kind), label=name)
+            assert single.dtype == torch.float32
+            assert_same(single, made.maps, growth=growth_of(sweep.kind), label=name)
 
 
 def assert_float32_maps(kind: str, maps_by_method: Comparison) -> None:
@@ -223,11 +253,9 @@ def test_same_seed_same_map(kind: str) -> None:
         assert torch.equal(made.maps, other[name].maps) == (not draws), name
 
 
-@pytest.mark.parametrize("kind", TINY)
-def test_the_target_matters_to_class_specific_methods_only(kind: str) -> None:
-    model, image = double(kind)
-    one, other = (compared(kind, image, SIGNED_FORM, target, model=model) for target in (1, 4))
-    for name, made in one.items():
+def test_the_target_matters_to_class_specific_methods_only(sweep: Sweep) -> None:
+    other = sweep.in_float64(sweep.exact_images, [4, 6, 3])
+    for name, made in sweep.exact.items():
         if name in CLASS_AGNOSTIC:
             assert torch.equal(made.maps, other[name].maps), name
         elif not method_of(name).caveats.zero_reason or made.maps.any():
@@ -236,12 +264,18 @@ def test_the_target_matters_to_class_specific_methods_only(kind: str) -> None:
             assert apart(made.maps, other[name].maps) > least, name
 
 
+@functools.cache
+def kept(kind: str) -> cv.Model:
+    """Return a model that several tests explain and none changes: it is inspected once."""
+    return wrapped(kind)
+
+
 @pytest.mark.parametrize("name", [name for name in SIGNED_FORM if method_of(name).signed])
 def test_signed_methods_have_both_signs(name: str) -> None:
     fitting = [kind for kind in MAIN if fits(name, kind)]
-    values = torch.cat([cv.explain(wrapped(k), pixels(k), name, target=TARGET).maps.flatten() for k in fitting])
+    values = torch.cat([cv.explain(kept(k), pixels(k), name, target=TARGET).maps.flatten() for k in fitting])
     assert values.min() < 0 < values.max() or method_of(name).caveats.zero_reason
-    assert cv.explain(wrapped(home_of(name)), pixels("timm-vit"), name, target=TARGET).signed
+    assert cv.explain(kept(home_of(name)), pixels("timm-vit"), name, target=TARGET).signed
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -249,10 +283,10 @@ def test_signed_methods_have_both_signs(name: str) -> None:
 def test_alone_is_the_same_as_beside_others(kind: str, name: str) -> None:
     """compare shares traces; sharing changes no map."""
     if not fits(name, kind):
-        refused(wrapped(kind), kind, name)
+        refused(kept(kind), kind, name)
         return
-    alone = cv.explain(*double(kind), name, target=TARGET)
     beside = everything_on(kind)[name]
+    alone = cv.explain(*inspected_double(kind), name, target=TARGET)
     assert_same(alone.maps, beside.maps)
     assert (alone.method, alone.targets, alone.signed, alone.notes) == (
         beside.method,
@@ -269,6 +303,11 @@ def refused(model: cv.Model, kind: str, name: str) -> None:
 
 
 @functools.cache
+def inspected_double(kind: str) -> tuple[cv.Model, Tensor]:
+    return double(kind)
+
+
+@functools.cache
 def everything_on(kind: str) -> Comparison:
     return compared(kind, pixels(kind, dtype=torch.float64))
 
@@ -276,7 +315,7 @@ def everything_on(kind: str) -> Comparison:
 @pytest.mark.parametrize("name", EVERY)
 def test_several_targets_of_one_image(name: str) -> None:
     """`targets` gives one map for each, the same as one by one; a class-agnostic method gives one."""
-    model, images = double(home_of(name), batch=1)
+    model, images = inspected_double(home_of(name))
     several = cv.explain(model, images[0], name, targets=[1, 4, None])
     if not method_of(name).class_specific:
         assert several.targets == ("any class",)
@@ -419,8 +458,9 @@ def test_forward_methods_make_no_graph(counting: Counting) -> None:
 # Broken models
 
 
+@functools.cache
 def without_head(kind: str) -> cv.Model:
-    """A classifier of zeros, as a new head often is."""
+    """A classifier of zeros, as a new head often is; several tests explain it, none changes it."""
     model = wrapped(kind)
     heads = [part for part in model.module.modules() if isinstance(part, nn.Linear) and part.out_features == CLASSES]
     assert heads
@@ -474,13 +514,18 @@ def test_zero_head_warns_and_gives_no_nan(kind: str, name: str) -> None:
     assert any(why in note for note in made.notes)
 
 
+@functools.cache
+def with_broken_weight(kind: str, bad: float) -> cv.Model:
+    module = build(kind)
+    module.blocks[1].mlp.fc1.weight.data[0, 0] = bad
+    return cv.wrap(module)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", EVERY)
 def test_broken_weights_are_an_error(name: str, bad: float) -> None:
-    module = build(home_of(name))
-    module.blocks[1].mlp.fc1.weight.data[0, 0] = bad
     with pytest.raises(ClairError, match=r"NaN or infinite.*check the weights") as refusal:
-        cv.explain(cv.wrap(module), pixels("timm-vit"), name, target=TARGET)
+        cv.explain(with_broken_weight(home_of(name), bad), pixels("timm-vit"), name, target=TARGET)
     assert "image 1, 2" in str(refusal.value)
 
 
@@ -507,7 +552,7 @@ def test_nan_gradients_are_an_error(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_wrong_number_of_targets_is_refused(name: str) -> None:
     with pytest.raises(BadInput, match="3 targets were given for 2 images"):
-        cv.explain(wrapped(home_of(name)), pixels("timm-vit"), name, target=[1, 2, 3])
+        cv.explain(kept(home_of(name)), pixels("timm-vit"), name, target=[1, 2, 3])
 
 
 # The lists

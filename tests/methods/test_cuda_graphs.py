@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ from clairvit.methods.cuda_graphs import (
     PackedTensors,
     PassesRequest,
     module_state,
+    without_cuda_graphs,
 )
 from clairvit.methods.spec import resolve_method
 from clairvit.targets.base import class_agnostic_target
@@ -67,6 +70,19 @@ def test_no_graph_is_used_on_a_cpu() -> None:
 )
 def test_which_methods_can_be_captured(methods: list[str], capturable: bool) -> None:
     assert request(*methods).is_capturable is capturable
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_graphs_are_switched_off_inside_a_with_alone() -> None:
+    asked = request("genatt")
+    with without_cuda_graphs():
+        assert not asked.is_capturable
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(lambda: asked.is_capturable).result(), "another thread is not affected"
+        with contextlib.suppress(KeyError), without_cuda_graphs():
+            raise KeyError
+        assert not asked.is_capturable
+    assert asked.is_capturable
 
 
 @pytest.mark.usefixtures("on_cuda")
@@ -249,11 +265,8 @@ def test_replays_equal_ordinary_runs(graphs: GraphCache, dtype: torch.dtype, tar
     for seed in (10, 11):
         images = _random_images(seed, dtype)
         replayed = cv.compare(model, images, METHODS, target=target)
-        graphs.enabled = False
-        try:
+        with without_cuda_graphs():
             expected = cv.compare(model, images, METHODS, target=target)
-        finally:
-            graphs.enabled = True
         for name in METHODS:
             ours, other = replayed[name], expected[name]
             assert torch.equal(ours.maps, other.maps), name

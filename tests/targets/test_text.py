@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.data.scenes import CLASSES, scene
 from helpers import tiny_pairs
-from helpers.relevance import mean_on
 from helpers.rounding import assert_same, same
 from helpers.tiny_pairs import PAIRS, blocks, cosines, pixels, wrapped
 
@@ -244,38 +242,6 @@ def test_every_verb_takes_prompts(name: str) -> None:
     checked = cv.explain(model, images[:1], "ixg", target=target).check()
     assert checked.verdict
     assert cv.choose(model, images, ["ixg", "saliency"], metrics=["deletion(steps=3)"], target=target).best
-
-
-class ScenePair(nn.Module):
-    """The built-in scenes model as a pair: a prompt is embedded as the head's row of the class that it names."""
-
-    def __init__(self, classifier: Any) -> None:
-        super().__init__()
-        self.classifier = classifier
-        self.logit_scale = nn.Parameter(torch.zeros(()))
-
-    def encode_image(self, images: Tensor) -> Tensor:
-        return self.classifier.forward_head(self.classifier.forward_features(images), pre_logits=True)
-
-    def encode_text(self, classes: Tensor) -> Tensor:
-        return self.classifier.head.weight[classes[:, 0]]
-
-
-def test_prompts_find_their_object() -> None:
-    """Of two objects the one that the prompt names has more relevance in at least 14 of 16 maps; chance gives 8."""
-    scenes = cv.load("scenes")
-    tokenize = lambda prompts: torch.tensor([[CLASSES.index(prompt)] for prompt in prompts])  # noqa: E731
-    settings = scenes.preprocess
-    options = {"size": settings.size, "mean": settings.mean, "std": settings.std}
-    model = cv.wrap(ScenePair(scenes.module), tokenizer=tokenize, **options)
-    named_wins = []
-    for number in range(8):
-        drawn = scene(5, number, objects=2)
-        prompts = [cv.Text(drawn.class_name), cv.Text(str(drawn.other_class_name))]
-        first, second = cv.explain(model, drawn.picture, "attnlrp", targets=prompts).maps
-        named_wins.append(mean_on(first, drawn.part) > mean_on(first, drawn.other_part))
-        named_wins.append(mean_on(second, drawn.other_part) > mean_on(second, drawn.part))
-    assert sum(named_wins) >= 14, named_wins
 
 
 def test_prompts_that_cannot_be_used() -> None:

@@ -32,11 +32,24 @@ def assert_close(found: Tensor, expected: Tensor, **bound: Any) -> None:
     assert_same(found, expected, **bound)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.cache  # tests of one model are far apart: each function goes through all models
 def traced(name: str, dtype: torch.dtype) -> Trace:
     tr = cv.trace(wrapped(name, dtype), pixels(name, dtype=dtype), target=TARGET)
     assert len(tr.layers) == ZOO[name].layers  # a loop over no layers would prove everything
     return tr
+
+
+@functools.cache
+def recorded_for_every_table(name: str) -> Recording:
+    return record(*double(name), rules=("plain", "linear", "attnlrp"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_traces() -> Iterator[None]:
+    """Free the traces, with their graphs, after the last test."""
+    yield
+    traced.cache_clear()
+    recorded_for_every_table.cache_clear()
 
 
 def bound_of(name: str) -> dict[str, Any]:
@@ -95,11 +108,9 @@ def test_logits_under_trace_are_the_plain_logits(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_logits_stay_under_every_rule_table_at_once(name: str) -> None:
-    model, image = double(name)
     with torch.no_grad():
-        plain = extract_scores(build(name).double()(image))
-    recording = record(model, image, rules=("plain", "linear", "attnlrp"))
-    assert_close(recording.logits, plain, **bound_of(name))
+        plain = extract_scores(build(name).double()(pixels(name, dtype=torch.float64)))
+    assert_close(recorded_for_every_table(name).logits, plain, **bound_of(name))
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -218,7 +229,7 @@ def test_plain_gradients_do_not_depend_on_other_rule_tables(name: str) -> None:
 @pytest.mark.parametrize("name", TINY)
 def test_rule_tables_differ(name: str) -> None:
     """A table that no operation of the model asks would be a table that does nothing."""
-    recording = record(*double(name), rules=("plain", "linear", "attnlrp"))
+    recording = recorded_for_every_table(name)
     target = one_target(recording, TARGET, "logit", single=False)
     plain, linear, attnlrp = (
         run_backward(recording, target, table).dpixels for table in ("plain", "linear", "attnlrp")

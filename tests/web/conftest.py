@@ -1,4 +1,4 @@
-"""A desk with the built-in model, a client that talks to it in-process, and a real server for what needs one."""
+"""An application with the built-in model: its state, a client in this process, and a real server for what needs one."""
 
 from __future__ import annotations
 

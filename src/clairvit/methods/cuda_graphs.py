@@ -18,7 +18,9 @@ import functools
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +52,20 @@ MOST_REQUESTS = 64  # whose runs are counted
 ROUNDINGS = {torch.float64: 2**10, torch.float32: 2**10, torch.bfloat16: 2**4, torch.float16: 2**4}
 
 Results = dict[str, list[Result]]  # method text -> one per target
+_GRAPHS_ALLOWED = ContextVar("graphs_allowed", default=True)
+
+
+@contextmanager
+def without_cuda_graphs() -> Iterator[None]:
+    """Run all passes inside the `with` in the ordinary way: nothing is captured, counted or replayed.
+
+    The state is that of the current thread or task; others are not affected.
+    """
+    token = _GRAPHS_ALLOWED.set(False)
+    try:
+        yield
+    finally:
+        _GRAPHS_ALLOWED.reset(token)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +94,7 @@ class PassesRequest:
     def is_capturable(self) -> bool:
         """Whether a graph can be used: on CUDA, for a classifier, while no function or dispatch mode is active."""
         return (
-            GRAPHS.enabled
+            _GRAPHS_ALLOWED.get()
             and self.pixels.is_cuda
             and self.model.classifier
             and self.model.base is None
@@ -221,7 +237,6 @@ class GraphCache:
     """The graphs of all models, and how often each request was run without one."""
 
     def __init__(self) -> None:
-        self.enabled = True
         self._lock = threading.Lock()
         self._runs: OrderedDict[Hashable, int] = OrderedDict()
         self._captures: Counter[Hashable] = Counter()

@@ -14,8 +14,8 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.methods.token_products import inner_products, kernel_applies
 from clairvit.models.model import Layout
-from clairvit.numerics import widened
-from clairvit.tracing.attention_call import AttentionCall, Rows, are_alike, merged, wide_product
+from clairvit.numerics import wide_product, widened
+from clairvit.tracing.attention_call import AttentionCall, Rows, are_alike, merged
 from clairvit.tracing.attention_reductions import (
     AttentionReductions,
     Entry,

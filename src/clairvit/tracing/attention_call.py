@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
-from clairvit.numerics import widened
+from clairvit.numerics import on_tensor_cores, wide_product, widened
 
-_BMM_WIDENS = "out_dtype" in (torch.bmm.__doc__ or "")  # torch 2.8 and later, on CUDA
 # reduced: from all tokens to fewer, spatially reduced keys; encoder: between other tokens than those of the layout that
 # was given (the vision tower of a language model); query, cross, reverse: between the queries of a decoder, from these
 # to the image tokens, and back; divided: along one axis of a clip; unrelated: attention that does not see the image
@@ -109,7 +108,7 @@ def merged(calls: Sequence[AttentionCall]) -> AttentionCall:
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None, rows: Rows | None = None) -> Tensor:
     """Return q kᵀ · scale + mask, [B, H, rows, keys]."""
-    if _tensor_cores(q):  # the scale comes after the product, where it is not rounded to half precision
+    if on_tensor_cores(q):  # the scale comes after the product, where it is not rounded to half precision
         scores = wide_product(_select(q.detach(), rows), k.detach().transpose(-2, -1)).mul_(scale)
     else:
         scores = (_select(_wide(q), rows) * scale) @ _wide(k).transpose(-2, -1)
@@ -125,19 +124,6 @@ def common_form(tensor: Tensor, batch: int) -> Tensor:
         lead = batch if tensor.shape[0] % batch == 0 else tensor.shape[0]
         return tensor.reshape(lead, -1, *tensor.shape[-2:])
     return tensor.flatten(0, tensor.ndim - 4)
-
-
-def _tensor_cores(tensor: Tensor) -> bool:
-    return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16) and _BMM_WIDENS
-
-
-def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b in float32 at least. Half-precision factors are exact, so tensor cores may multiply them."""
-    if not (_tensor_cores(a) and a.dtype == b.dtype and a.shape[:-2] == b.shape[:-2]):
-        return _wide(a) @ _wide(b)
-    left, right = (t.reshape(-1, *t.shape[-2:]) for t in (a, b))
-    product = torch.bmm(left, right, out_dtype=torch.float32)
-    return product.view(*a.shape[:-1], b.shape[-1])
 
 
 def repeated(kv: Tensor, q: Tensor) -> Tensor:

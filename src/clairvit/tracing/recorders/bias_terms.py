@@ -20,9 +20,9 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
-from clairvit.numerics import widened
+from clairvit.numerics import wide_product, widened
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import repeated, scaled_scores, wide_product
+from clairvit.tracing.attention_call import repeated, scaled_scores
 from clairvit.tracing.grid import MOST_PREFIX_TOKENS
 from clairvit.tracing.recorders.base import GradientOf, Op, Recorder
 
