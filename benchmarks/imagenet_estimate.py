@@ -111,7 +111,7 @@ def photo() -> bytes:
 
 
 def families_of_all() -> dict[str, list[str]]:
-    """Return family -> its methods, those of many passes each by itself; what does not fit a model is left out later."""
+    """Return family -> its methods; those of many passes stand each by itself. What does not fit is left out later."""
     families: dict[str, list[str]] = {}
     for text in resolve_methods("all"):
         families.setdefault(resolve_method(text).method.family, []).append(text)
