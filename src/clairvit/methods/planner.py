@@ -148,4 +148,4 @@ def gradient_scope(specs: Sequence[MethodSpec], count: int, layers: bool) -> Gra
     readers = [spec for spec in specs if spec.passes == "backward"]
     first = 0 if layers else min((spec.first_layer(count) for spec in readers if count), default=count)
     places = {place for spec in readers for place in spec.gradients}
-    return GradientScope(first, "attention" in places, "tokens" in places, "pixels" in places)
+    return GradientScope(first, *(place in places for place in ("attention", "tokens", "pixels", "embedding")))

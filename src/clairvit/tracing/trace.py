@@ -278,12 +278,16 @@ def one_target(recording: Recording, target: Any, score: str | None, *, single: 
 
 @dataclass(frozen=True)
 class GradientScope:
-    """How far back a backward goes (layer `first`), and where it leaves gradients: attention, tokens, pixels."""
+    """How far back a backward goes (layer `first`), and where it leaves gradients: attention, tokens, pixels.
+
+    `embedding` is where the pixels become patches, a place of the recorder `PatchEmbedding`.
+    """
 
     first: int = 0
     attention: bool = True
     tokens: bool = True
     pixels: bool = True
+    embedding: bool = True
 
     def tensors(self, recording: Recording) -> list[Tensor]:
         """Return the tensors of a recording at which gradients are wanted."""
@@ -363,7 +367,7 @@ def _gradients(
 ) -> dict[int, Tensor | None]:
     """Return tensor id -> gradient, one backward; None where no gradient arrives."""
     tensors = {id(tensor): tensor for tensor in scope.tensors(recording)}
-    if not tensors:
+    if not tensors and not scope.embedding:
         return {}
     for recorder in recording.recorders.values():
         tensors |= {id(tensor): tensor for tensor in recorder.differentiated(scope)}
