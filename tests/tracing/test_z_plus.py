@@ -1,4 +1,4 @@
-"""The z+ rule by three matrix products, against every contribution taken apart, where sums cancel and where they do not.
+"""The z+ rule by three matrix products, against every contribution taken apart; where sums cancel too.
 
 Z⁺ = (W x + |W| |x|) / 2 divides by rounding where all contributions are negative; the rule must not be used there.
 """

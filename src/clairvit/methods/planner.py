@@ -63,7 +63,8 @@ def run_all(
             readers = [*group, *(spec for spec in single if spec.second_rules == table is not None)]
             rules = None if recording.structure.barriers else table
             scope = gradient_scope(readers, len(recording.inputs), layers)
-            trace = run_backward(recording, target, rules, keep=keep, scope=scope)
+            recorders = {recorder for spec in readers for recorder in spec.requires.recorders}
+            trace = run_backward(recording, target, rules, keep=keep, scope=scope, recorders=recorders)
             for spec, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
                 results[spec.text].append(result)
             if len(readers) > len(group) and table is not None:
