@@ -222,7 +222,9 @@ def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:
     family="relevance",
     paper="Bach et al., 2015, as in Chefer et al., CVPR 2021 (full LRP)",
     output="image",
-    requires=lambda rules, **_: Requires(rules=rule_table(rules), recorders=(PatchEmbedding,)),
+    requires=lambda rules, **_: Requires(
+        rules=rule_table(rules), recorders=(PatchEmbedding,), gradients=("embedding",)
+    ),
     signed=True,
     caveats=Caveats(numerically_unstable=_DIVIDES),
 )
@@ -241,7 +243,7 @@ def full_lrp(trace: Trace, level: Level = "patch", rules: LRP = "lrp") -> Tensor
     family="relevance",
     paper="Montavon et al., Pattern Recognition 2017, carried over to ViTs",
     output="image",
-    requires=Requires(rules=DEEP_TAYLOR, recorders=(PatchEmbedding,)),
+    requires=Requires(rules=DEEP_TAYLOR, recorders=(PatchEmbedding,), gradients=("embedding",)),
     caveats=Caveats(
         numerically_unstable="a mean over tokens has no rule of its own; signed shares of a mean near zero are large"
     ),

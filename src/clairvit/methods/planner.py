@@ -63,7 +63,8 @@ def run_all(
             readers = [*group, *(spec for spec in single if spec.second_rules == table is not None)]
             rules = None if recording.structure.barriers else table
             scope = gradient_scope(readers, len(recording.inputs), layers)
-            trace = run_backward(recording, target, rules, keep=keep, scope=scope)
+            recorders = {recorder for spec in readers for recorder in spec.requires.recorders}
+            trace = run_backward(recording, target, rules, keep=keep, scope=scope, recorders=recorders)
             for spec, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
                 results[spec.text].append(result)
             if len(readers) > len(group) and table is not None:
@@ -148,4 +149,4 @@ def gradient_scope(specs: Sequence[MethodSpec], count: int, layers: bool) -> Gra
     readers = [spec for spec in specs if spec.passes == "backward"]
     first = 0 if layers else min((spec.first_layer(count) for spec in readers if count), default=count)
     places = {place for spec in readers for place in spec.gradients}
-    return GradientScope(first, "attention" in places, "tokens" in places, "pixels" in places)
+    return GradientScope(first, *(place in places for place in ("attention", "tokens", "pixels", "embedding")))

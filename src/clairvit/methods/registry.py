@@ -27,7 +27,7 @@ from clairvit.tracing.rules import PLAIN, RuleTable
 F = TypeVar("F", bound=MapFunction)
 Output = Literal["matrix", "tokens", "image"]
 Passes = Literal["none", "forward", "backward", "local"]
-Place = Literal["attention", "tokens", "pixels"]
+Place = Literal["attention", "tokens", "pixels", "embedding"]
 
 COMBINATORS = {
     "plus": "sum over all layers",
@@ -70,7 +70,8 @@ class Requires:
         second_rules: Another rule table whose backward it reads too.
         recorders: What must be recorded beyond x dx q k v dO.
         gradients: Where the backward must leave gradients; by default at the attention for a method that gives
-            matrices, at the tokens for one that gives tokens, at the pixels for one that gives an image.
+            matrices, at the tokens for one that gives tokens, at the pixels for one that gives an image. At the
+            "embedding" of the patches: with the recorder `PatchEmbedding`.
         first_layer: The layer nearest to the image that it reads; by default the aggregation's first one. Negative
             numbers count from the end.
         all_rows: The layer map cannot be computed for single query rows.

@@ -109,8 +109,6 @@ class Recording:
                 "model."
             )
         self.backwards += 1
-        for recorder in self.recorders.values():
-            recorder.before_backward()
         with translate_autograd_errors():
             return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
 

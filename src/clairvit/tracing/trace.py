@@ -9,7 +9,7 @@ trace.retarget("Persian")  # another backward, no other forward
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -278,12 +278,16 @@ def one_target(recording: Recording, target: Any, score: str | None, *, single: 
 
 @dataclass(frozen=True)
 class GradientScope:
-    """How far back a backward goes (layer `first`), and where it leaves gradients: attention, tokens, pixels."""
+    """How far back a backward goes (layer `first`), and where it leaves gradients: attention, tokens, pixels.
+
+    `embedding` is where the pixels become patches, a place of the recorder `PatchEmbedding`.
+    """
 
     first: int = 0
     attention: bool = True
     tokens: bool = True
     pixels: bool = True
+    embedding: bool = True
 
     def tensors(self, recording: Recording) -> list[Tensor]:
         """Return the tensors of a recording at which gradients are wanted."""
@@ -303,10 +307,17 @@ def run_backward(
     *,
     keep: bool = True,
     scope: GradientScope = EVERYTHING,
+    recorders: Collection[type[Recorder]] | None = None,
 ) -> Trace:
-    """Return the trace of one target; `rules=None` makes no backward, `keep=False` frees the graph."""
+    """Return the trace of one target; `rules=None` makes no backward, `keep=False` frees the graph.
+
+    `recorders` are those that are read of this backward; all of the recording if none are named.
+    """
     table = None if rules is None else rule_table(rules)
-    gradients = {} if target is None or table is None else _gradients(recording, target, table, scope, keep=keep)
+    read = {kind: r for kind, r in recording.recorders.items() if recorders is None or kind in recorders}
+    gradients = {}
+    if target is not None and table is not None:
+        gradients = _gradients(recording, target, table, scope, list(read.values()), keep=keep)
 
     def gradient_of(tensor: Tensor | None) -> Tensor | None:
         if tensor is None or id(tensor) not in gradients:
@@ -350,7 +361,7 @@ def run_backward(
         final_tokens=tokens_of(None if recording.end is None else recording.end.detach()),
         # None where the score is read inside the last block (`Neuron`) and does not depend on its output.
         final_gradient=tokens_of(None if recording.end is None else gradients.get(id(recording.end))),
-        recorders={kind: r.after_backward(recording, gradient_of) for kind, r in recording.recorders.items()},
+        recorders={kind: recorder.after_backward(recording, gradient_of) for kind, recorder in read.items()},
         decoder=decoder,
     )
     if not keep:
@@ -359,18 +370,28 @@ def run_backward(
 
 
 def _gradients(
-    recording: Recording, target: TargetBatch, rules: RuleTable, scope: GradientScope, *, keep: bool
+    recording: Recording,
+    target: TargetBatch,
+    rules: RuleTable,
+    scope: GradientScope,
+    recorders: Sequence[Recorder],
+    *,
+    keep: bool,
 ) -> dict[int, Tensor | None]:
     """Return tensor id -> gradient, one backward; None where no gradient arrives."""
     tensors = {id(tensor): tensor for tensor in scope.tensors(recording)}
-    if not tensors:
+    if not tensors and not scope.embedding:
         return {}
-    for recorder in recording.recorders.values():
+    for recorder in recorders:
         tensors |= {id(tensor): tensor for tensor in recorder.differentiated(scope)}
     if recording.end is not None:
         tensors[id(recording.end)] = recording.end
     # What does not depend on the image (a decoder's learned queries) has no gradient: zero, as where none arrives.
     dependent = [tensor for tensor in tensors.values() if tensor.requires_grad]
+    if not dependent:  # no embedding was seen
+        return dict.fromkeys(tensors)
+    for recorder in recorders:
+        recorder.before_backward()
     gradients = recording.gradients(target, rules, dependent, keep=keep)
     by_id: dict[int, Tensor | None] = dict.fromkeys(tensors)
     return by_id | {id(tensor): gradient for tensor, gradient in zip(dependent, gradients, strict=True)}

@@ -46,7 +46,7 @@ class PatchEmbedding(Recorder):
         self._first = None
 
     def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:
-        output = self.output if scope.pixels else None
+        output = self.output if scope.embedding else None
         return (output,) if output is not None and output.requires_grad else ()
 
     def after_backward(self, recording: Recording, gradient_of: GradientOf) -> Self:
