@@ -93,7 +93,7 @@ def perturbation_rows(model: cv.Model, vit: cv.Model, dtype: torch.dtype) -> lis
         Row("F (ViT-B/16, batch 256)", lambda: forward(vit, samples), unit="F", images=256),
         Row(
             "kernelshap, 2000 samples",
-            lambda: cv.explain(vit, one, f"kernelshap(samples={SAMPLES})", target=0, batch_size=256),
+            lambda: cv.explain(vit, one, f"kernelshap(samples={SAMPLES})", target=0),
             1.0,
             "F",
             SAMPLES,
