@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -13,18 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "imagenet_estimate.py"
+from helpers.scripts import load_script
 
 
-@functools.cache
 def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location("imagenet_estimate", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["imagenet_estimate"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/imagenet_estimate.py")
 
 
 def measured(path: Path, **named: Any) -> Any:

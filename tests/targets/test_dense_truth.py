@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,23 +11,16 @@ import torch
 import clairvit as cv
 from clairvit.data.scenes import SIZE, Scene, scene
 from clairvit.models.images import prepare
+from helpers.scripts import load_script
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "dense_truth.py"
 COUNT = 8
 # The mean share of positive relevance on the asked object. A map that ignores the question has 0.5 exactly; ridge
 # regression is a rough segmenter, so that the bar is what any map of the right object passes, not what a good one has.
 BAR = 0.6
 
 
-@functools.cache
 def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location("dense_truth", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["dense_truth"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/dense_truth.py")
 
 
 @functools.cache

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,21 +9,14 @@ import pytest
 import clairvit as cv
 from clairvit.data.scenes import scene
 from helpers.relevance import mean_on
+from helpers.scripts import load_script
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "embedding_truth.py"
 COUNT = 6
 BAR = 0.6  # the mean share of positive relevance on the asked object; a map that ignores the question has 0.5
 
 
-@functools.cache
 def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location("embedding_truth", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["embedding_truth"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/embedding_truth.py")
 
 
 @pytest.mark.parametrize("kind", ["prompt", "similar"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from clairvit.data.open import open_data
 from clairvit.errors import BadInput
 from clairvit.training.finetune import finetune
 from clairvit.training.training_config import TrainingConfig
+from helpers.scripts import load_script
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "trigger.py"
 SHAPE = {"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
 
@@ -33,12 +32,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("trigger_benchmark", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/trigger.py")  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -82,7 +76,7 @@ def test_it_prints_a_table_and_writes_what_it_measured(
     arguments = ["--data", f"folder:{photos}", "--model", f"file:{base.path}", "--out", str(tmp_path / "report.json")]
     planted = ["--class", "blue", "--size", "12", "--position", "top-left", "--share", "0.3", "--epochs", "20"]
     amounts = ["--train", "56", "--images", "20", "--batch", "8", "--rate", "3e-3", "--method", "legrad,ixg"]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments, *planted, *amounts])
+    monkeypatch.setattr(sys, "argv", ["trigger.py", *arguments, *planted, *amounts])
     benchmark.main()
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
