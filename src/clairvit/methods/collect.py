@@ -50,7 +50,7 @@ def collect(
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
     shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
     unmoved = _listed_once(results, on_host)
-    properties = {text: found for check in checks for text, found in check.read(on_host).items()}
+    properties = {text: of_maps for check in checks for text, of_maps in check.read(on_host).items()}
     for spec in specs:
         runs = results[spec.text]
         error = next((result.error for result in runs if result.error is not None), None)
@@ -154,7 +154,7 @@ class MapChecks:
         return {text: MapProperties(*lists) for text, lists in zip(self.texts, answers, strict=True)}
 
 
-def check_maps(results: dict[str, list[Result]]) -> list[MapChecks]:
+def checks_of_maps(results: dict[str, list[Result]]) -> list[MapChecks]:
     """Return the checks of all maps; those of one shape are made together."""
     stored = {
         text: _joined_maps([result.maps for result in group])

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
 from clairvit.data.hashing import checksums, state_hash
-from clairvit.methods.collect import MapChecks, check_maps
+from clairvit.methods.collect import MapChecks, checks_of_maps
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all, singles
@@ -260,7 +260,7 @@ class GraphCache:
         if module_state(request.model.module) == graph.state:
             baselines = _baseline_results(request, replayed.recording, before)
             replayed.results.update(baselines)
-            replayed.checks.extend(check_maps(baselines))
+            replayed.checks.extend(checks_of_maps(baselines))
             return replayed
         with self._lock:
             self._graphs.pop(request.key, None)
@@ -370,7 +370,7 @@ def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool:
         if request.label is None:
             index.copy_(logits.argmax(-1, keepdim=True))
         results = run_all(request.captured_specs, recording, [on_device], seed=request.seed, layers=request.layers)
-        sums, checks = checksums(weights), check_maps(results)
+        sums, checks = checksums(weights), checks_of_maps(results)
         read = [logits, sums, *(check.answers for check in checks), *_read_by_host(results)]
         outputs = PackedTensors([*read, *(t for group in results.values() for r in group for t in _parts(r))])
         numbers = PackedTensors(read)
@@ -451,9 +451,9 @@ def _parts(result: Result) -> list[Tensor]:
 
 def _read_by_host(results: Results) -> list[Tensor]:
     """Return the small tensors that explanations are made of beside the maps."""
-    found = [result for group in results.values() for result in group]
-    marks = [result.unmoved for result in found if isinstance(result.unmoved, Tensor)]
-    return [*marks, *(note.numbers for result in found for note in result.number_notes)]
+    each = [result for group in results.values() for result in group]
+    marks = [result.unmoved for result in each if isinstance(result.unmoved, Tensor)]
+    return [*marks, *(note.numbers for result in each for note in result.number_notes)]
 
 
 def _copied(result: Result, copy: Callable[[Tensor], Tensor]) -> Result:

@@ -15,7 +15,7 @@ from torch import Tensor
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
-from clairvit.methods.collect import check_maps, collect
+from clairvit.methods.collect import checks_of_maps, collect
 from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest
 from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
@@ -400,7 +400,7 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
         results = run_all(runs, recording, goals, seed=request.seed, layers=request.layers or request.by_head)
         if passes is not None:
             GRAPHS.count(passes, goals[0], recording, results)
-        checks = check_maps(results)
+        checks = checks_of_maps(results)
     else:
         results, checks = replayed.results, replayed.checks
     seconds = time.perf_counter() - started

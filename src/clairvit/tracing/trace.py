@@ -388,7 +388,7 @@ def _gradients(
         tensors[id(recording.end)] = recording.end
     # What does not depend on the image (a decoder's learned queries) has no gradient: zero, as where none arrives.
     dependent = [tensor for tensor in tensors.values() if tensor.requires_grad]
-    if not dependent:  # no embedding was seen
+    if not dependent and recording.differentiable:  # no embedding was seen
         return dict.fromkeys(tensors)
     for recorder in recorders:
         recorder.before_backward()
