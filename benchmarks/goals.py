@@ -8,7 +8,8 @@
 A time is in FB, one plain forward + backward in the same round, or in F, one plain forward of one image; rows are timed
 one after the other in every round, and the median of the ratios is shown, next to the ratio of the shortest times.
 `captured` are the torch calls that went through Python, `launches` the kernels that the host started (on a CPU the aten
-operations that compute something), `top` the functions with the largest share of the device's time.
+operations that compute something), `busy` the milliseconds of the GPU's kernels, those of a graph too, and `top` the
+functions with the largest share of the device's time.
 On a machine with other work use --processor: seconds of this process instead of the clock's (CPU only).
 """
 
@@ -132,8 +133,8 @@ def captured_calls() -> Iterator[list[int]]:
         Capture.__torch_function__ = original  # type: ignore[method-assign]
 
 
-def counts(row: Row, cuda: bool) -> tuple[int, int, str]:
-    """Return captured calls, launches, and the three functions that took most of the device's time."""
+def counts(row: Row, cuda: bool) -> tuple[int, int, float, str]:
+    """Return captured calls, launches, the GPU's milliseconds, and what took most of the device's time."""
     row.action()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with captured_calls() as captured, profile(activities=activities) as profiler:
@@ -149,19 +150,21 @@ def counts(row: Row, cuda: bool) -> tuple[int, int, str]:
         shares = {event.key: event.self_cpu_time_total for event in events}
     total = sum(shares.values()) or 1
     top = sorted(shares, key=shares.__getitem__, reverse=True)[:3]
-    return captured[0], launches, ", ".join(f"{name[:40]} {shares[name] / total:.0%}" for name in top)
+    busy = sum(event.self_device_time_total for event in events if event.device_type.name == "CUDA") / 1000
+    return captured[0], launches, busy, ", ".join(f"{name[:40]} {shares[name] / total:.0%}" for name in top)
 
 
 def report(title: str, rows: list[Row], pixels: Tensor, rounds: int, clock: Callable[[], float]) -> None:
     """Print one table; rounds 0: counts alone."""
     seconds = measure(rows, rounds, pixels, clock) if rounds else {}
     print(f"\n{title}")
-    print(f"  {'':26s} {'ms':>9s} {'ratio':>7s} {'of min':>7s} {'goal':>6s} {'captured':>9s} {'launches':>9s}  top")
+    counted = f"{'captured':>9s} {'launches':>9s} {'busy':>7s}"
+    print(f"  {'':26s} {'ms':>9s} {'ratio':>7s} {'of min':>7s} {'goal':>6s} {counted}  top")
     base = rows[0]
     for row in rows:
         if row.unit == "F" and row.name.startswith("F "):
             base = row
-        captured, launches, top = counts(row, pixels.is_cuda)
+        captured, launches, busy, top = counts(row, pixels.is_cuda)
         if rounds:
             scale = base.images / row.images if row.unit == "F" else 1.0
             pairs = zip(seconds[row.name], seconds[base.name], strict=True)
@@ -171,7 +174,7 @@ def report(title: str, rows: list[Row], pixels: Tensor, rounds: int, clock: Call
         else:
             times = f"{'':9s} {'':7s} {'':7s}"
         goal = "" if row.goal is None else f"{row.goal:.2f}"
-        print(f"  {row.name:26s} {times} {goal:>6s} {captured:9d} {launches:9d}  {top}", flush=True)
+        print(f"  {row.name:26s} {times} {goal:>6s} {captured:9d} {launches:9d} {busy:7.1f}  {top}", flush=True)
 
 
 def report_parts(name: str, model: cv.Model, pixels: Tensor, rounds: int, clock: Callable[[], float]) -> None:

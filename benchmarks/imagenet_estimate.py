@@ -143,7 +143,9 @@ class Measurement:
     def merge(self, earlier: Rates) -> None:
         """Keep what was measured earlier with the same settings."""
         if earlier.settings != self.rates.settings:
-            raise SystemExit(f"{self.path} is of {earlier.settings}, and this run of {self.rates.settings}.")
+            raise SystemExit(
+                f"{self.path} is of {earlier.settings}, and this run of {self.rates.settings}; choose another --save."
+            )
         self.rates.methods, self.rates.maps, self.rates.metrics = earlier.methods, earlier.maps, earlier.metrics
         self.rates.memory = earlier.memory
 

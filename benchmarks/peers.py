@@ -368,7 +368,7 @@ def noted(note: Callable[[], str]) -> str:
     try:
         return note()
     except Exception as error:  # of a library that is missing: its row has the reason
-        return f"Not compared: {type(error).__name__}."
+        return f"Not compared: {type(error).__name__}: {error}"
 
 
 def growth(

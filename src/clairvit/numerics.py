@@ -103,14 +103,14 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def same_rows(matrix: Tensor, dim: int = 0) -> bool:
+def equal_along(tensor: Tensor, dim: int) -> bool:
     """Return whether all entries along an axis are equal; taken for granted while CUDA captures, when none can be read.
 
-    Whoever captures compares the result with an ordinary run, in which this was checked.
+    The results of a captured graph are compared with those of an ordinary run, in which this was checked.
     """
-    if matrix.is_cuda and torch.cuda.is_current_stream_capturing():
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return True
-    return torch.equal(matrix, matrix.narrow(dim, 0, 1).expand_as(matrix))
+    return torch.equal(tensor, tensor.narrow(dim, 0, 1).expand_as(tensor))
 
 
 def min_max(values: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:

@@ -450,7 +450,7 @@ def _parts(result: Result) -> list[Tensor]:
 
 
 def _read_by_host(results: Results) -> list[Tensor]:
-    """Return the small tensors that explanations are made of beside the maps."""
+    """Return the small tensors that explanations are made of next to the maps."""
     each = [result for group in results.values() for result in group]
     marks = [result.unmoved for result in each if isinstance(result.unmoved, Tensor)]
     return [*marks, *(note.numbers for result in each for note in result.number_notes)]

@@ -155,8 +155,10 @@ def token_transformation(
     A and relu(G) are averaged over heads before they are multiplied, `head_stage="post"` averages their product. The
     authors' code could not be read: this is METHODS 2.10, after a third party's version.
     """
-    attention = layer.once_per_layer("x, x_mid", lambda: layer.tokenwise(products_and_norms, _around_attention))
-    mlp = layer.once_per_layer("x_mid, x_out", lambda: layer.tokenwise(products_and_norms, _around_mlp))  # [B, 3, N]
+    attention = layer.once_per_layer("x, x_mid", lambda: layer.combine_tokens(products_and_norms, _around_attention))
+    mlp = layer.once_per_layer(
+        "x_mid, x_out", lambda: layer.combine_tokens(products_and_norms, _around_mlp)
+    )  # [B, 3, N]
     W_attn = layer.once_per_layer(("W_attn", necc), lambda: transformation_weights(attention, necc))  # [B, N]
     W_mlp = layer.once_per_layer(("W_mlp", necc), lambda: transformation_weights(mlp, necc))  # [B, N]
     if head_stage == "post":

@@ -116,7 +116,7 @@ def token_gradient_sum(layer: LayerView) -> Tensor:
     alone explains is given as zeros; use vanilla-l2.
     """
     total, absolute = layer.dx.sum(-1), layer.dx.abs().sum(-1)  # [B, N]
-    rounding = torch.finfo(layer.precision).eps * layer.dx.shape[-1]
+    rounding = torch.finfo(layer.dtype).eps * layer.dx.shape[-1]
     is_noise = total.abs().amax(1) <= rounding * absolute.amax(1)  # [B]
     return total.masked_fill(is_noise[:, None], 0)
 

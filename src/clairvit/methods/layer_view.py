@@ -131,12 +131,12 @@ class LayerView:
         return self._layer
 
     @property
-    def _whole(self) -> Layer:
-        """All that the view is of, as one layer."""
+    def _merged_layer(self) -> Layer:
+        """The layer; of several layers, all of them merged into one."""
         return self._layer
 
     @property
-    def precision(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         """The dtype in which the model computed its tokens."""
         return self._layer.x.dtype
 
@@ -166,11 +166,11 @@ class LayerView:
         if self._all_rows is not None:
             return self._all_rows.reductions
         if self._reductions is None:
-            self._reductions = self._reductions_of(self._whole.out_gradient)
+            self._reductions = self._reductions_of(self._merged_layer.out_gradient)
         return self._reductions
 
     def _reductions_of(self, gradient: Tensor | None) -> AttentionReductions:
-        call = self._whole.between_tokens()
+        call = self._merged_layer.between_tokens()
         return AttentionReductions(call, gradient, tile_bytes(call, self.count, sums_only=True))
 
     @property
@@ -198,17 +198,17 @@ class LayerView:
     @property
     def A(self) -> Tensor:
         """Attention, [B, H, rows, N]."""
-        return self.once("A", lambda: self._whole.between_tokens().A(self._rows))
+        return self.once("A", lambda: self._merged_layer.between_tokens().A(self._rows))
 
     @property
     def S(self) -> Tensor:
         """Scores before the softmax, [B, H, rows, N]."""
-        return self.once("S", lambda: self._whole.between_tokens().S(self._rows))
+        return self.once("S", lambda: self._merged_layer.between_tokens().S(self._rows))
 
     @property
     def G(self) -> Tensor:
         """dy/dA, [B, H, rows, N]."""
-        return self.once("G", lambda: self._whole.between_tokens().G(self._whole.dO, self._rows))
+        return self.once("G", lambda: self._merged_layer.between_tokens().G(self._merged_layer.dO, self._rows))
 
     @property
     def A_mean(self) -> Tensor:
@@ -277,11 +277,11 @@ class LayerView:
             return inner_products(self.layer.x, self.layer.dx)
         return (self.x * self.dx).sum(-1)
 
-    def tokenwise(
-        self, function: Callable[[Tensor, Tensor], Tensor], of: Callable[[LayerView], tuple[Tensor, Tensor]]
+    def combine_tokens(
+        self, function: Callable[[Tensor, Tensor], Tensor], tensors_of: Callable[[LayerView], tuple[Tensor, Tensor]]
     ) -> Tensor:
-        """Return function(a, b) [B, …] of two tensors [B, N, d] of the layer, `of` it, in the model's precision."""
-        return function(*of(self))
+        """Return function(a, b) [B, …] for the two tensors [B, N, d] that `tensors_of` returns for the layer."""
+        return function(*tensors_of(self))
 
     def __getitem__(self, recorder: type[Recorder]) -> Tensor:
         """Return what a recorder kept of this layer; the method must declare it in `requires`."""
@@ -322,9 +322,9 @@ class LayerView:
             return self.once("G2", lambda: self.reductions.head_sums("G²").sqrt())
         if "G" in self._cache:
             return self.once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
-        call = self._whole.between_tokens()
+        call = self._merged_layer.between_tokens()
         # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
-        dO, v = self._whole.dO, call.v.detach()
+        dO, v = self._merged_layer.dO, call.v.detach()
         square = wide_product(dO.transpose(-2, -1), dO) * wide_product(v.transpose(-2, -1), v)
         return square.sum((-2, -1)).clamp(min=0).sqrt()
 
@@ -460,10 +460,10 @@ class StackedLayers(LayerView):
         raise NotStackable
 
     @property
-    def _whole(self) -> Layer:
+    def _merged_layer(self) -> Layer:
         """The attention of all layers as one, [layers·B, H, N, …]; joined when it is first read: kernels need none."""
         if self._all_rows is not None:
-            return self._all_rows._whole
+            return self._all_rows._merged_layer
         if self._joined is None:
             layers = [member.layer for member in self.members]
             call = merged([layer.attention for layer in layers])
@@ -534,10 +534,10 @@ class StackedLayers(LayerView):
             return torch.cat([member.x_dx for member in self.members])
         return (self.x * self.dx).sum(-1)
 
-    def tokenwise(
-        self, function: Callable[[Tensor, Tensor], Tensor], of: Callable[[LayerView], tuple[Tensor, Tensor]]
+    def combine_tokens(
+        self, function: Callable[[Tensor, Tensor], Tensor], tensors_of: Callable[[LayerView], tuple[Tensor, Tensor]]
     ) -> Tensor:
-        pairs = [of(member) for member in self.members]
+        pairs = [tensors_of(member) for member in self.members]
         if all(kernel_applies(*pair) for pair in pairs):
             return _joined_tokens([function(*pair) for pair in pairs])
         first, second = (_joined_tokens(tensors) for tensors in zip(*pairs, strict=True))

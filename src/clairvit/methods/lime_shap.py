@@ -43,7 +43,10 @@ Samples = Annotated[int, Range(ge=2, unit="variants of the image", example=1000)
 
 @dataclass(frozen=True, eq=False)
 class LeastSquares:
-    """argmin sum_i w_i (y_i − X_i · beta)² + ridge · |beta|² over beta, the shortest where several are; for any y."""
+    """argmin sum_i w_i (y_i − X_i · beta)² + ridge · |beta|² over beta, for any y.
+
+    Of several solutions it is the one of least norm.
+    """
 
     X: Tensor  # [n, M]
     hat: Tensor  # d beta / d y_i, [M, n]

@@ -132,9 +132,9 @@ def impute(images: Tensor, removed: Tensor, seeds: list[int]) -> Tensor:
     masks = removed.cpu().numpy()
     for row, mask in enumerate(masks):
         rows_of_mask.setdefault(np.packbits(mask).tobytes(), []).append(row)
-    on_host = widened(images).cpu().numpy()
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # the factorisation runs outside Python's lock
-        solutions = list(pool.map(lambda rows: _solve(on_host[rows], masks[rows[0]]), rows_of_mask.values()))
+    pixels = widened(images).cpu().numpy()
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # parts of the factorisation run outside Python's lock
+        solutions = list(pool.map(lambda rows: _solve(pixels[rows], masks[rows[0]]), rows_of_mask.values()))
     for (key, rows), solution in zip(rows_of_mask.items(), solutions, strict=True):
         values = torch.from_numpy(solution).to(images)  # [k, 3, gaps]
         gaps = torch.from_numpy(masks[rows[0]]).to(images.device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
-from clairvit.numerics import same_rows, widened
+from clairvit.numerics import equal_along, widened
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.capture import Capture
@@ -179,7 +179,7 @@ class BlockDecomposition:
 
         numbers = torch.arange(heads * width, dtype=torch.float32, device=v.device)  # of each head's each column
         numbers = as_input(numbers.view(1, heads, 1, width).expand(v.shape))  # [rows, H·dh]
-        if not same_rows(numbers):
+        if not equal_along(numbers, dim=0):
             return None
         places = torch.arange(heads * width, device=v.device)
         columns = torch.empty_like(places).scatter_(0, numbers[0].long(), places).view(heads, width)

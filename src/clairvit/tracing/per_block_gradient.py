@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
-from clairvit.numerics import index_tensor, same_rows
+from clairvit.numerics import equal_along, index_tensor
 from clairvit.tracing.attention_reductions import tile_bytes
 from clairvit.tracing.autograd_errors import translate_autograd_errors
 from clairvit.tracing.capture import Capture
@@ -70,7 +70,7 @@ def _split(
     if residual is None:
         return None
     (at_linear,) = torch.autograd.grad(out, linear.output, cotangent, retain_graph=True)
-    if at_linear.ndim != 3 or not same_rows(at_linear, dim=1):
+    if at_linear.ndim != 3 or not equal_along(at_linear, dim=1):
         return None
     at_hidden = at_linear[:, :1] @ linear.weight
     return [residual, linear.input], [cotangent, at_hidden.expand(-1, cotangent.shape[1], -1)]
