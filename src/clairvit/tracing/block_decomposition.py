@@ -166,6 +166,8 @@ class BlockDecomposition:
         at = next((i for i, link in enumerate(self.to_sum) if link.step.function not in ops.REARRANGEMENTS), None)
         if at is None or self.to_sum[at].step.kind != ops.LINEAR:
             return None
+        if not _is_chain(self.to_sum[at:]):
+            return None  # O goes into several layers, the outputs of which are joined or summed
         before, (linear_input,), step = self.to_sum[:at], self.to_sum[at].carriers, self.to_sum[at].step
         heads, width = v.shape[1], v.shape[3]
         if linear_input.shape[-1] != heads * width or linear_input.numel() != v.numel():
@@ -244,6 +246,16 @@ class BlockDecomposition:
                 )
             scale = scale * self.recording.as_tokens(spread)
         return scale
+
+
+def _is_chain(links: tuple[PathStep, ...]) -> bool:
+    """Return whether each step carries on only what an earlier one of them gave, from the first one's outputs on."""
+    carried = {id(t) for t in links[0].step.outputs}
+    for link in links[1:]:
+        if any(id(t) not in carried for t in link.carriers):
+            return False
+        carried.update(id(t) for t in link.step.outputs)
+    return True
 
 
 def _is_residual(step: Step, start: Tensor) -> bool:

@@ -151,6 +151,8 @@ def _scores(trace: Trace, tokens: Tensor, layers: int) -> Tensor:
     recording = trace.recording
     assert trace.target is not None
     logits = recording[HeadReplay].replay(recording.from_tokens(tokens), recording.logits)
+    if len(logits) != len(tokens):  # gather with an index of B rows takes the first B of them without an error
+        raise RuntimeError(f"The head returned {len(logits)} rows of scores for {len(tokens)} rows of tokens.")
     return torch.stack([trace.target(part).sum() for part in logits.chunk(layers)]).sum()
 
 

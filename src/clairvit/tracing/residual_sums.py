@@ -48,7 +48,7 @@ class ResidualStream:
         """Return what a + b is as a residual sum, before it is computed; None where it is none."""
         if a.shape != b.shape or a.grad_fn is None or b.grad_fn is None:
             return None
-        nodes = _without_views(a.grad_fn), _without_views(b.grad_fn)
+        nodes = without_views(a.grad_fn), without_views(b.grad_fn)
         for index in (0, 1):
             stage = self._read_by(nodes[1 - index], nodes[index])
             if stage is not None:
@@ -58,7 +58,7 @@ class ResidualStream:
     def add(self, total: Tensor, residual: ResidualSum) -> None:
         """Take the value of a residual sum into the stream."""
         if total.grad_fn is not None:
-            self._earlier[_without_views(total.grad_fn)] = residual.stage
+            self._earlier[without_views(total.grad_fn)] = residual.stage
 
     def _read_by(self, branch: Any, stream: Any) -> Any:
         """Return the latest stage of the stream that the branch is computed from; None for elementwise formulas."""
@@ -82,7 +82,7 @@ class ResidualStream:
         return next((stage for stage in stages if stage in reached), None)
 
 
-def _without_views(node: Any) -> Any:
+def without_views(node: Any) -> Any:
     """Return the node that computed the entries of a tensor, behind reshapes and copies."""
     while node.name() in _VIEWS and node.next_functions and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]

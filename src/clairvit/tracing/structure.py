@@ -27,6 +27,7 @@ from clairvit.errors import BadInput, CaptureError, ClairError
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
 from clairvit.models.submodules import submodules
+from clairvit.numerics import widened
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
@@ -45,6 +46,7 @@ from clairvit.tracing.grid import (
 )
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
+from clairvit.tracing.residual_sums import without_views
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
 
 
@@ -134,6 +136,7 @@ class _Visit:
     module: nn.Module
     tokens: Tensor | None  # the token tensor among its arguments
     version: int
+    node: Any  # where these tokens lie in the autograd graph when the module is entered; None: nowhere
     first_call: int  # attention calls before it
     sees_image: bool  # the tokens depend on the pixels
     call: ModuleCall
@@ -202,7 +205,8 @@ class _ModuleVisits(Recorder):
         call = ModuleCall(module, self.call_counts[module])
         self.call_counts[module] += 1
         (self.stack[-1].call.inner if self.stack else self.outermost).append(call)
-        self.stack.append(_Visit(module, tokens, version, len(self.calls), sees_image, call))
+        node = None if tokens is None else tokens.grad_fn
+        self.stack.append(_Visit(module, tokens, version, node, len(self.calls), sees_image, call))
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         if self.finder.busy:
@@ -250,6 +254,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
     block_of = _block_of if pixels.ndim == 4 else _block_of_clip
     blocks = [block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
+    blocks = _with_stream(blocks, scores)
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
     if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
@@ -334,6 +339,69 @@ def _check_layout(layout: Layout, sites: tuple[AttentionSite, ...]) -> None:
             f"is between {' or '.join(map(str, counts))}; expected the same number. "
             "Leave layout out to have it inferred, or change grid, prefix or suffix."
         )
+
+
+# Autograd nodes that mix channels or tokens: a path without them carries the token stream.
+_MIXING = ("Mm", "Addmm", "Bmm", "Baddbmm", "Convolution", "ScaledDot", "Softmax")
+_SUMS = ("Add", "Sub", "Stack", "Lerp")
+
+
+def _with_stream(blocks: list[_Visit | None], scores: Tensor) -> list[_Visit | None]:
+    """Return the blocks, None in the place of attention modules whose input is not the token stream.
+
+    Where norm and residual sum lie in the code around an attention module, it is given a normalised copy of the stream.
+    A module is given the stream itself if it takes the output of the block before, hands its own on to the next one, or
+    if its input is added to something, inside or behind it. A module without a graph is left as it is.
+    """
+    chained = {
+        id(visit)
+        for a, b in itertools.pairwise(blocks)
+        if a is not None and b is not None and a.output is not None and b.tokens is not None
+        if a.output.data_ptr() == b.tokens.data_ptr()
+        for visit in (a, b)
+    }
+    unclear = [block for block in blocks if block is not None and id(block) not in chained]
+    terms = _terms_of_sums(scores) if unclear else set()
+
+    def is_given_stream(visit: _Visit) -> bool:
+        return id(visit) in chained or visit.node is None or without_views(visit.node) in terms or _goes_on(visit)
+
+    return [block if block is not None and is_given_stream(block) else None for block in blocks]
+
+
+def _terms_of_sums(scores: Tensor) -> set[Any]:
+    """Return the autograd nodes of all terms of sums of two activations that the scores depend on."""
+    terms: set[Any] = set()
+    pending, visited = [scores.grad_fn], {None, scores.grad_fn}
+    while pending:
+        node = pending.pop()
+        if node is None:
+            continue
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        if len(parents) > 1 and node.name().startswith(_SUMS):
+            terms.update(map(without_views, parents))
+        pending += [parent for parent in parents if parent not in visited]
+        visited.update(parents)
+    return terms
+
+
+def _goes_on(visit: _Visit) -> bool:
+    """Return whether the tokens that a module is given go on in its output, past all matrix products."""
+    end = None if visit.output is None else visit.output.grad_fn
+    if end is None:
+        return True
+    oldest, pending, visited = visit.node._sequence_nr(), [end], {end}
+    while pending:
+        node = pending.pop()
+        if node is visit.node:
+            return True
+        for parent, _ in node.next_functions:
+            if parent is None or parent in visited or parent._sequence_nr() < oldest:
+                continue
+            visited.add(parent)
+            if not parent.name().startswith(_MIXING):
+                pending.append(parent)
+    return False
 
 
 def _are_whole(blocks: list[_Visit]) -> bool:
@@ -521,7 +589,15 @@ def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
         (gradient,) = torch.autograd.grad(torch.stack(score).sum(), call.out, retain_graph=True, allow_unused=True)
     if gradient is None or not gradient.any():
         return None
-    return call.heads(gradient).float().abs().sum((0, 1, 3))
+    return _without_rounding(widened(call.heads(gradient)).abs().sum((0, 1, 3)))
+
+
+def _without_rounding(rows: Tensor) -> Tensor:
+    """Return how strongly rows are read, zero where that is rounding: a row that is added and taken away again.
+
+    In half precision that cannot be told: the rows of a mean may weigh as little as rounding does.
+    """
+    return rows.where(rows > rows.max() * torch.finfo(rows.dtype).eps * 2**5, 0).float()
 
 
 def _with_rows_of_output(layout: Layout, output: Tensor | None, scores: list[Tensor]) -> Layout:
@@ -536,7 +612,7 @@ def _with_rows_of_output(layout: Layout, output: Tensor | None, scores: list[Ten
         (gradient,) = torch.autograd.grad(total, output, retain_graph=True, allow_unused=True)
     if gradient is None or not gradient.any():
         return layout
-    rows = gradient[0].float().abs().sum(-1)
+    rows = _without_rounding(widened(gradient[0]).abs().sum(-1))
     return _layout_reading(layout, rows.nonzero().flatten().tolist(), rows)
 
 
