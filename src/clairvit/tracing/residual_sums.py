@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 
-def _names(*operations: str) -> frozenset[str]:
+def node_names(*operations: str) -> frozenset[str]:
     """Return the names of the graph nodes of elementwise operations."""
     return frozenset(f"{operation}Backward{overload}" for operation in operations for overload in (0, 1))
 
 
 # Nodes that change the shape or the memory of a tensor, not its entries.
-_VIEWS = _names(
+VIEWS = node_names(
     *("View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Clone", "Alias"),
     *("Contiguous", "ToCopy", "Expand"),
 )
-_LINEAR = _VIEWS | _names("Mul", "Div", "Add", "Sub", "Rsub", "Neg")
-_NONLINEAR = _names("Pow", "Exp", "Sqrt", "Abs", "Tanh", "Sigmoid", "Erf", "Gelu", "Silu", "Relu")
+_LINEAR = VIEWS | node_names("Mul", "Div", "Add", "Sub", "Rsub", "Neg")
+_NONLINEAR = node_names("Pow", "Exp", "Sqrt", "Abs", "Tanh", "Sigmoid", "Erf", "Gelu", "Silu", "Relu")
 _NONLINEAR_ROLES = ("activation", "gate", "product")  # of operations that follow a rule table
 
 
@@ -48,7 +48,7 @@ class ResidualStream:
         """Return what a + b is as a residual sum, before it is computed; None where it is none."""
         if a.shape != b.shape or a.grad_fn is None or b.grad_fn is None:
             return None
-        nodes = _without_views(a.grad_fn), _without_views(b.grad_fn)
+        nodes = without_views(a.grad_fn), without_views(b.grad_fn)
         for index in (0, 1):
             stage = self._read_by(nodes[1 - index], nodes[index])
             if stage is not None:
@@ -58,7 +58,7 @@ class ResidualStream:
     def add(self, total: Tensor, residual: ResidualSum) -> None:
         """Take the value of a residual sum into the stream."""
         if total.grad_fn is not None:
-            self._earlier[_without_views(total.grad_fn)] = residual.stage
+            self._earlier[without_views(total.grad_fn)] = residual.stage
 
     def _read_by(self, branch: Any, stream: Any) -> Any:
         """Return the latest stage of the stream that the branch is computed from; None for elementwise formulas."""
@@ -82,9 +82,9 @@ class ResidualStream:
         return next((stage for stage in stages if stage in reached), None)
 
 
-def _without_views(node: Any) -> Any:
+def without_views(node: Any) -> Any:
     """Return the node that computed the entries of a tensor, behind reshapes and copies."""
-    while node.name() in _VIEWS and node.next_functions and node.next_functions[0][0] is not None:
+    while node.name() in VIEWS and node.next_functions and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
     return node
 

@@ -72,7 +72,7 @@ class ResidualBranches(Recorder):
         if op.block < 0 or op.after_blocks:
             return
         call = op.calls[-1] if op.calls and op.calls[-1].block == op.block else None
-        after_attention = call is not None and _is_computed_from(node, call.out.grad_fn)
+        after_attention = call is not None and any(_is_computed_from(node, out.grad_fn) for out in call.outputs)
         branch = Branch(self._number, 1 - residual.z_in)
         self._sums.append(_BlockSum(op.block, op.output.shape, branch, after_attention))
 
