@@ -416,6 +416,7 @@ def _no_source() -> BadInput:
 
 
 def _check_layers(recording: Recording) -> None:
+    recording.structure.check_members(recording.model.name, "patching")
     kinds = sorted({call.kind for call in recording.calls})
     if kinds != ["tokens"] or recording.structure.layout is None:
         seen = f"attention of the kinds {_listed(kinds)} was seen" if kinds else "no attention was seen"

@@ -225,6 +225,7 @@ def _float_tensors(output: Any) -> list[Tensor]:
 def _check_blocks(structure: ModelStructure, site: ActivationSite, name: str) -> None:
     """Raise unless the layer exists and its block is a module of its own."""
     count = len(structure.layers)
+    structure.check_members(name, "a neuron")
     if not count:
         raise NotApplicable(
             f"No attention was seen in {name}, so that it has no blocks to read a neuron of; expected a Vision "

@@ -11,7 +11,7 @@ depends on the pixels alone. What projections read is told from the operations o
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, can_join
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import VIEWS, node_names, without_views
+from clairvit.tracing.rules.table import HeadsJoin
 
 _WITH_A_WEIGHT = frozenset(
     {ops.LINEAR, ops.BIASED_MATMUL, *ops.CONVOLUTIONS, *ops.MATRIX_PRODUCTS}
@@ -30,6 +31,9 @@ _WITH_A_WEIGHT = frozenset(
 _MOVING = frozenset({"dropout", "to", "type", "float", "double", "half", "bfloat16", "type_as"})  # no new values
 _JOINING = node_names("Add", "Sub", "Stack", "Cat")  # graph nodes in which a stream and a branch meet
 _ON_THE_STREAM = VIEWS | _JOINING | node_names("Sum", "Mean", "Slice", "Select", "Index", "Split", "Unbind", "Unsafe")
+
+
+_PRODUCTS = node_names("Addmm", "Mm", "Bmm", "Addbmm", "Baddbmm", "Convolution", "Linear")
 
 
 @dataclass(frozen=True)
@@ -212,23 +216,39 @@ class CallGraph:
 
         A stream goes on where something other than a sum reads x + attention(x), without the other call in it.
         """
-        either = 1 << first | 1 << second
-        read = set(self._ancestors([t.grad_fn for call in (first, second) for t in _inputs(self.calls[call])]))
-        added: set[Any] = set()  # sums of a stream and one of the two
+        return self._sums_before_meeting([first, second]) is not None
+
+    def join_of(self, first: int, count: int) -> HeadsJoin:
+        """Return how the outputs of the heads of a layer, `count` calls from the first on, meet."""
+        heads = range(first, first + count)
+        if count > 1 and self._sums_before_meeting(heads):
+            return "added"
+        outputs = {output.grad_fn for index in heads for output in self.calls[index].outputs}
+        apart = (node for node in self._before_meeting(heads) if node not in outputs)
+        return "projected" if count > 1 and any(node.name() in _PRODUCTS for node in apart) else "concatenated"
+
+    def _before_meeting(self, calls: Iterable[int]) -> Iterator[Any]:
+        """Yield the graph nodes between the outputs of some calls and the scores that hold some, not all of them."""
+        together = sum(1 << call for call in calls)
         # In the order of the forward pass: parents come first.
-        for node, bits in self._nodes_read.items():
-            if not bits & either or bits & either == either:
-                continue
+        return (node for node, bits in self._nodes_read.items() if 0 != bits & together != together)
+
+    def _sums_before_meeting(self, calls: Sequence[int]) -> set[Any] | None:
+        """Return the sums of a stream and some of the calls; None if such a stream goes on."""
+        together = sum(1 << call for call in calls)
+        read = self._ancestors([t.grad_fn for call in calls for t in _inputs(self.calls[call])])
+        added: set[Any] = set()
+        for node in self._before_meeting(calls):
             parents = [parent for parent, _ in node.next_functions if parent is not None]
             if any(parent in added for parent in parents):
                 if node.name() not in _ON_THE_STREAM:
-                    return False
+                    return None
                 added.add(node)
             elif node.name() in _JOINING and any(
-                not self._sources[parent] & either and without_views(parent) in read for parent in parents
+                not self._sources[parent] & together and without_views(parent) in read for parent in parents
             ):
                 added.add(node)
-        return True
+        return added
 
     def feed_another(self, first: int, second: int) -> bool:
         """Return whether a later call is computed from both."""

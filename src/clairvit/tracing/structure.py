@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from clairvit.errors import BadInput, CaptureError, ClairError
+from clairvit.errors import BadInput, CaptureError, ClairError, NotApplicable
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
 from clairvit.models.submodules import submodules
@@ -46,6 +46,7 @@ from clairvit.tracing.grid import (
 )
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
+from clairvit.tracing.rules.table import HeadsJoin, RuleTable
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
 
 
@@ -59,6 +60,7 @@ class AttentionSite:
     queries: int
     keys: int
     heads_apart: int = 1  # how many attention calls of the model compute its heads
+    heads_join: HeadsJoin = "concatenated"
 
     @property
     def is_layer(self) -> bool:
@@ -106,6 +108,33 @@ class ModelStructure:
     def heads_apart(self) -> tuple[int, ...]:
         """How many attention calls of the model compute the heads of each call."""
         return tuple(site.heads_apart for site in self.sites)
+
+    def check_members(self, model: str, reader: str) -> None:
+        """Raise NotApplicable if networks lie side by side in the module, none of which is what `reader` reads."""
+        if not self.members:
+            return
+        names = [f"'{name}'" if name else "the module itself" for name in self.members]
+        apart = (
+            f"{names[0]} runs on several versions of each image"
+            if len(set(names)) == 1
+            else f"{' and '.join(names)} do not feed each other"
+        )
+        raise NotApplicable(
+            f"{model} holds several networks side by side (an ensemble, mirrored copies, a second pass): {apart}, so "
+            f"that there is no one chain of layers for {reader} to read; expected one network. Explain each network by "
+            "itself: cv.explain(model.part, …).",
+            alternative="a perturbation method",
+        )
+
+    def check_rules(self, table: RuleTable, reader: str) -> None:
+        """Raise NotApplicable if a rule table would take the pieces of an output projection for layers of their own."""
+        if not all(table.is_the_same_in_parts(site.heads_join) for site in self.sites):
+            raise NotApplicable(
+                f"Each head of this model has an output projection of its own, and the rules '{table}' of {reader} "
+                "share out relevance within one linear layer or sum, so that the map would be another one than that of "
+                "the same model with one projection; expected heads that are concatenated before it.",
+                alternative="a gradient method",
+            )
 
     @property
     def heads_apart_of_pools(self) -> tuple[int, ...]:
@@ -277,7 +306,11 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
     sites = tuple(replace(site, heads_apart=count) for site, count in zip(sites, heads_apart, strict=True))
+    joins = [graph.join_of(first, count) for first, count in zip(firsts, heads_apart, strict=True)]
+    sites = tuple(replace(site, heads_join=join) for site, join in zip(sites, joins, strict=True))
     sites, members = _without_other_networks(sites, graph, firsts, around, module)
+    if not members and pixels.ndim == 4 and token_stream(module) is None:
+        sites, members = _without_copies_of_the_image(sites, calls, blocks, module)
     blocks = [None if site.kind == "unrelated" else visit for visit, site in zip(blocks, sites, strict=True)]
     tokens_read.forget()
     if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
@@ -416,8 +449,32 @@ def _without_other_networks(
         return tuple(
             replace(site, kind="unrelated", block=None) if index in unread else site for index, site in enumerate(sites)
         ), ()
-    members = tuple(replace(site, kind="member") if site.is_layer else site for site in sites)
-    return members, _names_of_members(*(around[index] for index in pairs[0]), module)
+    return _as_members(sites), _names_of_members(*(around[index] for index in pairs[0]), module)
+
+
+def _as_members(sites: tuple[AttentionSite, ...]) -> tuple[AttentionSite, ...]:
+    return tuple(replace(site, kind="member") if site.is_layer else site for site in sites)
+
+
+def _without_copies_of_the_image(
+    sites: tuple[AttentionSite, ...],
+    calls: Sequence[AttentionCall],
+    blocks: Sequence[_Visit | None],
+    module: nn.Module,
+) -> tuple[tuple[AttentionSite, ...], tuple[str, ...]]:
+    """Return the sites and members where every layer runs on a batch of several versions of the one image."""
+    layers = [(call, visit) for call, visit, site in zip(calls, blocks, sites, strict=True) if site.is_layer]
+    if not layers or not all(visit is not None and _is_of_copies(call, visit) for call, visit in layers):
+        return sites, ()
+    names = {id(part): name for name, part in module.named_modules()}
+    first = next(visit for _, visit in layers if visit is not None)
+    return _as_members(sites), (names.get(id(first.module), ""),)
+
+
+def _is_of_copies(call: AttentionCall, visit: _Visit) -> bool:
+    """Return whether a block takes the tokens of several images [n, N, d], and its attention those of one each."""
+    tokens = visit.tokens
+    return tokens is not None and tokens.ndim == 3 and 1 < call.lead == tokens.shape[0] and call.keys == tokens.shape[1]
 
 
 def _names_of_members(first: list[_Visit], second: list[_Visit], module: nn.Module) -> tuple[str, str]:

@@ -262,6 +262,7 @@ def trace(
     model = readout_model(model, target)
     batch = prepare(images, model)
     recording = record(model, batch.pixels, rules=(table,), recorders=recorders)
+    recording.structure.check_rules(table, "this trace")
     return run_backward(recording, one_target(recording, target, score, single=batch.single), table)
 
 
