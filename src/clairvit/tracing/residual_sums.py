@@ -99,3 +99,20 @@ def _is_nonlinear(node: Any) -> bool:
     """Return whether a node is a bent elementwise function, or a product of two tensors of the graph."""
     of_two = sum(parent is not None for parent, _ in node.next_functions) > 1 and node.name().startswith(("Mul", "Div"))
     return of_two or node.name() in _NONLINEAR or getattr(node, "role", None) in _NONLINEAR_ROLES
+
+
+def is_computed_from(node: Any, source: Any) -> bool:
+    """Return whether a node of the graph is computed from another one."""
+    if node is None or source is None:
+        return False
+    visited, pending = {node}, [node]
+    while pending:
+        current = pending.pop()
+        if current is source:
+            return True
+        for parent, _ in current.next_functions:
+            # A node that is older than the source cannot be computed from it.
+            if parent is not None and parent not in visited and parent._sequence_nr() >= source._sequence_nr():
+                visited.add(parent)
+                pending.append(parent)
+    return False

@@ -113,17 +113,21 @@ class ModelStructure:
         """Raise NotApplicable if networks lie side by side in the module, none of which is what `reader` reads."""
         if not self.members:
             return
-        names = [f"'{name}'" if name else "the module itself" for name in self.members]
-        apart = (
-            f"{names[0]} runs on several versions of each image"
-            if len(set(names)) == 1
-            else f"{' and '.join(names)} do not feed each other"
-        )
         raise NotApplicable(
-            f"{model} holds several networks side by side (an ensemble, mirrored copies, a second pass): {apart}, so "
-            f"that there is no one chain of layers for {reader} to read; expected one network. Explain each network by "
-            "itself: cv.explain(model.part, …).",
+            f"{model} holds several networks side by side (an ensemble, mirrored copies, a second pass): "
+            f"{self.members_apart}, so that there is no one chain of layers for {reader} to read; expected one "
+            "network. Explain each network by itself: cv.explain(model.part, …).",
             alternative="a perturbation method",
+        )
+
+    @property
+    def members_apart(self) -> str:
+        """What the networks side by side are, in words."""
+        names = list(dict.fromkeys(f"'{name}'" if name else "the module itself" for name in self.members))
+        return (
+            f"{names[0]} runs on several versions of each image"
+            if len(names) == 1
+            else (f"{' and '.join(names)} do not feed each other")
         )
 
     def check_rules(self, table: RuleTable, reader: str) -> None:
@@ -200,6 +204,7 @@ class _ModuleVisits(Recorder):
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
         self.grad_enabled: list[bool] = []  # for each attention call; False inside torch.no_grad or a checkpoint
         self.grids: list[tuple[int, ...]] = []  # sizes of the convolutions' outputs before the first attention
+        self.embedded = 1  # how many images the last of these convolutions saw
         self.read_by_head: list[Tensor] = []  # inputs of the last linear layers, one vector per image
         self.outermost: list[ModuleCall] = []  # every call of a module, as a tree
         self.call_counts: Counter[nn.Module] = Counter()
@@ -215,6 +220,7 @@ class _ModuleVisits(Recorder):
             self.read_by_head.clear()
         if op.kind == ops.CONV and not op.calls:
             self.grids.append(self._conv_grid(op.output))
+            self.embedded = len(op.output)
         if op.kind == ops.LINEAR and op.args and op.args[0].ndim == 2 and len(op.args[0]) == 1:
             self.read_by_head.append(op.args[0])
 
@@ -310,7 +316,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     sites = tuple(replace(site, heads_join=join) for site, join in zip(sites, joins, strict=True))
     sites, members = _without_other_networks(sites, graph, firsts, around, module)
     if not members and pixels.ndim == 4 and token_stream(module) is None:
-        sites, members = _without_copies_of_the_image(sites, calls, blocks, module)
+        sites, members = _without_copies_of_the_image(sites, blocks, module, watch.embedded)
     blocks = [None if site.kind == "unrelated" else visit for visit, site in zip(blocks, sites, strict=True)]
     tokens_read.forget()
     if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
@@ -442,7 +448,7 @@ def _without_other_networks(
         for first, second in itertools.combinations(read, 2)
         if not graph.feeds(firsts[first], firsts[second])
         and not graph.meet(firsts[first], firsts[second])
-        and not (sites[first].kind != sites[second].kind and graph.feed_another(firsts[first], firsts[second]))
+        and not (_differ(sites[first], sites[second]) and graph.feed_another(firsts[first], firsts[second]))
     ]
     if not pairs:
         unread = set(layers) - set(read)
@@ -452,29 +458,25 @@ def _without_other_networks(
     return _as_members(sites), _names_of_members(*(around[index] for index in pairs[0]), module)
 
 
+def _differ(first: AttentionSite, second: AttentionSite) -> bool:
+    """Return whether two layers are not both between all tokens: streams of other resolutions may join later."""
+    return (first.kind, second.kind) != ("tokens", "tokens")
+
+
 def _as_members(sites: tuple[AttentionSite, ...]) -> tuple[AttentionSite, ...]:
     return tuple(replace(site, kind="member") if site.is_layer else site for site in sites)
 
 
 def _without_copies_of_the_image(
-    sites: tuple[AttentionSite, ...],
-    calls: Sequence[AttentionCall],
-    blocks: Sequence[_Visit | None],
-    module: nn.Module,
+    sites: tuple[AttentionSite, ...], blocks: Sequence[_Visit | None], module: nn.Module, embedded: int
 ) -> tuple[tuple[AttentionSite, ...], tuple[str, ...]]:
-    """Return the sites and members where every layer runs on a batch of several versions of the one image."""
-    layers = [(call, visit) for call, visit, site in zip(calls, blocks, sites, strict=True) if site.is_layer]
-    if not layers or not all(visit is not None and _is_of_copies(call, visit) for call, visit in layers):
+    """Return the sites and members where patches of several versions of the one image are embedded as a batch."""
+    visits = [visit for visit, site in zip(blocks, sites, strict=True) if site.is_layer]
+    tokens = [visit.tokens for visit in visits if visit is not None and visit.tokens is not None]
+    if embedded == 1 or len(tokens) < len(sites) or any(embedded not in x.shape[:2] for x in tokens):
         return sites, ()
     names = {id(part): name for name, part in module.named_modules()}
-    first = next(visit for _, visit in layers if visit is not None)
-    return _as_members(sites), (names.get(id(first.module), ""),)
-
-
-def _is_of_copies(call: AttentionCall, visit: _Visit) -> bool:
-    """Return whether a block takes the tokens of several images [n, N, d], and its attention those of one each."""
-    tokens = visit.tokens
-    return tokens is not None and tokens.ndim == 3 and 1 < call.lead == tokens.shape[0] and call.keys == tokens.shape[1]
+    return _as_members(sites), tuple({names.get(id(visit.module), ""): None for visit in visits[:1] if visit})
 
 
 def _names_of_members(first: list[_Visit], second: list[_Visit], module: nn.Module) -> tuple[str, str]:
