@@ -41,7 +41,7 @@ def attention_call(
     elif mask == "bool":
         added = (torch.rand(batch, 1, queries, keys, generator=generator) > 0.3).to(device)
         added[..., 0] = True
-    return AttentionCall(v=v, out=v, heads=lambda out: out, q=q, k=k, scale=width**-0.5, mask=added), dO
+    return AttentionCall(v=v, outputs=(v,), forms=(lambda out: out,), q=q, k=k, scale=width**-0.5, mask=added), dO
 
 
 def kernel_cases(device: str) -> list[Case]:

@@ -546,7 +546,7 @@ def test_a_trace_runs_again() -> None:
     assert (tr.recording.forwards, tr.recording.backwards) == (3, 3)
     assert_same(tr.rerun(other, None).logits, new.logits)
     assert (tr.recording.forwards, tr.recording.backwards) == (5, 3)
-    assert not any(call.out.requires_grad for call in again.recording.calls)  # the graph is gone
+    assert not any(call.requires_grad for call in again.recording.calls)  # the graph is gone
 
 
 # Refusals

@@ -35,7 +35,7 @@ def test_the_vectors_add_up_to_the_stream_after_attention(kind: str) -> None:
         inside = BlockDecomposition.of(found, index)
         parts = inside.vectors(value_bias=True)
         added = (call.A() @ parts.f).sum(1) * parts.spread  # [B, N, d]
-        constant = (torch.zeros_like(inside.attended),)
+        constant = tuple(map(torch.zeros_like, inside.attended))
         for link in inside.to_sum:  # a chain: x + g(0) at its end
             constant = shifted(link, constant)
         assert_same(added + found.as_tokens(constant[0]), inside.x_mid)

@@ -58,7 +58,7 @@ def tensors(recording: Recording) -> list[Tensor | None]:
     """Return all that a recording holds, and the gradients of a backward pass."""
     values = [recording.logits, recording.end, *recording.inputs]
     for call in (*recording.calls, *recording.pools):
-        values += [call.q, call.k, call.v, call.out, call.weights, call.scores, call.mask]
+        values += [call.q, call.k, call.v, *call.outputs, call.weights, call.scores, call.mask]
     trace = run_backward(recording, one_target(recording, 3, "logit", single=False))
     values += [trace.pixels_gradient, trace.final_gradient]
     for layer in trace.layers:

@@ -56,8 +56,9 @@ def token_grid(context: DoctorContext) -> Check:
         "blocks": len(structure.layers),
         "given": context.model.layout is not None,
     }
+    blocks = "" if structure.members else f"{plural(len(structure.layers), 'block')}, "
     summary = (
-        f"{plural(len(structure.layers), 'block')}, {' × '.join(map(str, layout.grid))} patches, "
+        f"{blocks}{' × '.join(map(str, layout.grid))} patches, "
         f"{plural(layout.prefix, 'prefix token')}, "
         f"{plural(layout.suffix, 'suffix token') + ', ' if layout.suffix else ''}{layout.pooling} pooling"
     )
@@ -119,6 +120,13 @@ def attention_in_every_block(context: DoctorContext) -> Check:
         return passed(
             f"None, and no module is named so: a CNN, say. Its layers are {plural(len(structure.stages), 'stage')}; "
             "CAM and gradient methods apply.",
+            **details,
+        )
+    if structure.members:
+        return warned(
+            f"Seen in several networks side by side: {structure.members_apart}.",
+            "Explain each network by itself. Of the whole, methods that ask it for scores of changed images are right "
+            "(lime, rise, leave-one-out), and gradients at the pixels (saliency).",
             **details,
         )
     counts = [f"{kinds[kind]} {phrase}" for kind, phrase in ATTENTION_KINDS.items() if kinds[kind]]

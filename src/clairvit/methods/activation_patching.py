@@ -45,6 +45,7 @@ def causal_activation_patching(
     `relative=False` gives the score of each run itself, not its difference: the same order for insert, the reverse for
     remove. One forward per patch, and one for the neutral image.
     """
+    trace.recording.structure.check_members(trace.recording.model.name, NAME)
     used = layer_range(start, stop, len(trace.layers))
     activations = _activations(trace, used)
     neutral_images = background(neutral, trace.pixels, trace.recording.model.preprocess, 0)

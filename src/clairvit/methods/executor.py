@@ -89,6 +89,7 @@ def run(
     with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
         for spec, result in zip(specs, results, strict=True):
             with _Timed(result):
+                _check_structure(spec, trace)
                 _check_gradient(spec, trace)
                 _check_layout(spec, trace)
                 if spec.aggregation is None:
@@ -209,6 +210,15 @@ def _visit_large(passes: Sequence[_LayerPass], view: LayerView) -> list[_LayerPa
 def _sums_pay(view: LayerView) -> bool:
     """Return whether sums over A and G are computed by a kernel; else tiles are quicker, which all methods share."""
     return view.reductions.use_kernels
+
+
+def _check_structure(spec: MethodSpec, trace: Trace) -> None:
+    """Raise NotApplicable where a method that reads inside the model would read another one than it is meant for."""
+    recording = trace.recording
+    if spec.requires.recorders or set(spec.gradients) - {"pixels"}:
+        recording.structure.check_members(recording.model.name, f"'{spec.text}'")
+    for table in spec.tables:
+        recording.structure.check_rules(table, f"'{spec.text}'")
 
 
 def _check_gradient(spec: MethodSpec, trace: Trace) -> None:

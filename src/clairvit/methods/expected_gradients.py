@@ -68,6 +68,8 @@ def expected_gradients(
     notes say how far this one is, and `standard_error` how much each patch varies with the draws.
     """
     by_token = level == "token"
+    if by_token:
+        trace.recording.structure.check_members(trace.recording.model.name, "level=token")
     reference_scores, ends = run_references(trace, load_references(trace, references, samples, seed), tokens=by_token)
     x = widened(trace.layers[0].x if by_token else trace.pixels)
     picks, alphas = draws(trace.pixels, len(ends), samples, seed)  # [n, B] each

@@ -67,6 +67,7 @@ def atman(
     have a cosine similarity of `threshold` or more to it; None suppresses patch i alone. `shift_min=False` is S·m as
     the paper prints it, which raises negative scores instead. Class and register tokens are never suppressed.
     """
+    trace.recording.structure.check_members(trace.recording.model.name, "atman")
     if not trace.layers:
         raise NotApplicable(
             "No attention call was seen in this model, and atman suppresses attention. Use leave-one-out."

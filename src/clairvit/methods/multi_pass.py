@@ -151,6 +151,7 @@ def integrated_gradients(
         )
     alphas, weights = quadrature(rule, steps)
     if path == "token":
+        trace.recording.structure.check_members(trace.recording.model.name, "path=token")
         layout = trace.in_order  # raises where there are no tokens
         x = widened(trace.layers[0].x)
         x0 = x.clone()

@@ -379,6 +379,7 @@ def layer_outputs(trace: Trace) -> list[LayerOutput]:
     The last block's output is taken before the final norm.
     """
     structure = trace.recording.structure
+    structure.check_members(trace.recording.model.name, "patch features")
     if structure.stages:
         entries = [(layer.name, layer.tokens, layer.grid) for layer in trace.layers]
     else:

@@ -163,7 +163,7 @@ class PlacePatching(Capture):
             args = self._edit_sum(func, args, kwargs or {})
         calls = len(self.calls)
         out = super().__torch_function__(func, types, args, kwargs)
-        if len(self.calls) > calls and self.calls[-1].out is out:
+        if len(self.calls) > calls and self.calls[-1].outputs[0] is out:
             return self._edit_heads(self.calls[-1])
         return out
 
@@ -178,11 +178,12 @@ class PlacePatching(Capture):
 
     def _edit_heads(self, call: AttentionCall) -> Tensor:
         place = Place("heads", len(self.calls) - 1)
-        edited = self.edited(place, call.heads(call.out))
+        (output,) = call.outputs  # heads that are calls of their own are places of their own
+        edited = self.edited(place, call.heads((output,)))
         if edited is None:
-            return call.out
-        patched = call.out.clone()
-        heads = call.heads(patched)
+            return output
+        patched = output.clone()
+        heads = call.heads((patched,))
         if heads.untyped_storage().data_ptr() != patched.untyped_storage().data_ptr():
             raise NotApplicable(
                 "The output of this model's attention is no tensor of separate heads that could be written to; patch "

@@ -416,6 +416,7 @@ def _no_source() -> BadInput:
 
 
 def _check_layers(recording: Recording) -> None:
+    recording.structure.check_members(recording.model.name, "patching")
     kinds = sorted({call.kind for call in recording.calls})
     if kinds != ["tokens"] or recording.structure.layout is None:
         seen = f"attention of the kinds {_listed(kinds)} was seen" if kinds else "no attention was seen"
@@ -455,12 +456,12 @@ def _site_edit(run: _PatchingRun, site: Site, value: Any) -> tuple[Place, Edit]:
             f"There is no value '{value}'.{did_you_mean(value, VALUES)} Choose one of: {_listed(VALUES)}; or give "
             "a tensor."
         )
-    place, rows = _place(run, site), _token_rows(run.recording, site)
+    (place, head), rows = _place(run, site), _token_rows(run.recording, site)
     replacement = _replacement(run, site, place, rows, value)
 
     def edit(activation: Tensor) -> Tensor:
         edited = activation.clone()
-        tokens = edited if site.head is None else edited[:, site.head]  # [B, N, d]
+        tokens = edited if head is None else edited[:, head]  # [B, N, d]
         tokens[:, rows] = replacement(tokens)
         return edited
 
@@ -476,7 +477,8 @@ def _replacement(
         return lambda tokens: checked.to(tokens).expand(len(tokens), len(rows), -1)
     if value == "source":
         activation = run.source_activation(place)
-        source = (activation if site.head is None else activation[:, site.head])[:, rows]
+        head = _place(run, site)[1]
+        source = (activation if head is None else activation[:, head])[:, rows]
         return lambda tokens: source
     if value == "zero":
         return lambda tokens: torch.zeros_like(tokens[:, rows])
@@ -543,8 +545,12 @@ def _token_rows(recording: Recording, site: Site) -> Tensor:
     return torch.tensor(indices, device=device) + layout.prefix
 
 
-def _place(run: _PatchingRun, site: Site) -> Place:
-    """Return where a site's activation is computed; raise BadInput if the model has no such layer or head."""
+def _place(run: _PatchingRun, site: Site) -> tuple[Place, int | None]:
+    """Return where a site's activation is computed, and which of the heads there it is.
+
+    Raises:
+        BadInput: The model has no such layer or head.
+    """
     recording, layers = run.recording, len(run.recording.calls)
     if site.layer >= layers:
         raise BadInput(f"There is no layer {site.layer}: the model has {layers}; give one from 0 to {layers - 1}.")
@@ -553,10 +559,12 @@ def _place(run: _PatchingRun, site: Site) -> Place:
         heads = int(call.v.shape[1])
         if site.head >= heads:
             raise BadInput(f"There is no head {site.head}: layer {site.layer} has {heads}; give one below {heads}.")
-        return Place("heads", recording.structure.layer_calls[site.layer])
+        output, head = call.output_of_head(site.head)
+        before = recording.structure.sites[: recording.structure.layer_calls[site.layer]]
+        return Place("heads", sum(other.heads_apart for other in before) + output), head
     _check_whole_blocks(recording)
     if site.part is None:
-        return Place("tokens", call.block)
+        return Place("tokens", call.block), None
     branches = run.branches.branches(site.layer)
     if branches is None:
         raise NotApplicable(
@@ -564,7 +572,7 @@ def _place(run: _PatchingRun, site: Site) -> Place:
             "two sums, so that their outputs are not known exactly; expected such a block, or cv.Site(layer)."
         )
     branch = branches[PARTS.index(site.part)]
-    return Place("sum", branch.number, branch.term)
+    return Place("sum", branch.number, branch.term), None
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -282,10 +282,11 @@ class Probe:
                 else:
                     with self.options.precision(self.pixels.device):
                         logits = run_tokens(self.trace.recording, self.strategy, self.tokens[images], None)
-            if override.calls < max(1, len(self.trace.layers)):
+            expected = sum(site.heads_apart for site in self.trace.recording.structure.layers)
+            if override.calls < max(1, expected):
                 raise NotApplicable(
-                    f"Only {override.calls} of the {len(self.trace.layers)} attention calls of this model could be "
-                    "changed; the others are inside windows, or run outside torch."
+                    f"Only {override.calls} of the {expected} attention calls of this model could be changed; the "
+                    "others are inside windows, or run outside torch."
                 )
             return logits
 

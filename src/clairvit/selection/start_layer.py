@@ -148,7 +148,9 @@ def tune_start_layers(
 
     `pixels` [1, 3, H, W] is one image, by which layers are counted; `options` are those of `evaluate`.
     """
-    count = len(trace(model, pixels, 0 if model.classifier else target).layers)
+    traced = trace(model, pixels, 0 if model.classifier else target)
+    traced.recording.structure.check_members(model.name, "tune_start=")
+    count = len(traced.layers)
     if not count:
         raise NotApplicable(
             f"{model.name} has no attention layers, so there is no layer to start at; expected a Vision Transformer "

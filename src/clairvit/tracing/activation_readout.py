@@ -225,6 +225,7 @@ def _float_tensors(output: Any) -> list[Tensor]:
 def _check_blocks(structure: ModelStructure, site: ActivationSite, name: str) -> None:
     """Raise unless the layer exists and its block is a module of its own."""
     count = len(structure.layers)
+    structure.check_members(name, "a neuron")
     if not count:
         raise NotApplicable(
             f"No attention was seen in {name}, so that it has no blocks to read a neuron of; expected a Vision "
@@ -293,7 +294,9 @@ class _SiteReader:
         self._visits += 1
         if self._visits == self._place.visit and self._site.where != "block":
             sequence_first = self._place.structure.sequence_first and tokens.ndim == 3
-            self._capture = _SiteCapture(int(tokens.shape[sequence_first]), self._place.branch, self._site)
+            heads_apart = self._place.structure.layers[self._site.layer].heads_apart
+            batch = int(tokens.shape[sequence_first])
+            self._capture = _SiteCapture(batch, self._place.branch, self._site, heads_apart)
             self._capture.__enter__()  # type: ignore[no-untyped-call]
 
     def _end(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
@@ -315,8 +318,8 @@ class _SiteReader:
 class _SiteCapture(Capture):
     """Keep a head's output, or a term of a sum, of one block."""
 
-    def __init__(self, batch: int, branch: Branch | None, site: ActivationSite) -> None:
-        super().__init__(batch)
+    def __init__(self, batch: int, branch: Branch | None, site: ActivationSite, heads_apart: int) -> None:
+        super().__init__(batch, heads_apart=(heads_apart,))
         self._branch, self._site = branch, site
         self._sums = -1
         self.activation: Tensor | None = None
@@ -330,8 +333,8 @@ class _SiteCapture(Capture):
                 term = args[self._branch.term]
                 self.activation = term.clone() if overwritten else term
         out = super().__torch_function__(func, types, args, kwargs)
-        if self._site.head is not None and self.activation is None and self.calls and self.calls[-1].out is out:
-            heads = self.calls[-1].heads(out)  # [B, H, N, dh]
+        if self._site.head is not None and self.activation is None and self.calls:
+            heads = self.calls[-1].heads(self.calls[-1].outputs)  # [B, H, N, dh]
             if self._site.head >= heads.shape[1]:
                 raise BadInput(
                     f"There is no head {self._site.head}: layer {self._site.layer} has {heads.shape[1]}; give one from "

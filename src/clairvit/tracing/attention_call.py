@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import NotApplicable
@@ -14,9 +15,21 @@ from clairvit.numerics import on_tensor_cores, wide_product, widened
 
 # reduced: from all tokens to fewer, spatially reduced keys; encoder: between other tokens than those of the layout that
 # was given (the vision tower of a language model); query, cross, reverse: between the queries of a decoder, from these
-# to the image tokens, and back; divided: along one axis of a clip; unrelated: attention that does not see the image
+# to the image tokens, and back; divided: along one axis of a clip; unrelated: attention that does not see the image, or
+# that the scores do not read; member: of one of several networks side by side
 Kind = Literal[
-    "tokens", "pool", "window", "reduced", "channel", "encoder", "query", "cross", "reverse", "divided", "unrelated"
+    "tokens",
+    "pool",
+    "window",
+    "reduced",
+    "channel",
+    "encoder",
+    "query",
+    "cross",
+    "reverse",
+    "divided",
+    "unrelated",
+    "member",
 ]
 DECODER_KINDS: tuple[Kind, ...] = ("query", "cross", "reverse")
 Rows = Tensor | slice  # query rows: their indices, or a tile of them
@@ -24,15 +37,16 @@ Rows = Tensor | slice  # query rows: their indices, or a tile of them
 
 @dataclass(eq=False)
 class AttentionCall:
-    """`out` is the tensor in the model's graph; `heads` turns it (or its gradient) into [B, H, queries, dh].
+    """`outputs` are tensors in the model's graph; `heads` turns them (or their gradients) into [B, H, queries, dh].
 
-    Fused calls keep q, k and the mask, from which A is derived on access. Explicit ones (matmul, softmax, matmul) keep
-    the A and S that the model has already computed.
+    There is one output, or several where a model computes the heads of a layer in calls of their own (`joined`). Fused
+    calls keep q, k and the mask, from which A is derived on access. Explicit ones (matmul, softmax, matmul) keep the A
+    and S that the model has already computed.
     """
 
     v: Tensor  # [B, H, keys, dh]
-    out: Tensor
-    heads: Callable[[Tensor], Tensor]
+    outputs: tuple[Tensor, ...]
+    forms: tuple[Callable[[Tensor], Tensor], ...]  # each output -> its heads, [B, h, queries, dh]
     q: Tensor | None = None  # [B, H, queries, dh]
     k: Tensor | None = None  # [B, H, keys, dh]
     scale: float = 1.0
@@ -41,6 +55,26 @@ class AttentionCall:
     scores: Tensor | None = None  # explicit S, before the softmax
     block: int = -1  # which block it belongs to, filled in by the recording
     kind: Kind = "tokens"
+    parts: tuple[AttentionCall, ...] = ()  # the calls that it joins, as long as the recording has its graph
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether each output is part of the graph."""
+        return all(output.requires_grad for output in self.outputs)
+
+    def heads(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the outputs, or tensors in their place such as their gradients, as [B, H, queries, dh]."""
+        heads = [form(tensor) for form, tensor in zip(self.forms, tensors, strict=True)]
+        return heads[0] if len(heads) == 1 else torch.cat(equally_wide(heads), 1)
+
+    def output_of_head(self, head: int) -> tuple[int, int]:
+        """Return which output holds a head, and which of its heads that is."""
+        for index, (form, output) in enumerate(zip(self.forms, self.outputs, strict=True)):
+            count = int(form(output.detach()).shape[1])
+            if head < count:
+                return index, head
+            head -= count
+        raise IndexError(head)
 
     @property
     def queries(self) -> int:
@@ -57,7 +91,7 @@ class AttentionCall:
 
     def detach(self) -> None:
         """Keep the values, leave the graph."""
-        self.v, self.out = self.v.detach(), self.out.detach()
+        self.v, self.outputs, self.parts = self.v.detach(), tuple(output.detach() for output in self.outputs), ()
         for name in ("q", "k", "mask", "weights", "scores"):
             tensor = getattr(self, name)
             setattr(self, name, None if tensor is None else tensor.detach())
@@ -92,18 +126,83 @@ def are_alike(calls: Sequence[AttentionCall]) -> bool:
     return not (any(call.mask is not None for call in calls) or (first.weights is None and first.q is None))
 
 
+def joined(calls: Sequence[AttentionCall]) -> AttentionCall:
+    """Return calls that compute some heads of a layer each as one of all heads, [B, H, N, …], outside the graph.
+
+    Scales that differ become part of q, and heads that are narrower than others are filled up with zeros, which changes
+    neither A nor G.
+    """
+    first = calls[0]
+    scales = {call.scale for call in calls}
+    scale = first.scale if len(scales) == 1 else 1.0
+
+    def together(name: str) -> Tensor | None:
+        tensors = [tensor.detach() for tensor in (getattr(call, name) for call in calls) if tensor is not None]
+        if len(tensors) < len(calls):
+            return None
+        if name == "q" and len(scales) > 1:
+            tensors = [tensor * call.scale for tensor, call in zip(tensors, calls, strict=True)]
+        return torch.cat(equally_wide(tensors), 1)
+
+    v = together("v")
+    assert v is not None
+    q, k, weights, scores = (together(name) for name in ("q", "k", "weights", "scores"))
+    return replace(
+        first,
+        v=v,
+        outputs=tuple(output for call in calls for output in call.outputs),
+        forms=tuple(form for call in calls for form in call.forms),
+        q=q,
+        k=k,
+        scale=scale,
+        mask=_joined_masks(calls),
+        weights=weights,
+        scores=scores,
+        parts=tuple(calls),
+    )
+
+
+def can_join(calls: Sequence[AttentionCall]) -> bool:
+    """Return whether calls have the same images, queries and keys, and all of them or none are fused."""
+    return len({(call.lead, call.queries, call.keys, call.weights is None) for call in calls}) == 1
+
+
+def _joined_masks(calls: Sequence[AttentionCall]) -> Tensor | None:
+    """Return what is added to the scores of all heads, [B or 1, H, queries, keys]; None if no call has a mask."""
+    if all(call.mask is None for call in calls):
+        return None
+    masks = []
+    for call in calls:
+        q = _required(call.q)
+        mask = q.new_zeros(()) if call.mask is None else call.mask.detach()
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
+        masks.append(mask.expand(call.lead, q.shape[1], call.queries, call.keys))
+    return torch.cat(masks, 1)
+
+
+def equally_wide(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors, narrower ones filled up with zeros along the last axis."""
+    width = max(tensor.shape[-1] for tensor in tensors)
+    return [F.pad(tensor, (0, width - tensor.shape[-1])) if tensor.shape[-1] < width else tensor for tensor in tensors]
+
+
 def merged(calls: Sequence[AttentionCall]) -> AttentionCall:
     """Return calls that are alike as one, [layers·B, H, N, …]."""
     first = calls[0]
 
-    def joined(name: str) -> Tensor | None:
+    def stacked(name: str) -> Tensor | None:
         tensors = [tensor.detach() for tensor in (getattr(call, name) for call in calls) if tensor is not None]
         return torch.cat(tensors) if len(tensors) == len(calls) else None
 
-    v = joined("v")
+    v = stacked("v")
     assert v is not None
-    q, k, weights, scores = (joined(name) for name in ("q", "k", "weights", "scores"))
-    return replace(first, v=v, out=v, q=q, k=k, weights=weights, scores=scores)
+    q, k, weights, scores = (stacked(name) for name in ("q", "k", "weights", "scores"))
+    return replace(first, v=v, outputs=(v,), forms=(_unchanged,), q=q, k=k, weights=weights, scores=scores, parts=())
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None, rows: Rows | None = None) -> Tensor:

@@ -8,6 +8,7 @@ bias are the linear part of the path from x to v. No library is known by name.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.numerics import equal_along, widened
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import AttentionCall
+from clairvit.tracing.attention_call import AttentionCall, equally_wide
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.linearised import Norm, PathStep, is_sum, linear_path, propagate, rerun
 from clairvit.tracing.recorders.op_log import OpLog, Step
@@ -50,8 +51,8 @@ class BlockDecomposition:
     call: AttentionCall
     steps: tuple[Step, ...]  # from the block's input to the next block's
     start: Tensor  # the block's input, as the model shapes it
-    attended: Tensor  # O
-    to_values: tuple[PathStep, ...]  # the last of them is the attention
+    attended: tuple[Tensor, ...]  # O; several tensors where heads are calls of their own
+    to_values: tuple[tuple[PathStep, ...], ...]  # for each of these tensors; the last step is the attention
     to_sum: tuple[PathStep, ...]  # the last of them is the sum with the block's input
     after: tuple[Step, ...]  # the steps after that sum
     _cache: dict[bool, Tensor] = field(default_factory=dict)  # what heads add, without and with the bias of values
@@ -66,14 +67,14 @@ class BlockDecomposition:
         start, first = log.block_inputs[block]
         following = min((i for b, (_, i) in enumerate(log.block_inputs) if b > block and i > first), default=None)
         steps = log.steps[first:]
-        at = next((i for i, step in enumerate(steps) if any(t is attended for t in step.outputs)), None)
-        if at is None:
+        places = [_place_of(steps, output) for output in attended]
+        total = next((i for i, step in enumerate(steps) if i > max(places) and _is_residual(step, start)), None)
+        if total is None or min(places) < 0:
             raise no_residual(index)
-        total = next((i for i, step in enumerate(steps) if i > at and _is_residual(step, start)), None)
-        to_values = linear_path(steps[: at + 1], start, attended)
-        if total is None or len(to_values) == 0 or len(to_values[-1].carriers) != 1:
+        to_values = [linear_path(steps[: at + 1], start, out) for at, out in zip(places, attended, strict=True)]
+        if any(len(path) == 0 or len(path[-1].carriers) != 1 for path in to_values):
             raise no_residual(index)
-        to_sum = linear_path(steps[at + 1 : total + 1], attended, steps[total].outputs[0])
+        to_sum = linear_path(steps[min(places) + 1 : total + 1], attended, steps[total].outputs[0])
         if not to_sum or not _stands_alone(to_sum, _dependent(log.steps[: first + total + 1], start), start):
             raise no_residual(index)
         end = None if following is None else following - first
@@ -83,7 +84,7 @@ class BlockDecomposition:
             tuple(steps[:end]),
             start,
             attended,
-            tuple(to_values),
+            tuple(map(tuple, to_values)),
             tuple(to_sum),
             tuple(steps[total + 1 : end]),
         )
@@ -102,7 +103,12 @@ class BlockDecomposition:
         """Return v [B, H, N, dh]; without bias it is the linear part of the path from x: v minus W_v beta + b_v."""
         if bias:
             return self.call.v.detach()
-        *before, attention = self.to_values
+        values = [self._values_without_bias(path) for path in self.to_values]
+        return torch.cat(equally_wide(values), 1) if len(values) > 1 else values[0]
+
+    def _values_without_bias(self, path: tuple[PathStep, ...]) -> Tensor:
+        """Return v [B, h, N, dh] of the heads that one attention call computes."""
+        *before, attention = path
         (value,) = attention.carriers
         plain = self.start if value is self.start else propagate(before, self.start, self.start, value, stacked=False)
         if plain.shape == self.call.v.shape and value.data_ptr() == self.call.v.data_ptr():
@@ -153,10 +159,11 @@ class BlockDecomposition:
         placed = torch.func.vmap(self._as_attended)(alone)
         return propagate(self.to_sum, self.attended, placed, self.total, spread=False)
 
-    def _as_attended(self, heads: Tensor) -> Tensor:
+    def _as_attended(self, heads: Tensor) -> tuple[Tensor, ...]:
         """Return [B, H, N, dh] as the model shapes O: the heads' form is a rearrangement, so this is its transpose."""
-        tensor: Tensor = torch.func.vjp(self.call.heads, self.attended.to(heads.dtype))[1](heads)[0]
-        return tensor
+        attended = tuple(output.to(heads.dtype) for output in self.attended)
+        tensors: tuple[Tensor, ...] = torch.func.vjp(lambda *outputs: self.call.heads(outputs), *attended)[1](heads)
+        return tensors
 
     def _projected_heads(self, v: Tensor) -> tuple[int, Tensor] | None:
         """Return the place of the linear layer at the beginning of the path to x_mid, and its output for each head.
@@ -176,7 +183,7 @@ class BlockDecomposition:
         def as_input(values: Tensor) -> Tensor:
             """Return [B, H, N, dh] as rows of the layer's input, [rows, H·dh]."""
             start = self._as_attended(values)
-            moved = propagate(before, self.attended, start, linear_input, stacked=False) if before else start
+            moved = propagate(before, self.attended, start, linear_input, stacked=False)
             return moved.flatten(0, -2)
 
         numbers = torch.arange(heads * width, dtype=torch.float32, device=v.device)  # of each head's each column
@@ -256,6 +263,11 @@ def _is_chain(links: tuple[PathStep, ...]) -> bool:
             return False
         carried.update(id(t) for t in link.step.outputs)
     return True
+
+
+def _place_of(steps: Sequence[Step], tensor: Tensor) -> int:
+    """Return the number of the step that made a tensor; -1 if none did."""
+    return next((i for i, step in enumerate(steps) if any(t is tensor for t in step.outputs)), -1)
 
 
 def _is_residual(step: Step, start: Tensor) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import AttentionCall, common_form, repeated
+from clairvit.tracing.attention_call import AttentionCall, common_form, joined, repeated
 from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
@@ -43,15 +43,21 @@ class Capture(TorchFunctionMode):
         sequence_first: bool = False,
         final_call: int = -1,
         differentiated: Sequence[int] = (),
+        heads_apart: Sequence[int] = (),
     ) -> None:
         """Prepare a pass; blocks work on [N, B, d] if `sequence_first`, and end with attention call `final_call`.
 
         The outputs of the attention calls `differentiated` get a gradient also where they do not depend on the image.
+        `heads_apart` says how many calls of the model make up each of the `calls`, whose heads they are; one where
+        nothing is said.
         """
         super().__init__()
         # A plain function, not a method: a call that held on to the capture that holds it would outlive both.
         self._common = functools.partial(common_form, batch=batch)
         self.calls: list[AttentionCall] = []
+        self.attended = 0  # attention calls of the model so far, each head that is a call of its own counted
+        self._heads_apart = tuple(heads_apart)
+        self._parts: list[AttentionCall] = []  # calls that wait for other heads of their layer
         self.keeps_calls = True  # False: attention that is not part of the token stream, such as a vision tower's
         self._batch = batch
         self._switch = switch
@@ -68,9 +74,10 @@ class Capture(TorchFunctionMode):
         self._differentiated = frozenset(differentiated)
         self._after_blocks = False
         self._block = -1
-        self._attending: dict[int, Tensor] = {}  # the softmax output and tensors derived from it, until it meets v
-        self._scores: Tensor | None = None
-        self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q and kᵀ candidates, and q kᵀ
+        # By the id of a tensor that was derived from it: the last softmax and earlier ones of its shape, until they
+        # meet v, and the last product q kᵀ and earlier ones of its shape, until they meet a softmax.
+        self._attending: dict[int, tuple[Tensor, _Softmax]] = {}
+        self._products: dict[int, tuple[Tensor, _Product]] = {}
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
         self._stream = ResidualStream()
 
@@ -89,7 +96,8 @@ class Capture(TorchFunctionMode):
     def forget_products(self) -> None:
         """Drop the products and activations that an attention call or a gate to come might refer to."""
         self._attending.clear()
-        self._product = self._scores = self._activated = None
+        self._products.clear()
+        self._activated = None
 
     def end_blocks(self, tokens: Tensor | None) -> None:
         """End the last block, whose output is `tokens`."""
@@ -104,7 +112,9 @@ class Capture(TorchFunctionMode):
             before_op(func, args, kwargs)
         out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
         if self._attending:
-            self._follow(args, out)
+            _follow(self._attending, args, out)
+        if self._products:
+            _follow(self._products, args, out)
         if self._on_any or self._on_kind:
             self._show(func, args, kwargs, out)
         return out
@@ -114,16 +124,11 @@ class Capture(TorchFunctionMode):
         interested = self._on_any if kind is None else (*self._on_any, *self._on_kind.get(kind, ()))
         if interested:
             op = Op(
-                func, args, kwargs, out, kind, self._block, self.calls, _multi_head_depth.get() > 0, self._after_blocks
+                *(func, args, kwargs, out, kind, self._block, self.calls, _multi_head_depth.get() > 0),
+                *(self._after_blocks, self.attended),
             )
             for on_op in interested:
                 on_op(op)
-
-    def _follow(self, args: tuple[Any, ...], out: Any) -> None:
-        """Follow attention through dropout, casts and head mixing, as long as nothing is summed away."""
-        for arg in args:
-            if id(arg) in self._attending and isinstance(out, Tensor) and out.numel() == arg.numel():
-                self._attending[id(out)] = out
 
     # One handler per kind of operation
 
@@ -137,12 +142,12 @@ class Capture(TorchFunctionMode):
             v=self._common(repeated(v, q)),
             scale=ops.attention_scale(q, call.get("scale")),
             mask=mask if mask is None or q.ndim == 4 else self._common(mask.expand(*q.shape[:-1], k.shape[-2])),
-            out=q,  # replaced below, once it exists
-            heads=self._common,
+            outputs=(),  # replaced below, once it exists
+            forms=(self._common,),
             block=self._block,
         )
         if self._switch is None:
-            record.out = func(q, k, v, **call)
+            out = func(q, k, v, **call)
         else:
             # A grouped k or v is widened first so that one rule serves all; the sum over its copies is autograd's.
             inputs: tuple[Tensor, ...] = (q, repeated(k, q), repeated(v, q))
@@ -150,11 +155,10 @@ class Capture(TorchFunctionMode):
             if isinstance(mask, Tensor) and mask.requires_grad:  # positions that depend on the queries (SAM)
                 inputs = (*inputs, call.pop("attn_mask"))
             arguments = {"scale": record.scale, "mask": mask, "batch": self._batch}
-            record.out = with_custom_backward(
-                "attention", self._switch, lambda *qkv: func(*qkv, **call), inputs, arguments
-            )
+            out = with_custom_backward("attention", self._switch, lambda *qkv: func(*qkv, **call), inputs, arguments)
+        record.outputs = (out,)
         self._add_call(record)
-        return record.out
+        return out
 
     def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run torch's own multi-head attention with the mode on: it is off inside a handler, which would hide it."""
@@ -170,16 +174,27 @@ class Capture(TorchFunctionMode):
         if not ops.is_over_last_axis(args, kwargs):
             return func(*args, **kwargs)  # class probabilities, or a mixture that is no attention
         out = self._with_rule("softmax", func, args, kwargs)
-        self._attending = {id(out): out}
-        self._scores = ops.first_argument(args, kwargs)
+        scores = ops.first_argument(args, kwargs)
+        softmax = _Softmax(scores, out, self._product_of(scores))
+        self._attending = _pending_like(self._attending, out, softmax)
         return out
+
+    def _product_of(self, scores: Tensor) -> _Product | None:
+        """Return the q kᵀ that a softmax is of: the one that its input was derived from, or the only candidate."""
+        followed = self._products.pop(id(scores), None)
+        if followed is not None:
+            product = followed[1]
+            self._products = {key: held for key, held in self._products.items() if held[1] is not product}
+            return product
+        alike = {id(held[1]): held[1] for held in self._products.values() if held[1].out.numel() == scores.numel()}
+        return next(iter(alike.values())) if len(alike) == 1 else None
 
     def _matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
         left, right = ops.first_argument(args, kwargs), ops.second_factor(args, kwargs)
         if id(left) not in self._attending:
             out = func(*args, **kwargs)
             if isinstance(right, Tensor) and left.ndim >= 3 and right.ndim >= 3:
-                self._product = (left, right, out)
+                self._add_product(left, right, out)
             return out
         out = self._weighted_values(func, left, right)
         self._add_explicit_call(left, right, out, self._common)
@@ -188,8 +203,11 @@ class Capture(TorchFunctionMode):
     def _biased_matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if len(args) >= 3:
-            self._product = (args[1], args[2], out)
+            self._add_product(args[1], args[2], out)
         return out
+
+    def _add_product(self, q: Tensor, k_transposed: Tensor, out: Tensor) -> None:
+        self._products = _pending_like(self._products, out, _Product(q, k_transposed, out))
 
     def _einsum(self, func: Any, args: Any, kwargs: Any) -> Any:
         operands = ops.einsum_operands(args)
@@ -208,7 +226,10 @@ class Capture(TorchFunctionMode):
                     left, right, a, b = right, left, b, a
                 q = ops.permute_axes(left, a, result[:-1] + shared[0], sizes)
                 k = ops.permute_axes(right, b, result[:-2] + shared[0] + result[-1], sizes)
-                self._product = None if q is None or k is None else (q, k, out)
+                if q is None or k is None:
+                    self._products.clear()
+                else:
+                    self._add_product(q, k, out)
             return out
         keys, width = a[-1], next((c for c in b if c not in a), None)
         if keys not in b or width is None or a[:-1] + width != "".join(sorted(result, key=(a[:-1] + width).find)):
@@ -229,30 +250,39 @@ class Capture(TorchFunctionMode):
         return product(A, v) if self._switch is None else with_custom_backward("mix", self._switch, product, (A, v), {})
 
     def _add_explicit_call(self, weights: Tensor, v: Tensor, out: Tensor, heads: Callable[[Tensor], Tensor]) -> None:
+        softmax = self._attending[id(weights)][1]
         q = k = None
-        if self._product is not None and self._scores is not None:
-            left, right, product = self._product
-            if product.numel() == self._scores.numel() and right.ndim == left.ndim:
+        if softmax.product is not None:
+            left, right, _ = softmax.product
+            if right.ndim == left.ndim:
                 q, k = self._common(left), self._common(right.transpose(-2, -1))
         call = AttentionCall(
             v=self._common(v),
-            out=out,
-            heads=heads,
+            outputs=(out,),
+            forms=(heads,),
             q=q,
             k=k,
             weights=self._common(weights),
-            scores=None if self._scores is None else self._common(self._scores),
+            scores=self._common(softmax.scores),
             block=self._block,
         )
         self._add_call(call)
-        self._attending.clear()
+        self._attending = {key: held for key, held in self._attending.items() if held[1] is not softmax}
 
     def _add_call(self, call: AttentionCall) -> None:
         if not self.keeps_calls:
             return
-        if len(self.calls) in self._differentiated and torch.is_grad_enabled() and not call.out.requires_grad:
-            call.out.requires_grad_()
-        self.calls.append(call)
+        number = len(self.calls)
+        if number in self._differentiated and torch.is_grad_enabled() and not call.requires_grad:
+            for output in call.outputs:
+                output.requires_grad_()
+        self.attended += 1
+        self._parts.append(call)
+        heads_apart = self._heads_apart[number] if number < len(self._heads_apart) else 1
+        if len(self._parts) < heads_apart:
+            return
+        self.calls.append(call if heads_apart == 1 else joined(self._parts))
+        self._parts = []
         self._check_final_call()
 
     def _check_final_call(self) -> None:
@@ -414,6 +444,40 @@ def stream_hooks(module: nn.Module, capture: Capture) -> list[RemovableHandle]:
         stream.register_forward_pre_hook(this_thread_only(enter)),
         stream.register_forward_hook(this_thread_only(leave)),
     ]
+
+
+class _Product(NamedTuple):
+    """q kᵀ, before the softmax."""
+
+    q: Tensor
+    k_transposed: Tensor
+    out: Tensor
+
+
+class _Softmax(NamedTuple):
+    """A softmax over scores, which becomes an attention call where it is multiplied by values."""
+
+    scores: Tensor
+    out: Tensor
+    product: _Product | None
+
+
+_Held = TypeVar("_Held", _Product, _Softmax)
+
+
+def _pending_like(
+    pending: dict[int, tuple[Tensor, _Held]], out: Tensor, held: _Held
+) -> dict[int, tuple[Tensor, _Held]]:
+    """Return what is followed from now on: a new result, and earlier ones of its shape (other heads of a layer)."""
+    return {key: pair for key, pair in pending.items() if pair[1].out.shape == out.shape} | {id(out): (out, held)}
+
+
+def _follow(pending: dict[int, tuple[Tensor, _Held]], args: tuple[Any, ...], out: Any) -> None:
+    """Follow results through dropout, casts, masks and head mixing, as long as nothing is summed away."""
+    for arg in args:
+        held = pending.get(id(arg))
+        if held is not None and isinstance(out, Tensor) and out.numel() == arg.numel():
+            pending[id(out)] = (out, held[1])
 
 
 def _contiguous(gradient: Tensor | None) -> Tensor | None:

@@ -168,9 +168,10 @@ def same_calls(calls: Sequence[AttentionCall], others: Sequence[AttentionCall]) 
 
     def tensors(call: AttentionCall) -> tuple[Any, ...]:
         kept = (address(tensor) for tensor in (call.q, call.k, call.v, call.mask, call.weights, call.scores))
-        return (id(call.out), call.scale, *kept)
+        return (*map(id, call.outputs), call.scale, *kept)
 
-    return len(calls) == len(others) and all(tensors(a) == tensors(b) for a, b in zip(calls, others, strict=True))
+    pairs = [[part for call in one for part in call.parts or (call,)] for one in (calls, others)]
+    return list(map(tensors, pairs[0])) == list(map(tensors, pairs[1]))
 
 
 def fingerprint(module: nn.Module) -> Fingerprint | None:

@@ -29,14 +29,14 @@ def decoder_kinds(calls: Sequence[AttentionCall]) -> dict[int, Kind]:
     kinds: dict[int, Kind] = {first: "cross"}
     for index in reversed(range(first)):  # before the first cross-attention the queries have not seen the image
         call = calls[index]
-        if call.out.requires_grad or not call.queries == call.keys == queries:
+        if call.requires_grad or not call.queries == call.keys == queries:
             break
         kinds[index] = "query"
     for index in range(first + 1, len(calls)):
         call = calls[index]
         if call.k is None:
             continue
-        reads_queries = _depends_on(call.k, calls[first].out)
+        reads_queries = _depends_on(call.k, calls[first].outputs)
         if call.queries == queries:
             kinds[index] = "query" if reads_queries and call.keys == queries else "cross"
         elif reads_queries and call.keys == queries:
@@ -52,7 +52,7 @@ def _queries_without_cross_attention(calls: Sequence[AttentionCall]) -> dict[int
     unseen: set[int] = set()  # numbers of queries
     kinds: dict[int, Kind] = {}
     for index, call in enumerate(calls):
-        if call.queries == call.keys and not call.out.requires_grad:
+        if call.queries == call.keys and not call.requires_grad:
             unseen.add(call.queries)
         elif call.queries == call.keys and call.queries in unseen:
             kinds[index] = "query"
@@ -64,12 +64,12 @@ def _has_learned_queries(call: AttentionCall) -> bool:
     return call.q is not None and not call.q.requires_grad and call.v.requires_grad
 
 
-def _depends_on(tensor: Tensor, source: Tensor) -> bool:
+def _depends_on(tensor: Tensor, sources: Sequence[Tensor]) -> bool:
     if not tensor.requires_grad:
         return False
     with translate_autograd_errors():
-        (gradient,) = torch.autograd.grad(tensor.sum(), source, retain_graph=True, allow_unused=True)
-    return gradient is not None
+        gradients = torch.autograd.grad(tensor.sum(), sources, retain_graph=True, allow_unused=True)
+    return any(gradient is not None for gradient in gradients)
 
 
 def check_decoder(calls: Sequence[AttentionCall], layout: Layout) -> None:

@@ -44,9 +44,10 @@ def is_join(step: Step) -> bool:
     return step.kind in ops.JOINS
 
 
-def linear_path(steps: Sequence[Step], start: Tensor, end: Tensor) -> list[PathStep]:
-    """Return the steps that carry `start` to `end`; nothing that is held fixed (scores, gates) is among them."""
-    reached, activations, path = {id(start)}, set[int](), []
+def linear_path(steps: Sequence[Step], start: Tensor | Sequence[Tensor], end: Tensor) -> list[PathStep]:
+    """Return the steps that carry one `start`, or several, to `end`; nothing that is held fixed (scores, gates)."""
+    starts = (start,) if isinstance(start, Tensor) else start
+    reached, activations, path = set(map(id, starts)), set[int](), []
     for step in steps:
         if step.kind == ops.ACTIVATION:
             activations.update(id(t) for t in step.outputs)
@@ -79,10 +80,20 @@ def _carriers(step: Step, reached: set[int], activations: set[int]) -> tuple[Ten
 
 
 def propagate(
-    links: Sequence[PathStep], start: Tensor, vectors: Tensor, end: Tensor, *, spread: bool = True, stacked: bool = True
+    links: Sequence[PathStep],
+    start: Tensor | Sequence[Tensor],
+    vectors: Tensor | Sequence[Tensor],
+    end: Tensor,
+    *,
+    spread: bool = True,
+    stacked: bool = True,
 ) -> Tensor:
-    """Return what `vectors` [S, *start] (one of them, [*start], if not `stacked`) become, without any bias."""
-    held = {id(start): vectors}
+    """Return what `vectors` [S, *start] (one of them, [*start], if not `stacked`) become, without any bias.
+
+    Where a path has several starts, there are vectors for each.
+    """
+    starts = (start,) if isinstance(start, Tensor) else start
+    held = dict(zip(map(id, starts), (vectors,) if isinstance(vectors, Tensor) else vectors, strict=True))
     last = last_uses(links)
     for number, link in enumerate(links):
         inputs = tuple(held[id(t)] for t in link.carriers)

@@ -42,17 +42,17 @@ def cotangents(trace: Trace, pool: str = "mean") -> Callable[[int], Tensor]:
     return lambda index: shares[index][:, None].expand(-1, count, -1)
 
 
-def through_block(trace: Trace, index: int, cotangent: Tensor) -> Tensor:
-    """Return d s^l / d O^l through block l alone, shaped as the model's attention output."""
+def through_block(trace: Trace, index: int, cotangent: Tensor) -> tuple[Tensor, ...]:
+    """Return d s^l / d O^l through block l alone, shaped as the model's attention outputs."""
     recording = trace.recording
     if recording.switch is not None:
         recording.switch.table = PLAIN
-    out, attention_out = block_outputs(trace)[index], recording.calls[index].out
+    out, attention_outputs = block_outputs(trace)[index], recording.calls[index].outputs
     linear = recording[LastLinear].edges(index) if LastLinear in recording.recorders else None
     split = _split(out, linear, cotangent)
     outputs, cotangents = split if split is not None else ([out], [cotangent])
     with translate_autograd_errors():
-        return torch.autograd.grad(outputs, attention_out, cotangents, retain_graph=True)[0]
+        return torch.autograd.grad(outputs, attention_outputs, cotangents, retain_graph=True)
 
 
 def _split(
@@ -161,10 +161,9 @@ def pool_gradients(trace: Trace) -> list[Tensor]:
     gradients = []
     read = index_tensor(tuple(index for index, _ in trace.layout.read), trace.pixels.device)
     for out in block_outputs(trace):
-        capture = Capture(len(trace.pixels))
+        capture = Capture(len(trace.pixels), heads_apart=trace.recording.structure.heads_apart_of_pools)
         with torch.enable_grad(), capture:
             score = _scores(trace, out.detach().requires_grad_(True), 1)
         last = capture.calls[-1]
-        (gradient,) = torch.autograd.grad(score, last.out)
-        gradients.append(last.G(last.heads(gradient), read))
+        gradients.append(last.G(last.heads(torch.autograd.grad(score, last.outputs)), read))
     return gradients

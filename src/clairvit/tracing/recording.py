@@ -234,6 +234,7 @@ class _ForwardPass:
             sequence_first=structure.sequence_first,
             final_call=-1 if self._hooks_end or last < 0 else last + 1,
             differentiated=structure.decoder_calls,
+            heads_apart=structure.heads_apart,
         )
 
     def run(self, model: Model, *, planned: bool) -> Tensor:
@@ -265,7 +266,7 @@ class _ForwardPass:
 
     def _check_plan(self, model: Model, plan: CapturePlan, state: Fingerprint) -> Tensor:
         """Run with the capture on throughout; confirm the plan if a second one in its windows sees the same calls."""
-        second = Capture(len(self.pixels))
+        second = Capture(len(self.pixels), heads_apart=self.structure.heads_apart)
         with self.capture, plan.installed(WindowSwitch(second)):
             logits = model.logits(self.pixels)
         if same_calls(self.capture.calls, second.calls):
@@ -311,7 +312,10 @@ class _ForwardPass:
             return self.stages.maps()[-1]
         if self._last_block is None or self._hooks_end:
             return self._output
-        return self._last_sum.sums.get(self.inputs[-1].shape, self.capture.calls[self.structure.last_layer_call].out)
+        return self._last_sum.sums.get(self.inputs[-1].shape, self._last_attention())
+
+    def _last_attention(self) -> Tensor:
+        return self.capture.calls[self.structure.last_layer_call].outputs[-1]
 
     def checked_calls(self, differentiable: bool) -> list[AttentionCall]:
         """Return the attention calls, their kinds filled in; raise CaptureError if they are not those expected."""
@@ -323,6 +327,6 @@ class _ForwardPass:
             )
         for call, site in zip(calls, sites, strict=True):
             call.kind = site.kind
-        if differentiable and any(not call.out.requires_grad for call in calls if call.kind != "unrelated"):
+        if differentiable and any(not call.requires_grad for call in calls if call.kind != "unrelated"):
             raise CaptureError(CHECKPOINTED)
         return calls

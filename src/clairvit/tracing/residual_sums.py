@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 
-def _names(*operations: str) -> frozenset[str]:
+def node_names(*operations: str) -> frozenset[str]:
     """Return the names of the graph nodes of elementwise operations."""
     return frozenset(f"{operation}Backward{overload}" for operation in operations for overload in (0, 1))
 
 
 # Nodes that change the shape or the memory of a tensor, not its entries.
-_VIEWS = _names(
+VIEWS = node_names(
     *("View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "T", "Unsqueeze", "Squeeze", "Clone", "Alias"),
     *("Contiguous", "ToCopy", "Expand"),
 )
-_LINEAR = _VIEWS | _names("Mul", "Div", "Add", "Sub", "Rsub", "Neg")
-_NONLINEAR = _names("Pow", "Exp", "Sqrt", "Abs", "Tanh", "Sigmoid", "Erf", "Gelu", "Silu", "Relu")
+_LINEAR = VIEWS | node_names("Mul", "Div", "Add", "Sub", "Rsub", "Neg")
+_NONLINEAR = node_names("Pow", "Exp", "Sqrt", "Abs", "Tanh", "Sigmoid", "Erf", "Gelu", "Silu", "Relu")
 _NONLINEAR_ROLES = ("activation", "gate", "product")  # of operations that follow a rule table
 
 
@@ -84,7 +84,7 @@ class ResidualStream:
 
 def without_views(node: Any) -> Any:
     """Return the node that computed the entries of a tensor, behind reshapes and copies."""
-    while node.name() in _VIEWS and node.next_functions and node.next_functions[0][0] is not None:
+    while node.name() in VIEWS and node.next_functions and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
     return node
 
@@ -99,3 +99,20 @@ def _is_nonlinear(node: Any) -> bool:
     """Return whether a node is a bent elementwise function, or a product of two tensors of the graph."""
     of_two = sum(parent is not None for parent, _ in node.next_functions) > 1 and node.name().startswith(("Mul", "Div"))
     return of_two or node.name() in _NONLINEAR or getattr(node, "role", None) in _NONLINEAR_ROLES
+
+
+def is_computed_from(node: Any, source: Any) -> bool:
+    """Return whether a node of the graph is computed from another one."""
+    if node is None or source is None:
+        return False
+    visited, pending = {node}, [node]
+    while pending:
+        current = pending.pop()
+        if current is source:
+            return True
+        for parent, _ in current.next_functions:
+            # A node that is older than the source cannot be computed from it.
+            if parent is not None and parent not in visited and parent._sequence_nr() >= source._sequence_nr():
+                visited.add(parent)
+                pending.append(parent)
+    return False

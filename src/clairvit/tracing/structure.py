@@ -1,9 +1,9 @@
 """Structure: how a model is built, found without being told where its blocks, patches and class token are.
 
 It takes one forward of one image with hooks on every module. A block is the largest module that takes tokens and holds
-exactly one attention call. The grid comes from the patch embedding, its place in the sequence from the tokens that
-depend on the pixels, the pooling from which rows of the last attention the scores depend on. A model without attention
-has stages instead (`stages.py`).
+exactly one attention call, or those that compute the heads of one layer (`call_graph.py`). The grid comes from the
+patch embedding, its place in the sequence from the tokens that depend on the pixels, the pooling from which rows of the
+last attention the scores depend on. A model without attention has stages instead (`stages.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,14 +23,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from clairvit.errors import BadInput, CaptureError, ClairError
+from clairvit.errors import BadInput, CaptureError, ClairError, NotApplicable
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
 from clairvit.models.submodules import submodules
 from clairvit.numerics import widened
 from clairvit.tracing import ops
-from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind
+from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind, joined
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
+from clairvit.tracing.call_graph import CallGraph, TokensRead
 from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.capture_plan import CapturePlan, PlanLearner
 from clairvit.tracing.decoder import decoder_kinds
@@ -47,6 +48,7 @@ from clairvit.tracing.grid import (
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import without_views
+from clairvit.tracing.rules.table import HeadsJoin, RuleTable
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
 
 
@@ -59,6 +61,8 @@ class AttentionSite:
     grid: tuple[int, ...] | None  # of the block's tokens
     queries: int
     keys: int
+    heads_apart: int = 1  # how many attention calls of the model compute its heads
+    heads_join: HeadsJoin = "concatenated"
 
     @property
     def is_layer(self) -> bool:
@@ -78,6 +82,7 @@ class ModelStructure:
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
     in_order: bool  # patch tokens lie row by row in the sequence
     barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
+    members: tuple[str, ...] = ()  # networks side by side in the module, whose layers do not feed each other
     plan: CapturePlan | None = field(default=None, compare=False, repr=False)  # None: every operation must be seen
 
     @cached_property
@@ -100,6 +105,47 @@ class ModelStructure:
     def decoder_calls(self) -> tuple[int, ...]:
         """Which attention calls belong to a decoder."""
         return tuple(index for index, site in enumerate(self.sites) if site.kind in DECODER_KINDS)
+
+    @cached_property
+    def heads_apart(self) -> tuple[int, ...]:
+        """How many attention calls of the model compute the heads of each call."""
+        return tuple(site.heads_apart for site in self.sites)
+
+    def check_members(self, model: str, reader: str) -> None:
+        """Raise NotApplicable if networks lie side by side in the module, none of which is what `reader` reads."""
+        if not self.members:
+            return
+        raise NotApplicable(
+            f"{model} holds several networks side by side (an ensemble, mirrored copies, a second pass): "
+            f"{self.members_apart}, so that there is no one chain of layers for {reader} to read; expected one "
+            "network. Explain each network by itself: cv.explain(model.part, …).",
+            alternative="a perturbation method",
+        )
+
+    @property
+    def members_apart(self) -> str:
+        """What the networks side by side are, in words."""
+        names = list(dict.fromkeys(f"'{name}'" if name else "the module itself" for name in self.members))
+        return (
+            f"{names[0]} runs on several versions of each image"
+            if len(names) == 1
+            else (f"{' and '.join(names)} do not feed each other")
+        )
+
+    def check_rules(self, table: RuleTable, reader: str) -> None:
+        """Raise NotApplicable if a rule table would take the pieces of an output projection for layers of their own."""
+        if not all(table.is_the_same_in_parts(site.heads_join) for site in self.sites):
+            raise NotApplicable(
+                f"Each head of this model has an output projection of its own, and the rules '{table}' of {reader} "
+                "share out relevance within one linear layer or sum, so that the map would be another one than that of "
+                "the same model with one projection; expected heads that are concatenated before it.",
+                alternative="a gradient method",
+            )
+
+    @property
+    def heads_apart_of_pools(self) -> tuple[int, ...]:
+        """The same of the calls after the layers."""
+        return self.heads_apart[self.last_layer_call + 1 :]
 
     @property
     def last_layer_call(self) -> int:
@@ -161,6 +207,7 @@ class _ModuleVisits(Recorder):
         self.visits: list[list[_Visit]] = []  # for each attention call, the modules around it, outermost first
         self.grad_enabled: list[bool] = []  # for each attention call; False inside torch.no_grad or a checkpoint
         self.grids: list[tuple[int, ...]] = []  # sizes of the convolutions' outputs before the first attention
+        self.embedded = 1  # how many images the last of these convolutions saw
         self.read_by_head: list[Tensor] = []  # inputs of the last linear layers, one vector per image
         self.outermost: list[ModuleCall] = []  # every call of a module, as a tree
         self.call_counts: Counter[nn.Module] = Counter()
@@ -176,6 +223,7 @@ class _ModuleVisits(Recorder):
             self.read_by_head.clear()
         if op.kind == ops.CONV and not op.calls:
             self.grids.append(self._conv_grid(op.output))
+            self.embedded = len(op.output)
         if op.kind == ops.LINEAR and op.args and op.args[0].ndim == 2 and len(op.args[0]) == 1:
             self.read_by_head.append(op.args[0])
 
@@ -236,9 +284,9 @@ def tokens_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None
 def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     module = model.module
     pixels = pixels.detach().clone().requires_grad_(True)
-    watch = _ModuleVisits(module, pixels)
-    capture = Capture(1, recorders=(watch,))
-    calls = watch.calls = capture.calls
+    watch, tokens_read = _ModuleVisits(module, pixels), TokensRead()
+    capture = Capture(1, recorders=(watch, tokens_read))
+    watch.calls = capture.calls
     with frozen_eval(module), torch.enable_grad():
         hooks: list[RemovableHandle] = []
         try:
@@ -249,20 +297,39 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         finally:
             for hook in hooks:
                 hook.remove()
-    sees_image = [_sees_image(*item) for item in zip(calls, watch.visits, watch.grad_enabled, strict=True)]
+    graph = CallGraph(capture.calls, [scores], tokens_read.of_calls)
+    heads_apart = graph.heads()
+    firsts = [sum(heads_apart[:index]) for index in range(len(heads_apart))]  # of each layer's calls
+    calls = [_of_all_heads(capture.calls[i : i + n]) for i, n in zip(firsts, heads_apart, strict=True)]
+    around = [watch.visits[first] for first in firsts]  # the modules around each call
+    sees_image = [
+        _sees_image(call, visits, watch.grad_enabled[first])
+        for call, visits, first in zip(calls, around, firsts, strict=True)
+    ]
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
     block_of = _block_of if pixels.ndim == 4 else _block_of_clip
-    blocks = [block_of(visits) if sees else None for visits, sees in zip(watch.visits, sees_image, strict=True)]
+    blocks = [
+        block_of(visits, first, count) if sees else None
+        for visits, first, count, sees in zip(around, firsts, heads_apart, sees_image, strict=True)
+    ]
     blocks = _with_stream(blocks, scores)
     image = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     sites, layout = _classify(calls, sees_image, blocks, watch.grids, image, _fitting(model.layout, calls))
+    sites = tuple(replace(site, heads_apart=count) for site, count in zip(sites, heads_apart, strict=True))
+    joins = [graph.join_of(first, count) for first, count in zip(firsts, heads_apart, strict=True)]
+    sites = tuple(replace(site, heads_join=join) for site, join in zip(sites, joins, strict=True))
+    sites, members = _without_other_networks(sites, graph, firsts, around, module)
+    if not members and pixels.ndim == 4 and token_stream(module) is None:
+        sites, members = _without_copies_of_the_image(sites, blocks, module, watch.embedded)
+    blocks = [None if site.kind == "unrelated" else visit for visit, site in zip(blocks, sites, strict=True)]
+    tokens_read.forget()
     if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
         layout = model.layout
     visits = [
         visit
         for visit, site in zip(blocks, sites, strict=True)
-        if visit is not None and site.kind not in ("encoder", *DECODER_KINDS)
+        if visit is not None and site.kind not in ("encoder", "member", *DECODER_KINDS)
     ]
     located = layout
     if model.layout is not None:
@@ -285,6 +352,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         whole_blocks=_are_whole(visits),
         in_order=model.layout is not None or layout is None or located is not None,
         barriers=tuple(watch.finder.barriers),
+        members=members,
         plan=watch.learner.plan(module),
     )
 
@@ -419,24 +487,89 @@ def _sees_image(call: AttentionCall, visits: list[_Visit], grad_enabled: bool) -
 
     The first self-attention of a decoder does not: it is between queries that have not looked at the image yet.
     """
-    return call.out.requires_grad or (not grad_enabled and any(visit.sees_image for visit in visits))
+    return call.requires_grad or (not grad_enabled and any(visit.sees_image for visit in visits))
 
 
-def _block_of(visits: list[_Visit]) -> _Visit | None:
-    """Return the outermost module that takes tokens and holds this attention call alone."""
-    return next((v for v in visits if v.calls == 1 and v.tokens is not None), None)
+def _of_all_heads(calls: Sequence[AttentionCall]) -> AttentionCall:
+    return joined(calls) if len(calls) > 1 else calls[0]
 
 
-def _block_of_clip(visits: list[_Visit]) -> _Visit | None:
+def _without_other_networks(
+    sites: tuple[AttentionSite, ...],
+    graph: CallGraph,
+    firsts: Sequence[int],
+    around: Sequence[list[_Visit]],
+    module: nn.Module,
+) -> tuple[tuple[AttentionSite, ...], tuple[str, ...]]:
+    """Return the sites without layers that the scores do not read, and the names of networks side by side.
+
+    Where there are several networks, none of their layers is a layer of the model.
+    """
+    layers = [index for index, site in enumerate(sites) if site.is_layer]
+    read = [index for index in layers if firsts[index] in graph.read_by_scores]
+    if not read:  # no graph, which is reported elsewhere
+        return sites, ()
+    blocks = {id(sites[index].block) for index in read}
+    again = [index for index in layers if index not in read and id(sites[index].block) in blocks]
+    pairs = [(read[0], index) for index in again] + [
+        (first, second)
+        for first, second in itertools.combinations(read, 2)
+        if not graph.feeds(firsts[first], firsts[second])
+        and not graph.meet(firsts[first], firsts[second])
+        and not (_differ(sites[first], sites[second]) and graph.feed_another(firsts[first], firsts[second]))
+    ]
+    if not pairs:
+        unread = set(layers) - set(read)
+        return tuple(
+            replace(site, kind="unrelated", block=None) if index in unread else site for index, site in enumerate(sites)
+        ), ()
+    return _as_members(sites), _names_of_members(*(around[index] for index in pairs[0]), module)
+
+
+def _differ(first: AttentionSite, second: AttentionSite) -> bool:
+    """Return whether two layers are not both between all tokens: streams of other resolutions may join later."""
+    return (first.kind, second.kind) != ("tokens", "tokens")
+
+
+def _as_members(sites: tuple[AttentionSite, ...]) -> tuple[AttentionSite, ...]:
+    return tuple(replace(site, kind="member") if site.is_layer else site for site in sites)
+
+
+def _without_copies_of_the_image(
+    sites: tuple[AttentionSite, ...], blocks: Sequence[_Visit | None], module: nn.Module, embedded: int
+) -> tuple[tuple[AttentionSite, ...], tuple[str, ...]]:
+    """Return the sites and members where patches of several versions of the one image are embedded as a batch."""
+    visits = [visit for visit, site in zip(blocks, sites, strict=True) if site.is_layer]
+    tokens = [visit.tokens for visit in visits if visit is not None and visit.tokens is not None]
+    if embedded == 1 or len(tokens) < len(sites) or any(embedded not in x.shape[:2] for x in tokens):
+        return sites, ()
+    names = {id(part): name for name, part in module.named_modules()}
+    return _as_members(sites), tuple({names.get(id(visit.module), ""): None for visit in visits[:1] if visit})
+
+
+def _names_of_members(first: list[_Visit], second: list[_Visit], module: nn.Module) -> tuple[str, str]:
+    """Return the names of the two outermost modules that hold one of two attention calls each."""
+    names = {id(part): name for name, part in module.named_modules()}
+    shared = sum(1 for a, b in zip(first, second, strict=False) if a is b)
+    a, b = ((visits[shared:] or visits[-1:]) for visits in (first, second))
+    return tuple(names.get(id(visits[0].module), "") if visits else "" for visits in (a, b))
+
+
+def _block_of(visits: list[_Visit], first: int, count: int) -> _Visit | None:
+    """Return the outermost module that takes tokens and holds the `count` calls of one layer alone."""
+    return next((v for v in visits if (v.first_call, v.calls) == (first, count) and v.tokens is not None), None)
+
+
+def _block_of_clip(visits: list[_Visit], first: int, count: int) -> _Visit | None:
     """Return the block of an attention call in a model of clips.
 
     Divided attention runs over the frames of one place, then over the places of one frame: both take folded tokens
     [places, frames, d], and the module that takes all tokens [1, N, d] holds both calls.
     """
-    block = _block_of(visits)
+    block = _block_of(visits, first, count)
     if block is None or block.tokens is None or 1 in block.tokens.shape[:2]:
         return block
-    whole = [v for v in visits if v.calls == 2 and v.tokens is not None and 1 in v.tokens.shape[:2]]
+    whole = [v for v in visits if v.calls == 2 * count and v.tokens is not None and 1 in v.tokens.shape[:2]]
     return whole[0] if whole else block
 
 
@@ -553,9 +686,7 @@ def with_pooling(
             "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
         )
     if not all(
-        call.out.requires_grad
-        for call, site in zip(calls, sites, strict=True)
-        if site.kind not in ("unrelated", "query")
+        call.requires_grad for call, site in zip(calls, sites, strict=True) if site.kind not in ("unrelated", "query")
     ):
         raise CaptureError(CHECKPOINTED)
     pools = [i for i in range(layers[-1] + 1, len(sites)) if sites[i].kind == "pool"]
@@ -586,10 +717,12 @@ def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
     if not score:
         return None
     with translate_autograd_errors():
-        (gradient,) = torch.autograd.grad(torch.stack(score).sum(), call.out, retain_graph=True, allow_unused=True)
-    if gradient is None or not gradient.any():
+        gradients = torch.autograd.grad(
+            torch.stack(score).sum(), call.outputs, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+    if not any(gradient.any() for gradient in gradients):
         return None
-    return _without_rounding(widened(call.heads(gradient)).abs().sum((0, 1, 3)))
+    return _without_rounding(widened(call.heads(gradients)).abs().sum((0, 1, 3)))
 
 
 def _without_rounding(rows: Tensor) -> Tensor:

@@ -262,6 +262,7 @@ def trace(
     model = readout_model(model, target)
     batch = prepare(images, model)
     recording = record(model, batch.pixels, rules=(table,), recorders=recorders)
+    recording.structure.check_rules(table, "this trace")
     return run_backward(recording, one_target(recording, target, score, single=batch.single), table)
 
 
@@ -291,8 +292,8 @@ class GradientScope:
 
     def tensors(self, recording: Recording) -> list[Tensor]:
         """Return the tensors of a recording at which gradients are wanted."""
-        tensors = [call.out for call in recording.calls[self.first :]] if self.attention else []
-        tensors += [call.out for call in recording.decoder] if self.attention else []
+        calls = (*recording.calls[self.first :], *recording.decoder) if self.attention else ()
+        tensors = [output for call in calls for output in call.outputs]
         tensors += [x for x in recording.inputs[self.first :] if x is not None] if self.tokens else []
         return tensors + ([recording.pixels] if self.pixels else [])
 
@@ -326,8 +327,8 @@ def run_backward(
         return torch.zeros_like(tensor) if gradient is None else gradient
 
     def heads_gradient(call: AttentionCall) -> Tensor | None:
-        gradient = gradient_of(call.out)
-        return None if gradient is None else call.heads(gradient)
+        outputs = [gradient for gradient in map(gradient_of, call.outputs) if gradient is not None]
+        return call.heads(outputs) if len(outputs) == len(call.outputs) else None
 
     def tokens_of(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else recording.as_tokens(tensor)

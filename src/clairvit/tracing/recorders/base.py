@@ -35,6 +35,7 @@ class Op(NamedTuple):
     calls: Sequence[AttentionCall]  # attention calls so far, this operation's included
     nested: bool  # inside torch's own multi-head attention, which is an operation too
     after_blocks: bool  # the last block, or its attention, is done
+    attended: int = 0  # attention calls so far, each counted that computes heads of a layer alone
 
 
 class Recorder:

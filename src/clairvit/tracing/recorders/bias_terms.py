@@ -109,8 +109,8 @@ class BiasTerms(Recorder):
         out = op.output
         if self._layout is None or op.block < 0 or not isinstance(out, Tensor) or not out.requires_grad:
             return
-        if len(op.calls) > self._calls:
-            self._scores, self._calls = 0, len(op.calls)
+        if op.attended > self._calls:
+            self._scores, self._calls = 0, op.attended
         elif is_activation_product(op) and out.ndim >= 3:
             self._scores = out.numel()
         # What is added to attention alone (relative positions, a mix of heads) is, like positions, no token's bias.

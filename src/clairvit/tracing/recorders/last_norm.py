@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import Tensor
 
 from clairvit.tracing import ops
@@ -26,6 +28,8 @@ class LastNorm(Recorder):
     def __init__(self) -> None:
         self.tokens: Tensor | None = None  # in a trace [B, N, d]; None: no such norm
         self.gradient: Tensor | None = None
+        self._outputs: list[Tensor] = []  # of the norm: several where it is computed anew for each head
+        self._norm: tuple[Any, ...] = ()  # its function and arguments
         self._input: Tensor | None = None  # of the norm
         self._calls = 0  # attention calls before it
         self._last_call = -1
@@ -44,23 +48,34 @@ class LastNorm(Recorder):
             self._input, self._calls = tokens, len(calls)
 
     def on_op(self, op: Op) -> None:
-        if self._input is None or self.tokens is not None or len(op.calls) != self._calls:
+        if self._input is None or len(op.calls) != self._calls:
             return
-        if ops.first_argument(op.args, op.kwargs) is self._input:
-            self.tokens = op.output
+        if ops.first_argument(op.args, op.kwargs) is not self._input:
+            return
+        norm = (op.function, *op.args, *op.kwargs.values())
+        if not self._outputs:
+            self.tokens, self._norm = op.output, norm
+        if len(norm) == len(self._norm) and all(_is_same(a, b) for a, b in zip(norm, self._norm, strict=True)):
+            self._outputs.append(op.output)
 
     def finish(self, recording: Recording) -> None:
-        self._input = None
+        self._input, self._norm = None, ()
 
     def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:
-        return () if self.tokens is None else (self.tokens,)
+        return self._outputs
 
     def after_backward(self, recording: Recording, gradient_of: GradientOf) -> Self:
         value = copy.copy(self)
         value.tokens = None if self.tokens is None else recording.as_tokens(self.tokens.detach())
-        gradient = gradient_of(self.tokens)
-        value.gradient = None if gradient is None else recording.as_tokens(gradient)
+        gradients = [gradient for gradient in map(gradient_of, self._outputs) if gradient is not None]
+        value.gradient = recording.as_tokens(functools.reduce(torch.add, gradients)) if gradients else None
+        value._outputs = []
         return value
 
     def release(self) -> None:
         self.tokens = None
+        self._outputs = []
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))

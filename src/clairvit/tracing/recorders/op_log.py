@@ -55,7 +55,7 @@ class OpLog(Recorder):
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.block_inputs: list[tuple[Tensor, int]] = []  # each block's input, and how many steps came before it
-        self.attention_outputs: list[tuple[int, Tensor]] = []  # each layer's block and attention output
+        self.attention_outputs: list[tuple[int, tuple[Tensor, ...]]] = []  # each layer's block and attention outputs
         self.last_block_output: Tensor | None = None
         self.scores: Tensor | None = None
         self._args: tuple[Any, ...] = ()  # of the operation that is running
@@ -110,7 +110,7 @@ class OpLog(Recorder):
             for step in self.steps
         ]
         self.block_inputs = [(detached(tokens), index) for tokens, index in self.block_inputs]
-        self.attention_outputs = [(call.block, detached(call.out)) for call in recording.calls]
+        self.attention_outputs = [(call.block, tuple(map(detached, call.outputs))) for call in recording.calls]
         self.last_block_output, self.scores = detached(recording.end), detached(recording.logits)
         self._args = ()
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.tracing import ops
 from clairvit.tracing.recorders.base import GradientOf, Op, Recorder
+from clairvit.tracing.residual_sums import is_computed_from
 
 if TYPE_CHECKING:
     from clairvit.tracing.recording import Recording
@@ -26,6 +27,7 @@ class PatchEmbedding(Recorder):
 
     def __init__(self) -> None:
         self._first: Op | None = None  # the model's first convolution
+        self._others: list[Op] = []  # later ones before the first block
         self.output: Tensor | None = None  # [B, d, h, w], or the tokens as the model shapes them; None: not seen
         self.gradient: Tensor | None = None  # of the same shape
         self.input: Tensor | None = None  # what the convolution read, [B, 3, H, W]
@@ -33,17 +35,29 @@ class PatchEmbedding(Recorder):
         self._geometry: dict[str, Any] = {}  # stride, padding, …
 
     def on_op(self, op: Op) -> None:
-        self._first = self._first or op
+        if self._first is None:
+            self._first = op
+        elif op.block < 0:
+            self._others.append(op)
 
     def finish(self, recording: Recording) -> None:
-        if self._first is not None:
-            call = ops.conv_arguments(self._first.args, self._first.kwargs)
+        tokens = recording.first_block_input
+        first = None if self._first is None else self._embedding(self._first, recording.pixels, tokens)
+        if first is not None:
+            call = ops.conv_arguments(first.args, first.kwargs)
             if call["input"].shape == recording.pixels.shape:
-                self.output, self.input, self._weight = self._first.output, call["input"].detach(), call["weight"]
+                self.output, self.input, self._weight = first.output, call["input"].detach(), call["weight"]
                 self._geometry = {k: v for k, v in call.items() if k not in ("input", "weight", "bias")}
         if self.output is None:
-            self.output = recording.first_block_input
-        self._first = None
+            self.output = tokens
+        self._first, self._others = None, []
+
+    def _embedding(self, first: Op, pixels: Tensor, tokens: Tensor | None) -> Op:
+        """Return the first convolution, or the one that the tokens come from where another network has that one."""
+        others = [op for op in self._others if ops.first_argument(op.args, op.kwargs).shape == pixels.shape]
+        if not others or tokens is None or tokens.grad_fn is None:
+            return first
+        return next((op for op in (first, *others) if is_computed_from(tokens.grad_fn, op.output.grad_fn)), first)
 
     def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:
         output = self.output if scope.embedding else None

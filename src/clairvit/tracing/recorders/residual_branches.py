@@ -11,7 +11,7 @@ from torch import Tensor
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.recorders.base import Op, Recorder
-from clairvit.tracing.residual_sums import ResidualStream, ResidualSum
+from clairvit.tracing.residual_sums import ResidualStream, ResidualSum, is_computed_from
 
 if TYPE_CHECKING:
     from clairvit.tracing.recording import Recording
@@ -72,7 +72,7 @@ class ResidualBranches(Recorder):
         if op.block < 0 or op.after_blocks:
             return
         call = op.calls[-1] if op.calls and op.calls[-1].block == op.block else None
-        after_attention = call is not None and _is_computed_from(node, call.out.grad_fn)
+        after_attention = call is not None and any(is_computed_from(node, out.grad_fn) for out in call.outputs)
         branch = Branch(self._number, 1 - residual.z_in)
         self._sums.append(_BlockSum(op.block, op.output.shape, branch, after_attention))
 
@@ -107,20 +107,3 @@ class ResidualBranches(Recorder):
             return None
         first, second = sums if sums[0].after_attention else reversed(sums)
         return first.branch, second.branch
-
-
-def _is_computed_from(node: Any, source: Any) -> bool:
-    """Return whether a node of the graph is computed from another one."""
-    if node is None or source is None:
-        return False
-    visited, pending = {node}, [node]
-    while pending:
-        current = pending.pop()
-        if current is source:
-            return True
-        for parent, _ in current.next_functions:
-            # A node that is older than the source cannot be computed from it.
-            if parent is not None and parent not in visited and parent._sequence_nr() >= source._sequence_nr():
-                visited.add(parent)
-                pending.append(parent)
-    return False

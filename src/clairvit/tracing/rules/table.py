@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+# How the heads of a layer meet that are calls of their own: side by side, before one output projection; each by an
+# output projection of its own; or added to the stream by turns.
+HeadsJoin = Literal["concatenated", "projected", "added"]
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -60,6 +63,15 @@ class RuleTable:
 
     def __str__(self) -> str:
         return self.name
+
+    def is_the_same_in_parts(self, joined_by: HeadsJoin) -> bool:
+        """Return whether heads that meet in this way get the relevance that they have behind one output projection.
+
+        A rule for linear layers shares out relevance among the inputs of each layer, one for sums among their terms.
+        """
+        if joined_by == "concatenated":
+            return True
+        return "linear" not in self.rules and (joined_by == "projected" or "add" not in self.rules)
 
 
 PLAIN = RuleTable("plain")
