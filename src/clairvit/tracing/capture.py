@@ -16,12 +16,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, common_form, repeated
+from clairvit.tracing.lineage import Held, Lineage, held_factor, is_weight, norm_before_bias, plain_name
 from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
@@ -73,6 +75,7 @@ class Capture(TorchFunctionMode):
         self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q and kᵀ candidates, and q kᵀ
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
         self._stream = ResidualStream()
+        self._lineage = Lineage() if self.sees_operations else None
 
     @property
     def sees_operations(self) -> bool:
@@ -99,12 +102,16 @@ class Capture(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, OpOverload | OpOverloadPacket):
+            func = ops.public(func)
         handler = self._handlers.get(func)
         for before_op in self._before:
             before_op(func, args, kwargs)
         out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
         if self._attending:
             self._follow(args, out)
+        if self._lineage is not None:
+            self._lineage.follow(func, args, kwargs, out)
         if self._on_any or self._on_kind:
             self._show(func, args, kwargs, out)
         return out
@@ -272,7 +279,17 @@ class Capture(TorchFunctionMode):
     def _add(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Add two activations of one shape: a residual, a position embedding. A bias is broadcast and has no rule."""
         switch = self._switch
-        if switch is None or "add" not in switch.roles or len(args) != 2 or kwargs:
+        if switch is None or len(args) != 2 or kwargs:
+            return func(*args, **kwargs)
+        assert self._lineage is not None
+        norm = norm_before_bias(self._lineage, *args) if torch.is_grad_enabled() else None
+        if norm is not None:
+            y, bias, x = norm
+            if not ops.is_in_place(func, kwargs):
+                return with_custom_backward("norm_bias", switch, lambda y, _: y + bias, (y, x), {})
+            total = with_custom_backward("norm_bias", switch, lambda y, _: y + bias, (y.clone(), x), {})
+            return y.copy_(total)
+        if "add" not in switch.roles:
             return func(*args, **kwargs)
         if not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
             return func(*args, **kwargs)
@@ -310,7 +327,7 @@ class Capture(TorchFunctionMode):
         return out
 
     def _activation(self, func: Any, args: Any, kwargs: Any) -> Any:
-        slope = _SLOPES[func]
+        slope = _SLOPES[plain_name(func)]
         if func is F.gelu:
             slope = functools.partial(gelu_slope, approximate=kwargs.get("approximate", "none"))
         out = self._with_rule("activation", func, args, kwargs, slope=slope)
@@ -333,14 +350,45 @@ class Capture(TorchFunctionMode):
         return self._with_rule("length", func, args, kwargs, inverse_length=inverse_length)
 
     def _multiply(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Multiply; gate * x of a gated MLP has a rule: the gate is the last activation's output, x as wide."""
-        if self._switch is not None and self._activated is not None and len(args) == 2:
-            a, b = args
-            if b is self._activated:
-                a, b = b, a
-            if a is self._activated and isinstance(b, Tensor) and b.shape == a.shape and b.requires_grad:
-                return with_custom_backward("product", self._switch, torch.mul, (a, b), {})
-        return func(*args, **kwargs)
+        """Multiply or divide two activations: gate · x of a gated MLP, a norm or an activation that is written out."""
+        switch = self._switch
+        if switch is None or len(args) != 2 or kwargs or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        a, b = args
+        if "product" in switch.roles and self._activated is not None and ops.kind_of(func) == ops.MULTIPLY:
+            gate, x = (b, a) if b is self._activated else (a, b)
+            if gate is self._activated and isinstance(x, Tensor) and x.shape == gate.shape and x.requires_grad:
+                return with_custom_backward("product", switch, torch.mul, (gate, x), {})
+        assert self._lineage is not None
+        held = held_factor(self._lineage, plain_name(func), a, b)
+        return func(*args, **kwargs) if held is None else self._with_held_factor(func, a, b, held, switch)
+
+    def _multiply_add(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Compute c + a b as the sum of a product."""
+        if kwargs or len(args) != 3 or self._switch is None or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        c, a, b = args
+        assert self._lineage is not None
+        weighted = self._multiply(torch.mul, (a, b), {})
+        self._lineage.follow(torch.mul, (a, b), {}, weighted)
+        return self._add(torch.add, (c, weighted), {})
+
+    def _with_held_factor(self, func: Any, a: Tensor, b: Tensor, held: Held, switch: ActiveRuleTable) -> Tensor:
+        """Return a · b or a / b, one factor held: the spread of a norm, or the gate of an activation."""
+        in_place = ops.is_in_place(func, {})
+        plain, first = ops.out_of_place(func), a.clone() if in_place else a
+        carried, factor = (first, b) if held.place == 1 else (b, first)
+
+        def product(carried: Tensor, factor: Tensor, *_: Tensor) -> Tensor:
+            return plain(carried, factor) if held.place == 1 else plain(factor, carried)  # type: ignore[no-any-return]
+
+        x = held.carried.centred and held.carried.centred()
+        if held.is_norm and x is not None and carried.shape == x.shape:
+            out = with_custom_backward("centred_norm", switch, product, (carried, factor, x), {})
+        else:
+            role = "uncentred" if held.is_norm and held.held.about_mean else "factor"
+            out = with_custom_backward(role, switch, product, (carried, factor), {})
+        return a.copy_(out) if in_place else out
 
     def _with_rule(self, role: str, func: Any, args: Any, kwargs: Any, **arguments: Any) -> Tensor:
         """Run `func` on its first argument, with a backward that follows the switch if there is one."""
@@ -354,11 +402,11 @@ class Capture(TorchFunctionMode):
         return with_custom_backward(role, switch, lambda first: func(first, *args[1:], **options), (x,), arguments)
 
 
-_SLOPES: dict[Any, Callable[[Tensor], Tensor]] = {
-    F.gelu: gelu_slope,
-    F.silu: torch.sigmoid,
-    F.mish: lambda z: F.softplus(z).tanh(),
-    F.hardswish: lambda z: F.relu6(z + 3) / 6,
+_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu_slope,
+    "silu": torch.sigmoid,
+    "mish": lambda z: F.softplus(z).tanh(),
+    "hardswish": lambda z: F.relu6(z + 3) / 6,
 }
 _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.ATTENTION: Capture._fused_attention,
@@ -379,9 +427,13 @@ _HANDLER_OF_ROLES: dict[str, tuple[tuple[str, ...], Callable[[Capture, Any, Any,
     ops.INVERSE_ROOT: (("gate",), Capture._length),
     ops.ACTIVATION: (("activation", "product"), Capture._activation),
     ops.GATE: (("gate",), Capture._gate),
-    ops.MULTIPLY: (("product",), Capture._multiply),
-    ops.ADD: (("add",), Capture._add),
-    ops.ADD_IN_PLACE: (("add",), Capture._add),
+    ops.MULTIPLY: (("product", "factor"), Capture._multiply),
+    ops.MULTIPLY_IN_PLACE: (("factor",), Capture._multiply),
+    ops.MULTIPLY_ADD: (("factor",), Capture._multiply_add),
+    ops.DIVIDE: (("factor",), Capture._multiply),
+    ops.DIVIDE_IN_PLACE: (("factor",), Capture._multiply),
+    ops.ADD: (("add", "norm_bias"), Capture._add),
+    ops.ADD_IN_PLACE: (("add", "norm_bias"), Capture._add),
 }
 
 

@@ -40,11 +40,14 @@ SUBTRACT = "subtract"
 REVERSED_SUBTRACT = "reversed_subtract"  # b - x
 MULTIPLY = "multiply"
 MULTIPLY_IN_PLACE = "multiply_in_place"
+MULTIPLY_ADD = "multiply_add"  # c + a b, entry by entry
 DIVIDE = "divide"
+DIVIDE_IN_PLACE = "divide_in_place"
 CAST = "cast"  # to the type of another tensor
 CONCATENATE = "concatenate"
 STACK = "stack"
 
+_C = torch._C._nn  # what functions of torch.nn.functional call
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     ATTENTION: (F.scaled_dot_product_attention,),
     MULTI_HEAD: (F.multi_head_attention_forward,),
@@ -61,15 +64,20 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     NORMALIZE: (F.normalize,),
     VECTOR_NORM: (Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.vector_norm),
     INVERSE_ROOT: (torch.rsqrt, Tensor.rsqrt),
-    ACTIVATION: (F.gelu, F.silu, F.mish, F.hardswish),
-    GATE: (torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf),
+    ACTIVATION: (F.gelu, F.silu, F.mish, F.hardswish, _C.silu, _C.mish, _C.hardswish),
+    GATE: (
+        *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, torch.tanh, Tensor.tanh),
+        *(torch.erf, Tensor.erf, torch.special.erf, torch.special.ndtr),
+    ),
     ADD: (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__),
     ADD_IN_PLACE: (Tensor.__iadd__, Tensor.add_),
     SUBTRACT: (torch.sub, Tensor.sub, Tensor.__sub__),
     REVERSED_SUBTRACT: (Tensor.__rsub__, torch.rsub),
-    MULTIPLY: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__),
-    MULTIPLY_IN_PLACE: (Tensor.__imul__, Tensor.mul_),
-    DIVIDE: (torch.div, Tensor.div, Tensor.__truediv__, Tensor.__rtruediv__),
+    MULTIPLY: (torch.mul, Tensor.mul, torch.multiply, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__),
+    MULTIPLY_IN_PLACE: (Tensor.__imul__, Tensor.mul_, Tensor.multiply_),
+    MULTIPLY_ADD: (torch.addcmul, Tensor.addcmul),
+    DIVIDE: (torch.div, Tensor.div, torch.true_divide, Tensor.true_divide, Tensor.__truediv__, Tensor.__rtruediv__),
+    DIVIDE_IN_PLACE: (Tensor.__itruediv__, Tensor.div_, Tensor.true_divide_),
     CAST: (Tensor.type_as,),
     CONCATENATE: (torch.cat, torch.concat, torch.concatenate),
     STACK: (torch.stack,),
@@ -110,8 +118,10 @@ _OUT_OF_PLACE: dict[Any, Any] = {
     Tensor.sub_: torch.sub,
     Tensor.__imul__: torch.mul,
     Tensor.mul_: torch.mul,
+    Tensor.multiply_: torch.mul,
     Tensor.__itruediv__: torch.div,
     Tensor.div_: torch.div,
+    Tensor.true_divide_: torch.div,
     Tensor.view: Tensor.reshape,  # tensors in the place of others may have other strides
     F.relu_: F.relu,
     torch.relu_: torch.relu,
@@ -122,6 +132,17 @@ _DUNDERS_NOT_IN_PLACE = ("__init__", "__invert__", "__index__", "__int__", "__it
 def kind_of(function: Any) -> str | None:
     """Return the kind of a torch callable, one of the constants above; None for any other."""
     return _KINDS.get(function)
+
+
+@functools.cache
+def public(function: Any) -> Any:
+    """Return the public function of a kernel that is called by its name: `F.gelu` for `torch.ops.aten.gelu`."""
+    name = function.__name__.partition(".")[0]
+    for namespace in (_C, torch, Tensor):
+        candidate = getattr(namespace, name, None)
+        if candidate is not None and kind_of(candidate) is not None:
+            return candidate
+    return function
 
 
 def functions_of(kind: str) -> tuple[Any, ...]:

@@ -19,12 +19,13 @@ from torch import Tensor
 from clairvit.tracing.attention_call import scaled_scores
 from clairvit.tracing.rules.linear import (
     activation_secant,
+    detach_factor,
     detach_gate,
     l2_normalize_detach_norm,
     uniform_half,
     zero_gradient,
 )
-from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
+from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable, follows, inputs_followed
 
 # The z+ rule takes Z⁺ from z + |W| |x| where no Z⁺ is a smaller share of |W| |x|: five bits are lost at most.
 SMALLEST_SHARE = 1 / 32
@@ -62,7 +63,8 @@ def saturating(rule: Rule) -> Rule:
     def saturated(call: Call, c: Tensor) -> Gradients:
         return tuple(None if g is None else bounded(g) for g in rule(call, bounded(c)))
 
-    return saturated
+    places = inputs_followed(rule)
+    return saturated if places is None else follows(*places)(saturated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +168,18 @@ def identity_rule(call: Call, c: Tensor) -> Gradients:
     return (c * ratio(y, x),)
 
 
+@follows(2)
+def written_norm_identity(call: Call, c: Tensor) -> Gradients:
+    """Apply `identity_rule` to (x - mean) · spread of a norm that is written out; its inputs are both factors and x."""
+    return (None, None, c * ratio(call.function(*call.inputs), call.inputs[2]))
+
+
+@follows(1)
+def written_norm_bias_identity(call: Call, c: Tensor) -> Gradients:
+    """Apply `identity_rule` to the sum with the bias of a norm that is written out; x is the second input."""
+    return (None, c * ratio(call.function(*call.inputs), call.inputs[1]))
+
+
 def softmax_identity_rule(call: Call, c: Tensor) -> Gradients:
     """Pass relevance through a softmax unchanged; the half is that of the q kᵀ that fed it."""
     S = call.inputs[0]
@@ -238,12 +252,14 @@ def positive_sum(call: Call, c: Tensor) -> Gradients:
     )
 
 
+@follows(1)
 def positive_mix(call: Call, c: Tensor) -> Gradients:
     """Split O = A v, A held fixed, by its positive terms alone; where there is none, in proportion."""
     A, v = call.inputs
     return (None, _positive_values(call.function, A, v, c))
 
 
+@follows(2)
 def positive_values(call: Call, c: Tensor) -> Gradients:
     """Apply `positive_mix` to fused attention."""
     q, k, v, *mask = call.inputs
@@ -280,6 +296,9 @@ _CHEFER: dict[str, Rule] = {
     "length": l2_normalize_detach_norm,
     "activation": activation_secant,
     "gate": zero_gradient,
+    "factor": detach_factor,
+    "centred_norm": written_norm_identity,
+    "norm_bias": written_norm_bias_identity,
     "softmax": softmax_identity_rule,
     "attention": shared_attention,
     "mix": uniform_half,
