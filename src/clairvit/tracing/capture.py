@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, common_form, repeated
-from clairvit.tracing.lineage import Held, Lineage, held_factor, is_weight, norm_before_bias, plain_name
+from clairvit.tracing.lineage import Held, Lineage, TensorTable, held_factor, is_weight, norm_before_bias, plain_name
 from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
@@ -31,6 +32,15 @@ from clairvit.tracing.rules.table import ActiveRuleTable, gelu_slope, with_custo
 
 # > 0 inside torch's own multi-head attention, for all captures of the thread: one may run inside another.
 _multi_head_depth: ContextVar[int] = ContextVar("_multi_head_depth", default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearProduct:
+    """A matrix product of an activation and a weight: a linear layer without bias, however it is spelled."""
+
+    x: Tensor
+    weight: Tensor
+    product: Callable[[Tensor, Tensor], Tensor]
 
 
 class Capture(TorchFunctionMode):
@@ -75,6 +85,7 @@ class Capture(TorchFunctionMode):
         self._product: tuple[Tensor, Tensor, Tensor] | None = None  # the last q and kᵀ candidates, and q kᵀ
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
         self._stream = ResidualStream()
+        self._products = TensorTable[LinearProduct]()  # matrix products with a weight, to which a bias may be added
         self._lineage = Lineage() if self.sees_operations else None
 
     @property
@@ -184,7 +195,7 @@ class Capture(TorchFunctionMode):
     def _matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
         left, right = ops.first_argument(args, kwargs), ops.second_factor(args, kwargs)
         if id(left) not in self._attending:
-            out = func(*args, **kwargs)
+            out = self._weighted(func, args, kwargs)
             if isinstance(right, Tensor) and left.ndim >= 3 and right.ndim >= 3:
                 self._product = (left, right, out)
             return out
@@ -193,7 +204,7 @@ class Capture(TorchFunctionMode):
         return out
 
     def _biased_matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
+        out = self._weighted(func, args, kwargs)
         if len(args) >= 3:
             self._product = (args[1], args[2], out)
         return out
@@ -202,13 +213,13 @@ class Capture(TorchFunctionMode):
         operands = ops.einsum_operands(args)
         axes = ops.einsum_axes(args[0], operands)
         if axes is None:
-            return func(*args, **kwargs)
+            return self._weighted(func, args, kwargs)
         (left, right), (a, b, result) = operands, axes
         if id(right) in self._attending:  # the values were written first
             left, right, a, b = right, left, b, a
         sizes = dict(zip(a + b, (*left.shape, *right.shape), strict=True))
         if id(left) not in self._attending:
-            out = func(*args, **kwargs)
+            out = self._weighted(func, args, kwargs)
             shared = [c for c in a if c in b and c not in result]
             if len(shared) == 1 and len(result) >= 3:
                 if result[-2] not in a:
@@ -266,15 +277,65 @@ class Capture(TorchFunctionMode):
         if len(self.calls) == self._final_call and _multi_head_depth.get() == 0 and not self._after_blocks:
             self.end_blocks(None)
 
+    def _weighted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a matrix product; that of an activation and a weight is a linear layer, whatever it is called."""
+        switch = self._switch
+        if switch is None or "linear" not in switch.roles or kwargs or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        operands = ops.einsum_operands(args) if func is torch.einsum else args
+        traced = [i for i, a in enumerate(operands) if isinstance(a, Tensor) and a.requires_grad]
+        weights = [i for i, a in enumerate(operands) if is_weight(a)]
+        bias = operands[0] if len(operands) == 3 else None
+        if bias is not None and isinstance(bias, Tensor) and not bias.requires_grad:
+            weights = [i for i in weights if i]
+        elif len(operands) != 2:
+            return func(*args, **kwargs)
+        if len(traced) != 1 or len(weights) != 1:
+            return func(*args, **kwargs)
+        x, weight = operands[traced[0]], operands[weights[0]]
+        without_bias = {torch.addmm: torch.mm, torch.baddbmm: torch.bmm}.get(func, func)
+        x_first = traced[0] < weights[0]
+
+        def product(x: Tensor, weight: Tensor) -> Tensor:
+            pair = (x, weight) if x_first else (weight, x)
+            return without_bias(args[0], *pair) if func is torch.einsum else without_bias(*pair)  # type: ignore[no-any-return]
+
+        return self._linear_product(LinearProduct(x, weight, product), bias)
+
+    def _linear_product(self, of: LinearProduct, bias: Tensor | None) -> Tensor:
+        """Return a matrix product with a weight, plus a bias, with the backward of the role "linear"."""
+        assert self._switch is not None
+        product, weight = of.product, of.weight
+
+        def run(x: Tensor) -> Tensor:
+            return product(x, weight) if bias is None else product(x, weight) + bias
+
+        arguments = {"weight": weight, "bias": bias, "product": product}
+        out = with_custom_backward("linear", self._switch, run, (of.x,), arguments)
+        if bias is None:
+            self._products.set(out, of)
+        return out
+
+    def _product_before_bias(self, a: Any, b: Any) -> tuple[LinearProduct, Tensor] | None:
+        """Return the product and the bias where a + b adds a vector of weights to a product with a weight."""
+        for z, bias in ((a, b), (b, a)):
+            of = self._products.get(z)
+            if of is not None and is_weight(bias) and bias.numel() == max(bias.shape, default=0):
+                return of, bias
+        return None
+
     def _linear(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = ops.linear_arguments(args, kwargs)
         arguments = {"weight": call["weight"], "bias": call.get("bias"), "inside": _multi_head_depth.get() > 0}
-        return self._with_rule("linear", func, args, kwargs, **arguments)
+        out = self._with_rule("linear", func, args, kwargs, **arguments)
+        if call.get("bias") is None:
+            self._products.set(out, LinearProduct(call["input"], call["weight"], F.linear))
+        return out
 
     def _conv(self, func: Any, args: Any, kwargs: Any) -> Any:
         arguments = ops.conv_arguments(args, kwargs)
         del arguments["input"]
-        return self._with_rule("conv", func, args, kwargs, **arguments)
+        return self._with_rule("linear" if ops.is_pointwise(arguments) else "conv", func, args, kwargs, **arguments)
 
     def _add(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Add two activations of one shape: a residual, a position embedding. A bias is broadcast and has no rule."""
@@ -289,6 +350,10 @@ class Capture(TorchFunctionMode):
                 return with_custom_backward("norm_bias", switch, lambda y, _: y + bias, (y, x), {})
             total = with_custom_backward("norm_bias", switch, lambda y, _: y + bias, (y.clone(), x), {})
             return y.copy_(total)
+        affine = self._product_before_bias(*args) if "linear" in switch.roles else None
+        if affine is not None:
+            total = self._linear_product(*affine)
+            return args[0].copy_(total) if ops.is_in_place(func, kwargs) else total
         if "add" not in switch.roles:
             return func(*args, **kwargs)
         if not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
@@ -379,10 +444,12 @@ class Capture(TorchFunctionMode):
         plain, first = ops.out_of_place(func), a.clone() if in_place else a
         carried, factor = (first, b) if held.place == 1 else (b, first)
 
-        def product(carried: Tensor, factor: Tensor, *_: Tensor) -> Tensor:
-            return plain(carried, factor) if held.place == 1 else plain(factor, carried)  # type: ignore[no-any-return]
+        in_order = held.place == 1
 
-        x = held.carried.centred and held.carried.centred()
+        def product(carried: Tensor, factor: Tensor, *_: Tensor) -> Tensor:
+            return plain(carried, factor) if in_order else plain(factor, carried)  # type: ignore[no-any-return]
+
+        x = held.carried.centred
         if held.is_norm and x is not None and carried.shape == x.shape:
             out = with_custom_backward("centred_norm", switch, product, (carried, factor, x), {})
         else:
@@ -420,7 +487,10 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
 # Those that only give an operation another backward: needed if a rule table in use names one of the roles.
 _HANDLER_OF_ROLES: dict[str, tuple[tuple[str, ...], Callable[[Capture, Any, Any, Any], Any]]] = {
     ops.LINEAR: (("linear",), Capture._linear),
-    ops.CONV: (("conv",), Capture._conv),
+    ops.CONV: (("conv", "linear"), Capture._conv),
+    ops.CONV1D: (("conv", "linear"), Capture._conv),
+    ops.PRODUCT: (("linear",), Capture._weighted),
+    ops.BIASED_PRODUCT: (("linear",), Capture._weighted),
     ops.NORM: (("norm",), Capture._norm),
     ops.NORMALIZE: (("length",), Capture._normalize),
     ops.VECTOR_NORM: (("gate",), Capture._length),
@@ -432,8 +502,8 @@ _HANDLER_OF_ROLES: dict[str, tuple[tuple[str, ...], Callable[[Capture, Any, Any,
     ops.MULTIPLY_ADD: (("factor",), Capture._multiply_add),
     ops.DIVIDE: (("factor",), Capture._multiply),
     ops.DIVIDE_IN_PLACE: (("factor",), Capture._multiply),
-    ops.ADD: (("add", "norm_bias"), Capture._add),
-    ops.ADD_IN_PLACE: (("add", "norm_bias"), Capture._add),
+    ops.ADD: (("add", "norm_bias", "linear"), Capture._add),
+    ops.ADD_IN_PLACE: (("add", "norm_bias", "linear"), Capture._add),
 }
 
 

@@ -9,18 +9,18 @@ casts, views and reductions; `held_factor` then says which factor of a product a
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from clairvit.tracing import ops
 
-_MOST_ENTRIES = 4096  # then tensors that are gone are dropped
-
+V = TypeVar("V")
 _LINEAR_MAPS = frozenset({"add", "sub", "subtract", "rsub", "neg", "negative", "positive", "lerp"})
 _PRODUCTS = frozenset({"mul", "multiply", "addcmul"})
 _QUOTIENTS = frozenset({"div", "divide", "true_divide", "addcdiv"})
@@ -39,6 +39,7 @@ _REDUCTIONS = _LINEAR_REDUCTIONS | {
     *("var", "std", "var_mean", "std_mean", "norm", "vector_norm", "amax", "amin", "logsumexp", "prod"),
 }
 _ABOUT_MEAN = frozenset({"var", "std", "var_mean", "std_mean"})
+_WITH_MEAN = frozenset({"var_mean", "std_mean"})
 _CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type", "type_as", "clone", "contiguous", "detach_copy"})
 _VIEWS = frozenset(
     {
@@ -46,7 +47,7 @@ _VIEWS = frozenset(
         *("flatten", "unflatten", "broadcast_to", "view_as", "reshape_as", "moveaxis", "swapaxes", "get"),
     }
 )
-_FOLLOWED = _MAPS | _REDUCTIONS | _CASTS | _VIEWS | {"einsum", "matmul", "linear"}
+_FOLLOWED = _MAPS | _REDUCTIONS | _CASTS | _VIEWS | {"einsum", "matmul", "linear", "layer_norm"}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -69,7 +70,9 @@ class Trait:
     statistic: bool = False  # summed over axes of it: a mean, a variance, a length
     bent: bool = False  # not linear in it
     about_mean: bool = False  # computed from what is left when a mean is taken away: a variance
-    centred: weakref.ref[Tensor] | None = None  # x, where the tensor is x - mean(x)
+    copied: Tensor | None = None  # x, where the tensor is a copy or cast of x
+    centred: Tensor | None = None  # x, where the tensor is x - mean(x), times `scale`
+    scale: Tensor | float | None = None
     norm: NormPart | None = None  # where it is a norm whose bias, or scale, may follow
 
 
@@ -77,8 +80,8 @@ class Trait:
 class NormPart:
     """A norm that is written out, as far as it was computed: (x - mean(x) or x) · spread · weight + bias."""
 
-    x: weakref.ref[Tensor]  # what it normalises
-    factor: Tensor  # the spread, or what stands below the fraction
+    x: Tensor  # what it normalises
+    factor: Tensor | None  # the spread, or what stands below the fraction; None where a fused norm has neither
     divided: bool
     centred: bool
     count: int  # entries that share a spread
@@ -86,9 +89,9 @@ class NormPart:
     bias: Tensor | None = None
 
     @property
-    def spread(self) -> Tensor:
+    def spread(self) -> Tensor | None:
         """What x, or x - mean(x), is multiplied by."""
-        return 1 / self.factor if self.divided else self.factor
+        return 1 / self.factor if self.divided and self.factor is not None else self.factor
 
     def is_scale(self, value: Any) -> bool:
         """Return whether a constant can be the weight of the norm."""
@@ -100,32 +103,48 @@ class NormPart:
         return isinstance(value, Tensor) and value.numel() == self.count and self.bias is None
 
 
+class TensorTable(Generic[V]):
+    """Values by tensor; one goes when its tensor does."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Tensor], V]] = {}
+
+    def get(self, tensor: Any) -> V | None:
+        """Return the value of a tensor, if it has one."""
+        entry = self._entries.get(id(tensor))
+        return None if entry is None or entry[0]() is not tensor else entry[1]
+
+    def set(self, tensor: Tensor, value: V) -> None:
+        """Give a tensor a value."""
+        entries, key = self._entries, id(tensor)
+
+        def forget(gone: weakref.ref[Tensor]) -> None:  # the id may name another tensor then
+            if key in entries and entries[key][0] is gone:
+                del entries[key]
+
+        entries[key] = (weakref.ref(tensor, forget), value)
+
+    def drop(self, tensor: Tensor) -> None:
+        """Forget a tensor."""
+        self._entries.pop(id(tensor), None)
+
+
 class Lineage:
     """Traits of the tensors of one forward pass."""
 
     def __init__(self) -> None:
-        self._traits: dict[int, tuple[weakref.ref[Tensor], Trait]] = {}
-
-    def clear(self) -> None:
-        self._traits.clear()
+        self._traits = TensorTable[Trait]()
 
     def of(self, tensor: Any) -> Trait | None:
         """Return the trait of a tensor; None if it is no function of one activation, as far as was seen."""
-        entry = self._traits.get(id(tensor))
-        return None if entry is None or entry[0]() is not tensor else entry[1]
-
-    def set(self, tensor: Tensor, trait: Trait) -> None:
-        """Record the trait of a tensor."""
-        if len(self._traits) > _MOST_ENTRIES:
-            self._traits = {key: entry for key, entry in self._traits.items() if entry[0]() is not None}
-        self._traits[id(tensor)] = (weakref.ref(tensor), trait)
+        return self._traits.get(tensor)
 
     def origin_of(self, tensor: Tensor) -> Trait:
         """Return the trait of a tensor, which is its own origin if it has no other."""
         trait = self.of(tensor)
         if trait is None:
             trait = Trait(object())
-            self.set(tensor, trait)
+            self._traits.set(tensor, trait)
         return trait
 
     def follow(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -140,12 +159,14 @@ class Lineage:
         if name in _VIEWS and self.of(inputs[0]) is None:
             return  # its entries are those of another tensor, which is an origin of its own
         trait = self._trait(name, args, inputs, out)
-        for tensor in out if isinstance(out, tuple | list) else (out,):
+        for place, tensor in enumerate(out if isinstance(out, tuple | list) else (out,)):
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                if name in _WITH_MEAN and place == 1:
+                    trait = self._trait("mean", args, inputs, tensor)
                 if trait is None:
-                    self._traits.pop(id(tensor), None)
+                    self._traits.drop(tensor)
                 else:
-                    self.set(tensor, trait)
+                    self._traits.set(tensor, trait)
 
     def _trait(self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], out: Any) -> Trait | None:
         traits = [self.origin_of(x) for x in inputs]
@@ -155,11 +176,17 @@ class Lineage:
         bent = any(trait.bent for trait in traits)
         about_mean = any(trait.about_mean or trait.centred is not None for trait in traits)
         if name in _VIEWS or name in _CASTS:
-            same_shape = isinstance(out, Tensor) and out.shape == inputs[0].shape
-            return first if same_shape else replace(first, centred=None, norm=None)
+            if isinstance(out, Tensor) and out.shape == inputs[0].shape:
+                is_copy = name in _CASTS and out is not inputs[0] and first.copied is None and first.norm is None
+                return replace(first, copied=inputs[0]) if is_copy else first
+            return replace(first, copied=None, centred=None, norm=None)
         if name in _REDUCTIONS:
             about_mean = about_mean or name in _ABOUT_MEAN
             return Trait(first.origin, statistic=True, bent=bent or name not in _LINEAR_REDUCTIONS, about_mean=about_mean)
+        if name == "layer_norm":
+            plain = all(not isinstance(a, Tensor) for a in args[1:]) and len(inputs) == 1 and inputs[0] is args[0]
+            count = inputs[0].numel() // math.prod(inputs[0].shape[: -len(args[1])]) if plain and len(args) > 1 else 0
+            return Trait(first.origin, norm=NormPart(inputs[0], None, False, True, count)) if count else None
         if name in ("einsum", "matmul", "linear"):
             contraction = self._contraction(name, args, inputs, bent)
             return contraction and replace(contraction, about_mean=about_mean)
@@ -170,12 +197,18 @@ class Lineage:
             return Trait(first.origin, norm=norm)
         bent = bent or (name in _PRODUCTS and len(inputs) > 1) or (name in _QUOTIENTS and _divides_by(name, args))
         statistic = all(trait.statistic for trait in traits)
-        centred = None
-        if name in ("sub", "subtract") and len(inputs) == 2 and not traits[0].statistic and traits[1].statistic:
-            if not bent and not any(isinstance(a, int | float) for a in args[2:]):
-                centred = weakref.ref(inputs[0])
-        differ = statistic and len(inputs) > 1 and name in _LINEAR_MAPS  # E[x²] - E[x]²
-        return Trait(first.origin, statistic, bent, about_mean or differ, centred)
+        of_several = len(inputs) > 1 and name in _LINEAR_MAPS
+        trait = Trait(first.origin, statistic, bent, about_mean or (statistic and of_several))  # E[x²] - E[x]²
+        if statistic or bent:
+            return trait
+        if of_several and any(t.statistic for t in traits):  # x less a mean of it, or something like it
+            x = first.copied if out is inputs[0] else inputs[0]
+            is_centred = name in ("sub", "subtract") and len(args) == 2 and traits[1].statistic and not first.statistic
+            return replace(trait, about_mean=True, centred=x if is_centred else None)
+        constant = next((a for a in args if a is not inputs[0]), None)
+        if len(args) == 2 and name in _PRODUCTS and first.centred is not None and first.scale is None:
+            return replace(trait, centred=first.centred, scale=constant)
+        return trait
 
     def _norm(self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], out: Any) -> NormPart | None:
         """Return the norm that a product, or a sum with a constant, completes further."""
@@ -191,13 +224,15 @@ class Lineage:
         if len(inputs) == 2 and name in _PRODUCTS | _QUOTIENTS:
             held = held_factor(self, name, *inputs)
             carried = inputs[1 - held.place] if held is not None else inputs[0]
-            x = carried if held is None or held.carried.centred is None else held.carried.centred()
-            if held is None or not held.is_norm or x is None or x is out or x.shape != out.shape:
+            if held is None or not held.is_norm:
+                return None
+            centred = held.carried.centred is not None
+            x = held.carried.centred if centred else carried
+            if x is None or x is out or x.shape != out.shape or (held.held.about_mean and not centred):
                 return None
             factor = inputs[held.place]
             count = carried.numel() // max(factor.numel(), 1)
-            centred = held.carried.centred is not None
-            return NormPart(weakref.ref(x), factor, name in _QUOTIENTS, centred, count)
+            return NormPart(x, factor, name in _QUOTIENTS, centred, count, held.carried.scale)
         trait = self.of(inputs[0])
         if len(inputs) != 1 or trait is None or trait.norm is None:
             return None
@@ -255,8 +290,7 @@ def norm_before_bias(lineage: Lineage, a: Any, b: Any) -> tuple[Tensor, Tensor, 
         trait = lineage.of(y)
         norm = None if trait is None else trait.norm
         if norm is not None and norm.centred and norm.is_shift(bias) and not depends_on_image(bias):
-            x = norm.x()
-            return None if x is None else (y, bias, x)
+            return y, bias, norm.x
     return None
 
 

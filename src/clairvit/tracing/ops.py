@@ -22,6 +22,8 @@ MULTI_HEAD = "multi_head"  # torch's own multi-head attention, written in Python
 SOFTMAX = "softmax"
 MATMUL = "matmul"
 BIASED_MATMUL = "biased_matmul"  # bias + a b, of torch's own multi-head attention with a mask
+PRODUCT = "product"  # of two matrices
+BIASED_PRODUCT = "biased_product"  # bias + x W of matrices
 EINSUM = "einsum"
 LINEAR = "linear"
 CONV = "conv"
@@ -54,6 +56,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     SOFTMAX: (F.softmax, torch.softmax, Tensor.softmax),
     MATMUL: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
     BIASED_MATMUL: (torch.baddbmm,),
+    PRODUCT: (torch.mm, Tensor.mm),
+    BIASED_PRODUCT: (torch.addmm,),
     EINSUM: (torch.einsum,),
     LINEAR: (F.linear,),
     CONV: (F.conv2d, torch.conv2d, F.conv3d, torch.conv3d),
@@ -189,6 +193,19 @@ def linear_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str
 def conv_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return input, weight, and bias, stride, padding, dilation, groups where they were passed."""
     return _by_name(_CONV, args, kwargs)
+
+
+def is_pointwise(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a convolution, by its arguments without the input, is a linear layer of each position."""
+    weight: Tensor = arguments["weight"]
+    strides, padding = _numbers(arguments.get("stride", 1)), arguments.get("padding", 0)
+    is_padded = padding not in ("valid", "same") and any(_numbers(padding))
+    kernel = weight.shape[2:]
+    return not is_padded and {*kernel, *strides, arguments.get("groups", 1)} == {1}
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def batch_norm_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

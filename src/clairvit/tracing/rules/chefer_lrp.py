@@ -76,21 +76,26 @@ class Affine:
     bias: Tensor | None
     geometry: dict[str, Any]  # stride, padding, … of a convolution
     output: Tensor | None = None  # z, where it was kept
+    product: Callable[[Tensor, Tensor], Tensor] | None = None  # W x, where no linear layer or convolution computes it
 
     @staticmethod
     def of(call: Call) -> Affine:
-        geometry = {key: value for key, value in call.arguments.items() if key not in ("weight", "bias", "inside")}
-        return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), geometry, call.output)
+        named = dict(call.arguments)
+        weight, bias, product = named.pop("weight"), named.pop("bias", None), named.pop("product", None)
+        named.pop("inside", None)
+        return Affine(call.inputs[0], weight, bias, named, call.output, product)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.product is not None:
+            return self.product(x, weight) if bias is None else self.product(x, weight) + bias
         if weight.ndim == 2:
             return F.linear(x, weight, bias)
-        conv = F.conv2d if weight.ndim == 4 else F.conv3d
+        conv = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
         return conv(x, weight, bias, **self.geometry)
 
     def back(self, s: Tensor, weight: Tensor) -> Tensor:
         """Return Wᵀ s."""
-        if weight.ndim == 2:
+        if weight.ndim == 2 and self.product is None:
             return s @ weight
         with torch.enable_grad():
             x = self.x.detach().requires_grad_(True)
@@ -99,6 +104,13 @@ class Affine:
     @property
     def z(self) -> Tensor:
         return self(self.x, self.weight, self.bias) if self.output is None else self.output
+
+    @property
+    def spread_bias(self) -> Tensor | None:
+        """The bias in a shape that can be added to z."""
+        if self.bias is None or self.product is not None or self.weight.ndim == 2:
+            return self.bias
+        return self.bias.view(-1, *(1,) * (self.weight.ndim - 2))
 
     @functools.cached_property
     def signs(self) -> tuple[Tensor, Tensor]:
@@ -136,7 +148,7 @@ def _z_plus_by_sizes(layer: Affine, c: Tensor) -> Tensor | None:
     relevance by rounding c_j is at most 32 gamma_K. A GPU would have to be waited for, and half precision rounds z.
     """
     x, weight, bias, z = layer.x, layer.weight, layer.bias, layer.output
-    if z is None or weight.ndim != 2 or not x.is_cpu or {x.dtype, z.dtype, weight.dtype} not in _NOT_HALF:
+    if z is None or weight.ndim != 2 or layer.product is not None or not x.is_cpu or {x.dtype, z.dtype, weight.dtype} not in _NOT_HALF:
         return None
     sizes = weight.abs()
     T = layer(x.abs(), sizes)

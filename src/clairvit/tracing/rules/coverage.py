@@ -46,10 +46,25 @@ _MULTILINEAR = frozenset(
         *("PreluKernel", "EmbeddingBag", "Sparse"),
     }
 )
+_CONVOLUTIONS = ("Convolution", "ConvolutionOverrideable", "CudnnConvolution", "MkldnnConvolution")
+_WITH_RULES = frozenset(  # linear layers and convolutions, which some tables have a rule for
+    {"Mm", "Bmm", "Mv", "Linear", "MkldnnLinear", "Addmm", "Addbmm", "Baddbmm", "Addmv", *_CONVOLUTIONS}
+)
 _ADDENDS = {"Addmm": 1, "Addbmm": 1, "Baddbmm": 1, "Addmv": 1, "Addr": 1, "Addcmul": 1}  # inputs that are added
 _QUOTIENTS = {"Div": 1, "Addcdiv": 2}  # the divisor's place
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 _BENT_ROLES = frozenset({"norm", "length", "activation", "gate", "softmax", "attention", "factor", "uncentred"})
+_WITH_MEAN = ("VarMean", "StdMean")  # the second output is a mean
+_NAMES = {
+    "attnlrp": "AttnLRP",
+    "reslrp": "ResLRP",
+    "cp-lrp": "CP-LRP",
+    "linear": "CP-LRP",
+    "libra": "LibraGrad",
+    "lrp": "LRP",
+    "chefer": "LRP",
+    "deep-taylor": "Deep Taylor",
+}  # of tables, as readers know them
 _NAME = re.compile(r"Backward\w*$")
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -71,43 +86,54 @@ def uncovered_operations(end: Tensor, table: RuleTable) -> tuple[str, ...]:
     """
     if end.grad_fn is None or not has_rules_of_operations(table):
         return ()
-    followed = _followed_nodes(end.grad_fn, table)
+    followed, means = _followed_nodes(end.grad_fn, table)
     names = {node: _name(node) for node in followed}
     live = _live(followed)
     scores = _attention_scores(followed, names, live, table)
     return tuple(
         _reported_name(node)
         for node, parents in followed.items()
-        if live[node] and node not in scores and not _is_covered(node, names[node], parents, live, table)
+        if live[node] and node not in scores and node not in means and not _is_covered(node, names[node], parents, live, table)
     )
 
 
 def note_on(names: tuple[str, ...], table: str) -> str:
     """Return the sentence about operations without a rule."""
-    listed = ", ".join(dict.fromkeys(names[:]))
+    base = table.partition("(")[0]
     kinds = list(dict.fromkeys(names))
     listed = ", ".join(kinds[:3]) + (", …" if len(kinds) > 3 else "")
     plural = "s" * (len(names) > 1)
-    return f"{len(names)} operation{plural} had no rule of {table} ({listed}); relevance may be wrong."
+    return (
+        f"{len(names)} operation{plural} of the model had no {_NAMES.get(base, base)} rule ({listed}); relevance may be "
+        "wrong."
+    )
 
 
-def _followed_nodes(start: Any, table: RuleTable) -> dict[Any, tuple[Any, ...]]:
-    """Return node -> parents of all nodes that a backward under the table visits, each after those that it feeds."""
+def _followed_nodes(start: Any, table: RuleTable) -> tuple[dict[Any, tuple[Any, ...]], set[Any]]:
+    """Return node -> parents of all nodes that a backward under the table visits, and those read for a mean alone."""
     followed: dict[Any, tuple[Any, ...]] = {}
+    second, first = set(), set()  # nodes by the output that is read
     pending = [start]
     while pending:
         node = pending.pop()
         if node in followed:
             continue
-        parents = tuple(parent for parent, _ in node.next_functions)
+        edges = node.next_functions
+        parents = tuple(parent for parent, _ in edges)
         role = getattr(node, "role", None)
+        if node.name() == "torch::autograd::CopyBackwards":
+            parents = (None, *parents[1:]) if len(parents) == 2 else parents  # what is overwritten passes nothing on
         if role is not None and (rule := table.rules.get(role)) is not None:
             places = inputs_followed(rule)
             if places is not None:
                 parents = tuple(parent if i in places else None for i, parent in enumerate(parents))
         followed[node] = parents
-        pending.extend(parent for parent in parents if parent is not None and parent not in followed)
-    return followed
+        for (_, output), parent in zip(edges, parents, strict=True):
+            if parent is not None:
+                (second if output else first).add(parent)
+                if parent not in followed:
+                    pending.append(parent)
+    return followed, {node for node in second - first if _name(node) in _WITH_MEAN}
 
 
 def _live(followed: dict[Any, tuple[Any, ...]]) -> dict[Any, bool]:
@@ -133,7 +159,7 @@ def _live(followed: dict[Any, tuple[Any, ...]]) -> dict[Any, bool]:
 def _attention_scores(
     followed: dict[Any, tuple[Any, ...]], names: dict[Any, str], live: dict[Any, bool], table: RuleTable
 ) -> set[Any]:
-    """Return the products q kᵀ that feed a softmax with a rule, which is the rule of both."""
+    """Return the products q kᵀ that feed a softmax with a rule, which is the rule of both, and what is between them."""
     if "softmax" not in table.rules:
         return set()
     products = set()
@@ -150,7 +176,8 @@ def _attention_scores(
         parents = [parent for parent in followed[node] if parent is not None and live[parent]]
         if names[node] in _MULTILINEAR and len(parents) > 1:
             products.add(node)
-        elif names[node] in _LINEAR or names[node] in _MULTILINEAR or names[node] == "Div" or _is_linear_role(node):
+        elif names[node] in _LINEAR | _MULTILINEAR or names[node] == "Div" or getattr(node, "role", None) == "add":
+            products.add(node)
             new = [parent for parent in parents if parent not in visited]
             visited.update(new)
             pending.extend(new)
@@ -168,7 +195,9 @@ def _is_covered(
     if name in _LINEAR:
         return True
     if name in _MULTILINEAR:
-        return sum(depends[_ADDENDS.get(name, 0) :]) < 2
+        kind = "conv" if "Convolution" in name else "linear"
+        ruled = kind in table.rules and name in _WITH_RULES
+        return sum(depends[_ADDENDS.get(name, 0) :]) < 1 + (not ruled)
     if name in _QUOTIENTS:
         at = _QUOTIENTS[name]
         return not any(depends[at : at + 1]) and sum(depends[at - 1 : at + 1]) < 2

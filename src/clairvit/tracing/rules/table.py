@@ -92,6 +92,8 @@ class ActiveRuleTable:
     def among(tables: Iterable[RuleTable]) -> ActiveRuleTable | None:
         """Return a switch between tables; None where no table names a role, so that nothing need be wrapped."""
         roles = frozenset(role for table in tables for role in table.rules)
+        if "factor" in roles:
+            roles |= {"uncentred"}  # seen also where no table has a rule, so that it can be reported
         return ActiveRuleTable(roles) if roles else None
 
 
