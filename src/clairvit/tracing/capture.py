@@ -123,6 +123,8 @@ class Capture(TorchFunctionMode):
             self._follow(args, out)
         if self._lineage is not None:
             self._lineage.follow(func, args, kwargs, out)
+            if func in ops.REARRANGEMENTS:
+                self._rearrange_product(func, args, kwargs, out)
         if self._on_any or self._on_kind:
             self._show(func, args, kwargs, out)
         return out
@@ -131,9 +133,10 @@ class Capture(TorchFunctionMode):
         kind = ops.kind_of(func)
         interested = self._on_any if kind is None else (*self._on_any, *self._on_kind.get(kind, ()))
         if interested:
-            op = Op(
-                func, args, kwargs, out, kind, self._block, self.calls, _multi_head_depth.get() > 0, self._after_blocks
-            )
+            assert self._lineage is not None
+            trait, held = self._lineage.of(out), self._lineage.held
+            nested = _multi_head_depth.get() > 0
+            op = Op(func, args, kwargs, out, kind, self._block, self.calls, nested, self._after_blocks, trait, held)
             for on_op in interested:
                 on_op(op)
 
@@ -315,6 +318,15 @@ class Capture(TorchFunctionMode):
         if bias is None:
             self._products.set(out, of)
         return out
+
+    def _rearrange_product(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Follow a product with a weight through a view, behind which its bias may be added."""
+        of = self._products.get(args[0]) if args else None
+        if of is not None and isinstance(out, Tensor):
+            product = of.product
+            self._products.set(
+                out, LinearProduct(of.x, of.weight, lambda x, weight: func(product(x, weight), *args[1:], **kwargs))
+            )
 
     def _product_before_bias(self, a: Any, b: Any) -> tuple[LinearProduct, Tensor] | None:
         """Return the product and the bias where a + b adds a vector of weights to a product with a weight."""

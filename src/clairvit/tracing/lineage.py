@@ -134,6 +134,7 @@ class Lineage:
 
     def __init__(self) -> None:
         self._traits = TensorTable[Trait]()
+        self.held: Tensor | None = None  # the factor that is held of the last operation, if that is such a product
 
     def of(self, tensor: Any) -> Trait | None:
         """Return the trait of a tensor; None if it is no function of one activation, as far as was seen."""
@@ -149,6 +150,7 @@ class Lineage:
 
     def follow(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Take an operation into account, after it ran."""
+        self.held = None
         name = plain_name(function)
         if name not in _FOLLOWED:
             return
@@ -223,6 +225,7 @@ class Lineage:
             return None
         if len(inputs) == 2 and name in _PRODUCTS | _QUOTIENTS:
             held = held_factor(self, name, *inputs)
+            self.held = None if held is None else inputs[held.place]
             carried = inputs[1 - held.place] if held is not None else inputs[0]
             if held is None or not held.is_norm:
                 return None

@@ -101,6 +101,8 @@ REARRANGEMENTS = frozenset(
 
 SUMS = frozenset({ADD, ADD_IN_PLACE})
 DIFFERENCES = frozenset({SUBTRACT, REVERSED_SUBTRACT})
+PRODUCTS = frozenset({MULTIPLY, MULTIPLY_IN_PLACE, MULTIPLY_ADD})  # entry by entry
+QUOTIENTS = frozenset({DIVIDE, DIVIDE_IN_PLACE})
 MATRIX_PRODUCTS = frozenset({MATMUL, EINSUM})
 CONVOLUTIONS = frozenset({CONV, CONV1D})
 JOINS = frozenset({CONCATENATE, STACK})
@@ -112,7 +114,8 @@ HOMOGENEOUS = (F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6)  # activa
 SMOOTH = frozenset(
     {
         *(F.elu, F.softplus, torch.exp, Tensor.exp, Tensor.pow, Tensor.__pow__, torch.pow, torch.sqrt, Tensor.sqrt),
-        *(torch.rsqrt, Tensor.rsqrt, Tensor.square, torch.square),
+        *(torch.rsqrt, Tensor.rsqrt, Tensor.square, torch.square, torch.var, Tensor.var, torch.std, Tensor.std),
+        *(torch.reciprocal, Tensor.reciprocal, torch.log, Tensor.log, torch.erfc, Tensor.erfc, torch.special.erfc),
     }
 )
 _OUT_OF_PLACE: dict[Any, Any] = {
@@ -135,7 +138,7 @@ _DUNDERS_NOT_IN_PLACE = ("__init__", "__invert__", "__index__", "__int__", "__it
 
 def kind_of(function: Any) -> str | None:
     """Return the kind of a torch callable, one of the constants above; None for any other."""
-    return _KINDS.get(function)
+    return NORM if function is written_norm else _KINDS.get(function)
 
 
 @functools.cache
@@ -243,6 +246,20 @@ def is_over_last_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a softmax is over the last axis of three or more: attention, not class probabilities."""
     x = first_argument(args, kwargs)
     return x.ndim >= 3 and softmax_dim(args, kwargs) in (-1, x.ndim - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """1/sigma of a norm that is written out: a statistic of its input, and no input."""
+
+    value: Tensor
+
+
+def written_norm(x: Tensor, spread: Spread, weight: Tensor | None, bias: Tensor | None, axes: tuple[int, ...]) -> Tensor:
+    """Return the norm that a model has written out; not centred where there are no axes to take the mean of."""
+    y = (x - x.mean(axes, keepdim=True) if axes else x) * spread.value
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
 
 
 @dataclass(frozen=True, eq=False)

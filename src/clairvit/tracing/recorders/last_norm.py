@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class LastNorm(Recorder):
     """Record the norm before the last block's attention; where patches are averaged, the one after the last block."""
 
-    kinds = frozenset({ops.NORM})
+    kinds = frozenset({ops.NORM}) | ops.PRODUCTS | ops.QUOTIENTS | ops.SUMS  # also one that is written out
 
     def __init__(self) -> None:
         self.tokens: Tensor | None = None  # in a trace [B, N, d]; None: no such norm
@@ -44,10 +44,15 @@ class LastNorm(Recorder):
             self._input, self._calls = tokens, len(calls)
 
     def on_op(self, op: Op) -> None:
-        if self._input is None or self.tokens is not None or len(op.calls) != self._calls:
+        if self._input is None or len(op.calls) != self._calls:
             return
-        if ops.first_argument(op.args, op.kwargs) is self._input:
-            self.tokens = op.output
+        part = None if op.trait is None else op.trait.norm
+        if self.tokens is None:
+            normalised = ops.first_argument(op.args, op.kwargs) if op.kind == ops.NORM else part and part.x
+            if normalised is self._input:
+                self.tokens = op.output
+        elif part is not None and part.x is self._input and any(a is self.tokens for a in op.args):
+            self.tokens = op.output  # its weight or bias
 
     def finish(self, recording: Recording) -> None:
         self._input = None
