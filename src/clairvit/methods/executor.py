@@ -35,6 +35,7 @@ from clairvit.tracing.attention_reductions import is_large, kernels_apply, query
 from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.rules import RuleTable
+from clairvit.tracing.rules.coverage import note_on
 from clairvit.tracing.trace import Trace
 
 # How large a float32 tensor [layers·B, H, N, N] may be, as a multiple of the values of all layers: about a sixth of
@@ -110,11 +111,18 @@ def run(
             with _Timed(layer_pass.result):
                 layer_pass.finish()
     for spec, result in zip(specs, results, strict=True):
+        result.notes += _notes_on_rules(spec, trace, others)
         if spec.passes == "backward":
             result.unmoved = trace.zero_gradient
         elif not len(result.unmoved):
             result.unmoved = [False] * len(trace.pixels)
     return results
+
+
+def _notes_on_rules(spec: MethodSpec, trace: Trace, others: Mapping[RuleTable, Trace]) -> list[str]:
+    """Return a note for each rule table of the method that has no rule for some operations of the model."""
+    traces = {table: trace if table == trace.rules else others.get(table) for table in spec.tables}
+    return [note_on(read.without_rule, str(table)) for table, read in traces.items() if read and read.without_rule]
 
 
 def layer_groups(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:

@@ -210,7 +210,7 @@ class BlockDecomposition:
         for number, step in enumerate(self.after):
             if any(t is last for t in stream):
                 break  # what follows is the head
-            if not any(_reads(step, t) for t in stream):
+            if step.is_part or not any(_reads(step, t) for t in stream):
                 continue
             if step.kind == ops.NORM:
                 branch = any(is_sum(later) and any(_reads(later, t) for t in stream) for later in self.after[number:])

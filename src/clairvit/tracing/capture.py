@@ -11,17 +11,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, common_form, joined, repeated
+from clairvit.tracing.lineage import Held, Lineage, TensorTable, held_factor, is_weight, norm_before_bias, plain_name
 from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
@@ -29,6 +32,15 @@ from clairvit.tracing.rules.table import ActiveRuleTable, gelu_slope, with_custo
 
 # > 0 inside torch's own multi-head attention, for all captures of the thread: one may run inside another.
 _multi_head_depth: ContextVar[int] = ContextVar("_multi_head_depth", default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearProduct:
+    """A matrix product of an activation and a weight: a linear layer without bias, however it is spelled."""
+
+    x: Tensor
+    weight: Tensor
+    product: Callable[[Tensor, Tensor], Tensor]
 
 
 class Capture(TorchFunctionMode):
@@ -80,6 +92,8 @@ class Capture(TorchFunctionMode):
         self._products: dict[int, tuple[Tensor, _Product]] = {}
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
         self._stream = ResidualStream()
+        self._linear_products = TensorTable[LinearProduct]()  # to which a bias may be added
+        self._lineage = Lineage() if self.sees_operations else None
 
     @property
     def sees_operations(self) -> bool:
@@ -107,6 +121,8 @@ class Capture(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, OpOverload | OpOverloadPacket):
+            func = ops.public(func)
         handler = self._handlers.get(func)
         for before_op in self._before:
             before_op(func, args, kwargs)
@@ -115,6 +131,10 @@ class Capture(TorchFunctionMode):
             _follow(self._attending, args, out)
         if self._products:
             _follow(self._products, args, out)
+        if self._lineage is not None:
+            self._lineage.follow(func, args, kwargs, out)
+            if func in ops.REARRANGEMENTS:
+                self._rearrange_product(func, args, kwargs, out)
         if self._on_any or self._on_kind:
             self._show(func, args, kwargs, out)
         return out
@@ -123,9 +143,10 @@ class Capture(TorchFunctionMode):
         kind = ops.kind_of(func)
         interested = self._on_any if kind is None else (*self._on_any, *self._on_kind.get(kind, ()))
         if interested:
+            assert self._lineage is not None
             op = Op(
                 *(func, args, kwargs, out, kind, self._block, self.calls, _multi_head_depth.get() > 0),
-                *(self._after_blocks, self.attended),
+                *(self._after_blocks, self.attended, self._lineage.of(out), self._lineage.held),
             )
             for on_op in interested:
                 on_op(op)
@@ -192,7 +213,7 @@ class Capture(TorchFunctionMode):
     def _matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
         left, right = ops.first_argument(args, kwargs), ops.second_factor(args, kwargs)
         if id(left) not in self._attending:
-            out = func(*args, **kwargs)
+            out = self._weighted(func, args, kwargs)
             if isinstance(right, Tensor) and left.ndim >= 3 and right.ndim >= 3:
                 self._add_product(left, right, out)
             return out
@@ -201,7 +222,7 @@ class Capture(TorchFunctionMode):
         return out
 
     def _biased_matmul(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
+        out = self._weighted(func, args, kwargs)
         if len(args) >= 3:
             self._add_product(args[1], args[2], out)
         return out
@@ -213,13 +234,13 @@ class Capture(TorchFunctionMode):
         operands = ops.einsum_operands(args)
         axes = ops.einsum_axes(args[0], operands)
         if axes is None:
-            return func(*args, **kwargs)
+            return self._weighted(func, args, kwargs)
         (left, right), (a, b, result) = operands, axes
         if id(right) in self._attending:  # the values were written first
             left, right, a, b = right, left, b, a
         sizes = dict(zip(a + b, (*left.shape, *right.shape), strict=True))
         if id(left) not in self._attending:
-            out = func(*args, **kwargs)
+            out = self._weighted(func, args, kwargs)
             shared = [c for c in a if c in b and c not in result]
             if len(shared) == 1 and len(result) >= 3:
                 if result[-2] not in a:
@@ -289,20 +310,93 @@ class Capture(TorchFunctionMode):
         if len(self.calls) == self._final_call and _multi_head_depth.get() == 0 and not self._after_blocks:
             self.end_blocks(None)
 
+    def _weighted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a matrix product; that of an activation and a weight is a linear layer, whatever it is called."""
+        switch = self._switch
+        if switch is None or "linear" not in switch.roles or kwargs or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        operands = ops.einsum_operands(args) if func is torch.einsum else args
+        traced = [i for i, a in enumerate(operands) if isinstance(a, Tensor) and a.requires_grad]
+        weights = [i for i, a in enumerate(operands) if is_weight(a)]
+        bias = operands[0] if len(operands) == 3 else None
+        if bias is not None and isinstance(bias, Tensor) and not bias.requires_grad:
+            weights = [i for i in weights if i]
+        elif len(operands) != 2:
+            return func(*args, **kwargs)
+        if len(traced) != 1 or len(weights) != 1:
+            return func(*args, **kwargs)
+        x, weight = operands[traced[0]], operands[weights[0]]
+        without_bias = {torch.addmm: torch.mm, torch.baddbmm: torch.bmm}.get(func, func)
+        x_first = traced[0] < weights[0]
+
+        def product(x: Tensor, weight: Tensor) -> Tensor:
+            pair = (x, weight) if x_first else (weight, x)
+            return without_bias(args[0], *pair) if func is torch.einsum else without_bias(*pair)  # type: ignore[no-any-return]
+
+        return self._linear_product(LinearProduct(x, weight, product), bias)
+
+    def _linear_product(self, of: LinearProduct, bias: Tensor | None) -> Tensor:
+        """Return a matrix product with a weight, plus a bias, with the backward of the role "linear"."""
+        assert self._switch is not None
+        product, weight = of.product, of.weight
+
+        def run(x: Tensor) -> Tensor:
+            return product(x, weight) if bias is None else product(x, weight) + bias
+
+        arguments = {"weight": weight, "bias": bias, "product": product}
+        out = with_custom_backward("linear", self._switch, run, (of.x,), arguments)
+        if bias is None:
+            self._linear_products.set(out, of)
+        return out
+
+    def _rearrange_product(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Follow a product with a weight through a view, behind which its bias may be added."""
+        of = self._linear_products.get(args[0]) if args else None
+        if of is not None and isinstance(out, Tensor):
+            product = of.product
+            self._linear_products.set(
+                out, LinearProduct(of.x, of.weight, lambda x, weight: func(product(x, weight), *args[1:], **kwargs))
+            )
+
+    def _product_before_bias(self, a: Any, b: Any) -> tuple[LinearProduct, Tensor] | None:
+        """Return the product and the bias where a + b adds a vector of weights to a product with a weight."""
+        for z, bias in ((a, b), (b, a)):
+            of = self._linear_products.get(z)
+            if of is not None and is_weight(bias) and bias.numel() == max(bias.shape, default=0):
+                return of, bias
+        return None
+
     def _linear(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = ops.linear_arguments(args, kwargs)
         arguments = {"weight": call["weight"], "bias": call.get("bias"), "inside": _multi_head_depth.get() > 0}
-        return self._with_rule("linear", func, args, kwargs, **arguments)
+        out = self._with_rule("linear", func, args, kwargs, **arguments)
+        if call.get("bias") is None:
+            self._linear_products.set(out, LinearProduct(call["input"], call["weight"], F.linear))
+        return out
 
     def _conv(self, func: Any, args: Any, kwargs: Any) -> Any:
         arguments = ops.conv_arguments(args, kwargs)
         del arguments["input"]
-        return self._with_rule("conv", func, args, kwargs, **arguments)
+        return self._with_rule("linear" if ops.is_pointwise(arguments) else "conv", func, args, kwargs, **arguments)
 
     def _add(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Add two activations of one shape: a residual, a position embedding. A bias is broadcast and has no rule."""
         switch = self._switch
-        if switch is None or "add" not in switch.roles or len(args) != 2 or kwargs:
+        if switch is None or len(args) != 2 or kwargs:
+            return func(*args, **kwargs)
+        assert self._lineage is not None
+        norm = norm_before_bias(self._lineage, *args) if torch.is_grad_enabled() else None
+        if norm is not None:
+            y, bias, x = norm
+            if not ops.is_in_place(func, kwargs):
+                return with_custom_backward("norm_bias", switch, lambda y, _: y + bias, (y, x), {})
+            total = with_custom_backward("norm_bias", switch, lambda y, _: y + bias, (y.clone(), x), {})
+            return y.copy_(total)
+        affine = self._product_before_bias(*args) if "linear" in switch.roles else None
+        if affine is not None:
+            total = self._linear_product(*affine)
+            return args[0].copy_(total) if ops.is_in_place(func, kwargs) else total
+        if "add" not in switch.roles:
             return func(*args, **kwargs)
         if not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
             return func(*args, **kwargs)
@@ -340,7 +434,7 @@ class Capture(TorchFunctionMode):
         return out
 
     def _activation(self, func: Any, args: Any, kwargs: Any) -> Any:
-        slope = _SLOPES[func]
+        slope = _SLOPES[plain_name(func)]
         if func is F.gelu:
             slope = functools.partial(gelu_slope, approximate=kwargs.get("approximate", "none"))
         out = self._with_rule("activation", func, args, kwargs, slope=slope)
@@ -363,14 +457,47 @@ class Capture(TorchFunctionMode):
         return self._with_rule("length", func, args, kwargs, inverse_length=inverse_length)
 
     def _multiply(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Multiply; gate * x of a gated MLP has a rule: the gate is the last activation's output, x as wide."""
-        if self._switch is not None and self._activated is not None and len(args) == 2:
-            a, b = args
-            if b is self._activated:
-                a, b = b, a
-            if a is self._activated and isinstance(b, Tensor) and b.shape == a.shape and b.requires_grad:
-                return with_custom_backward("product", self._switch, torch.mul, (a, b), {})
-        return func(*args, **kwargs)
+        """Multiply or divide two activations: gate · x of a gated MLP, a norm or an activation that is written out."""
+        switch = self._switch
+        if switch is None or len(args) != 2 or kwargs or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        a, b = args
+        if "product" in switch.roles and self._activated is not None and ops.kind_of(func) == ops.MULTIPLY:
+            gate, x = (b, a) if b is self._activated else (a, b)
+            if gate is self._activated and isinstance(x, Tensor) and x.shape == gate.shape and x.requires_grad:
+                return with_custom_backward("product", switch, torch.mul, (gate, x), {})
+        assert self._lineage is not None
+        held = held_factor(self._lineage, plain_name(func), a, b)
+        return func(*args, **kwargs) if held is None else self._with_held_factor(func, a, b, held, switch)
+
+    def _multiply_add(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Compute c + a b as the sum of a product."""
+        if kwargs or len(args) != 3 or self._switch is None or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        c, a, b = args
+        assert self._lineage is not None
+        weighted = self._multiply(torch.mul, (a, b), {})
+        self._lineage.follow(torch.mul, (a, b), {}, weighted)
+        return self._add(torch.add, (c, weighted), {})
+
+    def _with_held_factor(self, func: Any, a: Tensor, b: Tensor, held: Held, switch: ActiveRuleTable) -> Tensor:
+        """Return a · b or a / b, one factor held: the spread of a norm, or the gate of an activation."""
+        in_place = ops.is_in_place(func, {})
+        plain, first = ops.out_of_place(func), a.clone() if in_place else a
+        carried, factor = (first, b) if held.place == 1 else (b, first)
+
+        in_order = held.place == 1
+
+        def product(carried: Tensor, factor: Tensor, *_: Tensor) -> Tensor:
+            return plain(carried, factor) if in_order else plain(factor, carried)  # type: ignore[no-any-return]
+
+        x = held.carried.centred
+        if held.is_norm and x is not None and carried.shape == x.shape:
+            out = with_custom_backward("centred_norm", switch, product, (carried, factor, x), {})
+        else:
+            role = "uncentred" if held.is_norm and held.held.about_mean else "factor"
+            out = with_custom_backward(role, switch, product, (carried, factor), {})
+        return a.copy_(out) if in_place else out
 
     def _with_rule(self, role: str, func: Any, args: Any, kwargs: Any, **arguments: Any) -> Tensor:
         """Run `func` on its first argument, with a backward that follows the switch if there is one."""
@@ -384,11 +511,11 @@ class Capture(TorchFunctionMode):
         return with_custom_backward(role, switch, lambda first: func(first, *args[1:], **options), (x,), arguments)
 
 
-_SLOPES: dict[Any, Callable[[Tensor], Tensor]] = {
-    F.gelu: gelu_slope,
-    F.silu: torch.sigmoid,
-    F.mish: lambda z: F.softplus(z).tanh(),
-    F.hardswish: lambda z: F.relu6(z + 3) / 6,
+_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu_slope,
+    "silu": torch.sigmoid,
+    "mish": lambda z: F.softplus(z).tanh(),
+    "hardswish": lambda z: F.relu6(z + 3) / 6,
 }
 _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
     ops.ATTENTION: Capture._fused_attention,
@@ -402,16 +529,23 @@ _HANDLER_OF_KIND: dict[str, Callable[[Capture, Any, Any, Any], Any]] = {
 # Those that only give an operation another backward: needed if a rule table in use names one of the roles.
 _HANDLER_OF_ROLES: dict[str, tuple[tuple[str, ...], Callable[[Capture, Any, Any, Any], Any]]] = {
     ops.LINEAR: (("linear",), Capture._linear),
-    ops.CONV: (("conv",), Capture._conv),
+    ops.CONV: (("conv", "linear"), Capture._conv),
+    ops.CONV1D: (("conv", "linear"), Capture._conv),
+    ops.PRODUCT: (("linear",), Capture._weighted),
+    ops.BIASED_PRODUCT: (("linear",), Capture._weighted),
     ops.NORM: (("norm",), Capture._norm),
     ops.NORMALIZE: (("length",), Capture._normalize),
     ops.VECTOR_NORM: (("gate",), Capture._length),
     ops.INVERSE_ROOT: (("gate",), Capture._length),
     ops.ACTIVATION: (("activation", "product"), Capture._activation),
     ops.GATE: (("gate",), Capture._gate),
-    ops.MULTIPLY: (("product",), Capture._multiply),
-    ops.ADD: (("add",), Capture._add),
-    ops.ADD_IN_PLACE: (("add",), Capture._add),
+    ops.MULTIPLY: (("product", "factor"), Capture._multiply),
+    ops.MULTIPLY_IN_PLACE: (("factor",), Capture._multiply),
+    ops.MULTIPLY_ADD: (("factor",), Capture._multiply_add),
+    ops.DIVIDE: (("factor",), Capture._multiply),
+    ops.DIVIDE_IN_PLACE: (("factor",), Capture._multiply),
+    ops.ADD: (("add", "norm_bias", "linear"), Capture._add),
+    ops.ADD_IN_PLACE: (("add", "norm_bias", "linear"), Capture._add),
 }
 
 

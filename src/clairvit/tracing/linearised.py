@@ -73,7 +73,7 @@ def _carriers(step: Step, reached: set[int], activations: set[int]) -> tuple[Ten
         inputs = []
     else:
         inputs = list({id(t): t for t in step.inputs}.values())
-    carriers = [t for t in inputs if id(t) in reached]
+    carriers = [t for t in inputs if id(t) in reached and t is not step.held]
     if kind == ops.MULTIPLY and len(carriers) == 2 and any(id(t) in activations for t in carriers):
         carriers = [t for t in carriers if id(t) not in activations]  # without the gate of a gated MLP
     return tuple(carriers)
@@ -235,10 +235,15 @@ class Norm:
     bias: Tensor | None
     eps: float
     centred: bool
+    spread: Tensor | None = None  # 1/sigma, where it is known
 
     @staticmethod
     def of(step: Step) -> Norm:
         """Return the norm that a step computes."""
+        if step.function is ops.written_norm:
+            x, spread, weight, bias, axes = step.args
+            over = tuple(range(-x.ndim, 0)) if not axes else axes
+            return Norm(x, over, weight, bias, 0.0, bool(axes), spread.value)
         call = ops.NormArguments.of(step.function, step.args, step.kwargs)
         axes = tuple(range(-len(call.shape), 0))
         return Norm(call.x, axes, call.weight, call.bias, call.eps, call.centred)
@@ -246,6 +251,8 @@ class Norm:
     @property
     def inverse_spread(self) -> Tensor:
         """1/sigma, one number per token."""
+        if self.spread is not None:
+            return widened(self.spread)
         x = widened(self.x)
         centred = x - x.mean(self.axes, keepdim=True) if self.centred else x
         return (centred.square().mean(self.axes, keepdim=True) + self.eps).rsqrt()

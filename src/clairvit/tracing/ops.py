@@ -22,6 +22,8 @@ MULTI_HEAD = "multi_head"  # torch's own multi-head attention, written in Python
 SOFTMAX = "softmax"
 MATMUL = "matmul"
 BIASED_MATMUL = "biased_matmul"  # bias + a b, of torch's own multi-head attention with a mask
+PRODUCT = "product"  # of two matrices
+BIASED_PRODUCT = "biased_product"  # bias + x W of matrices
 EINSUM = "einsum"
 LINEAR = "linear"
 CONV = "conv"
@@ -40,17 +42,22 @@ SUBTRACT = "subtract"
 REVERSED_SUBTRACT = "reversed_subtract"  # b - x
 MULTIPLY = "multiply"
 MULTIPLY_IN_PLACE = "multiply_in_place"
+MULTIPLY_ADD = "multiply_add"  # c + a b, entry by entry
 DIVIDE = "divide"
+DIVIDE_IN_PLACE = "divide_in_place"
 CAST = "cast"  # to the type of another tensor
 CONCATENATE = "concatenate"
 STACK = "stack"
 
+_C = torch._C._nn  # what functions of torch.nn.functional call
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     ATTENTION: (F.scaled_dot_product_attention,),
     MULTI_HEAD: (F.multi_head_attention_forward,),
     SOFTMAX: (F.softmax, torch.softmax, Tensor.softmax),
     MATMUL: (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
     BIASED_MATMUL: (torch.baddbmm,),
+    PRODUCT: (torch.mm, Tensor.mm),
+    BIASED_PRODUCT: (torch.addmm,),
     EINSUM: (torch.einsum,),
     LINEAR: (F.linear,),
     CONV: (F.conv2d, torch.conv2d, F.conv3d, torch.conv3d),
@@ -61,15 +68,20 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     NORMALIZE: (F.normalize,),
     VECTOR_NORM: (Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.vector_norm),
     INVERSE_ROOT: (torch.rsqrt, Tensor.rsqrt),
-    ACTIVATION: (F.gelu, F.silu, F.mish, F.hardswish),
-    GATE: (torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf),
+    ACTIVATION: (F.gelu, F.silu, F.mish, F.hardswish, _C.silu, _C.mish, _C.hardswish),
+    GATE: (
+        *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, torch.tanh, Tensor.tanh),
+        *(torch.erf, Tensor.erf, torch.special.erf, torch.special.ndtr),
+    ),
     ADD: (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__),
     ADD_IN_PLACE: (Tensor.__iadd__, Tensor.add_),
     SUBTRACT: (torch.sub, Tensor.sub, Tensor.__sub__),
     REVERSED_SUBTRACT: (Tensor.__rsub__, torch.rsub),
-    MULTIPLY: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__),
-    MULTIPLY_IN_PLACE: (Tensor.__imul__, Tensor.mul_),
-    DIVIDE: (torch.div, Tensor.div, Tensor.__truediv__, Tensor.__rtruediv__),
+    MULTIPLY: (torch.mul, Tensor.mul, torch.multiply, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__),
+    MULTIPLY_IN_PLACE: (Tensor.__imul__, Tensor.mul_, Tensor.multiply_),
+    MULTIPLY_ADD: (torch.addcmul, Tensor.addcmul),
+    DIVIDE: (torch.div, Tensor.div, torch.true_divide, Tensor.true_divide, Tensor.__truediv__, Tensor.__rtruediv__),
+    DIVIDE_IN_PLACE: (Tensor.__itruediv__, Tensor.div_, Tensor.true_divide_),
     CAST: (Tensor.type_as,),
     CONCATENATE: (torch.cat, torch.concat, torch.concatenate),
     STACK: (torch.stack,),
@@ -89,6 +101,8 @@ REARRANGEMENTS = frozenset(
 
 SUMS = frozenset({ADD, ADD_IN_PLACE})
 DIFFERENCES = frozenset({SUBTRACT, REVERSED_SUBTRACT})
+PRODUCTS = frozenset({MULTIPLY, MULTIPLY_IN_PLACE, MULTIPLY_ADD})  # entry by entry
+QUOTIENTS = frozenset({DIVIDE, DIVIDE_IN_PLACE})
 MATRIX_PRODUCTS = frozenset({MATMUL, EINSUM})
 CONVOLUTIONS = frozenset({CONV, CONV1D})
 JOINS = frozenset({CONCATENATE, STACK})
@@ -100,7 +114,8 @@ HOMOGENEOUS = (F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6)  # activa
 SMOOTH = frozenset(
     {
         *(F.elu, F.softplus, torch.exp, Tensor.exp, Tensor.pow, Tensor.__pow__, torch.pow, torch.sqrt, Tensor.sqrt),
-        *(torch.rsqrt, Tensor.rsqrt, Tensor.square, torch.square),
+        *(torch.rsqrt, Tensor.rsqrt, Tensor.square, torch.square, torch.var, Tensor.var, torch.std, Tensor.std),
+        *(torch.reciprocal, Tensor.reciprocal, torch.log, Tensor.log, torch.erfc, Tensor.erfc, torch.special.erfc),
     }
 )
 _OUT_OF_PLACE: dict[Any, Any] = {
@@ -110,8 +125,10 @@ _OUT_OF_PLACE: dict[Any, Any] = {
     Tensor.sub_: torch.sub,
     Tensor.__imul__: torch.mul,
     Tensor.mul_: torch.mul,
+    Tensor.multiply_: torch.mul,
     Tensor.__itruediv__: torch.div,
     Tensor.div_: torch.div,
+    Tensor.true_divide_: torch.div,
     Tensor.view: Tensor.reshape,  # tensors in the place of others may have other strides
     F.relu_: F.relu,
     torch.relu_: torch.relu,
@@ -121,7 +138,18 @@ _DUNDERS_NOT_IN_PLACE = ("__init__", "__invert__", "__index__", "__int__", "__it
 
 def kind_of(function: Any) -> str | None:
     """Return the kind of a torch callable, one of the constants above; None for any other."""
-    return _KINDS.get(function)
+    return NORM if function is written_norm else _KINDS.get(function)
+
+
+@functools.cache
+def public(function: Any) -> Any:
+    """Return the public function of a kernel that is called by its name: `F.gelu` for `torch.ops.aten.gelu`."""
+    name = function.__name__.partition(".")[0]
+    for namespace in (_C, torch, Tensor):
+        candidate = getattr(namespace, name, None)
+        if candidate is not None and kind_of(candidate) is not None:
+            return candidate
+    return function
 
 
 def functions_of(kind: str) -> tuple[Any, ...]:
@@ -170,6 +198,19 @@ def conv_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, 
     return _by_name(_CONV, args, kwargs)
 
 
+def is_pointwise(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a convolution, by its arguments without the input, is a linear layer of each position."""
+    weight: Tensor = arguments["weight"]
+    strides, padding = _numbers(arguments.get("stride", 1)), arguments.get("padding", 0)
+    is_padded = padding not in ("valid", "same") and any(_numbers(padding))
+    kernel = weight.shape[2:]
+    return not is_padded and {*kernel, *strides, arguments.get("groups", 1)} == {1}
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
 def batch_norm_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `batch_norm` by name."""
     return _by_name(_BATCH_NORM, args, kwargs)
@@ -205,6 +246,22 @@ def is_over_last_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a softmax is over the last axis of three or more: attention, not class probabilities."""
     x = first_argument(args, kwargs)
     return x.ndim >= 3 and softmax_dim(args, kwargs) in (-1, x.ndim - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """1/sigma of a norm that is written out: a statistic of its input, and no input."""
+
+    value: Tensor
+
+
+def written_norm(
+    x: Tensor, spread: Spread, weight: Tensor | None, bias: Tensor | None, axes: tuple[int, ...]
+) -> Tensor:
+    """Return the norm that a model has written out; not centred where there are no axes to take the mean of."""
+    y = (x - x.mean(axes, keepdim=True) if axes else x) * spread.value
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
 
 
 @dataclass(frozen=True, eq=False)

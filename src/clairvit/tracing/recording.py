@@ -22,6 +22,7 @@ from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.rules import ActiveRuleTable, RuleTable, rule_table
+from clairvit.tracing.rules.coverage import uncovered_operations
 from clairvit.tracing.stages import StageRecorder
 from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
 
@@ -48,6 +49,7 @@ class Recording:
     forwards: int = field(default=1)  # passes over the batch, with those of `Trace.rerun`
     backwards: int = field(default=0)
     options: ExecutionOptions = field(default_factory=ExecutionOptions)  # how perturbed inputs of it are run
+    _without_rule: dict[RuleTable, tuple[str, ...]] = field(default_factory=dict)  # names of operations
 
     def __repr__(self) -> str:
         """Return one line: model, images and passes."""
@@ -87,6 +89,12 @@ class Recording:
             call.detach()
         for recorder in self.recorders.values():
             recorder.release()
+
+    def operations_without_rule(self, rules: RuleTable) -> tuple[str, ...]:
+        """Return the names of the operations that a rule table should have had a rule for, while there is a graph."""
+        if rules not in self._without_rule:
+            self._without_rule[rules] = uncovered_operations(self.logits, rules)
+        return self._without_rule[rules]
 
     def gradients(
         self, score: Callable[[Tensor], Tensor], rules: RuleTable, of: Sequence[Tensor], *, keep: bool

@@ -43,6 +43,7 @@ class Trace:
         target: What was differentiated; None for a forward only.
         rules: The rule table of the backward pass; None if there was none.
         layers: One per block, or per stage of a CNN.
+        without_rule: The names of the operations that the rule table should have had a rule for, and has none.
         decoder: One per attention of a decoder (DETR), between its queries or from these to the image tokens.
         pixels: The preprocessed images, [B, 3, H, W].
         pixels_gradient: dy/dpixels, where the backward went so far.
@@ -67,6 +68,7 @@ class Trace:
     final_gradient: Tensor | None
     recorders: Mapping[type[Recorder], Recorder] = field(default_factory=dict)
     decoder: tuple[Layer, ...] = ()
+    without_rule: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line: model, images, layers, rules and target."""
@@ -317,7 +319,9 @@ def run_backward(
     table = None if rules is None else rule_table(rules)
     read = {kind: r for kind, r in recording.recorders.items() if recorders is None or kind in recorders}
     gradients = {}
+    without_rule: tuple[str, ...] = ()
     if target is not None and table is not None:
+        without_rule = recording.operations_without_rule(table)
         gradients = _gradients(recording, target, table, scope, list(read.values()), keep=keep)
 
     def gradient_of(tensor: Tensor | None) -> Tensor | None:
@@ -364,6 +368,7 @@ def run_backward(
         final_gradient=tokens_of(None if recording.end is None else gradients.get(id(recording.end))),
         recorders={kind: recorder.after_backward(recording, gradient_of) for kind, recorder in read.items()},
         decoder=decoder,
+        without_rule=without_rule,
     )
     if not keep:
         recording.release_graph()

@@ -16,6 +16,7 @@ from clairvit.errors import NotApplicable
 
 if TYPE_CHECKING:
     from clairvit.tracing.attention_call import AttentionCall
+    from clairvit.tracing.lineage import Trait
     from clairvit.tracing.recording import Recording
     from clairvit.tracing.structure import ModelStructure
     from clairvit.tracing.trace import GradientScope
@@ -36,6 +37,8 @@ class Op(NamedTuple):
     nested: bool  # inside torch's own multi-head attention, which is an operation too
     after_blocks: bool  # the last block, or its attention, is done
     attended: int = 0  # attention calls so far, each counted that computes heads of a layer alone
+    trait: Trait | None = None  # what the output is of one activation: a statistic, a norm that is written out
+    held: Tensor | None = None  # the factor of a product that rules hold fixed: a norm's spread, an activation's gate
 
 
 class Recorder:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class LastNorm(Recorder):
     """Record the norm before the last block's attention; where patches are averaged, the one after the last block."""
 
-    kinds = frozenset({ops.NORM})
+    kinds = frozenset({ops.NORM}) | ops.PRODUCTS | ops.QUOTIENTS | ops.SUMS  # also one that is written out
 
     def __init__(self) -> None:
         self.tokens: Tensor | None = None  # in a trace [B, N, d]; None: no such norm
@@ -50,6 +50,19 @@ class LastNorm(Recorder):
     def on_op(self, op: Op) -> None:
         if self._input is None or len(op.calls) != self._calls:
             return
+        part = None if op.trait is None else op.trait.norm
+        if op.kind == ops.NORM:
+            self._add(op)
+        elif part is not None and part.x is self._input:  # a step of a norm that is written out
+            before = next((i for i, out in enumerate(self._outputs) if any(a is out for a in op.args)), None)
+            if before is None:
+                self._outputs.append(op.output)
+            else:
+                self._outputs[before] = op.output  # its weight or bias
+            self.tokens = self._outputs[0]
+
+    def _add(self, op: Op) -> None:
+        """Keep the output of a norm of the tokens: the first, and others with the same arguments."""
         if ops.first_argument(op.args, op.kwargs) is not self._input:
             return
         norm = (op.function, *op.args, *op.kwargs.values())
@@ -59,6 +72,9 @@ class LastNorm(Recorder):
             self._outputs.append(op.output)
 
     def finish(self, recording: Recording) -> None:
+        first = self._outputs[:1]
+        if len(self._outputs) > 1 and not self._norm:  # written out more than once: for other heads, or another norm
+            self._outputs = [out for out in self._outputs if out is first[0] or torch.equal(out, first[0])]
         self._input, self._norm = None, ()
 
     def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -15,6 +16,7 @@ from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.recorders.base import Op, Recorder
 
 if TYPE_CHECKING:
+    from clairvit.tracing.lineage import Trait
     from clairvit.tracing.recording import Recording
 
 
@@ -28,6 +30,8 @@ class Step:
     output: Any
     versions: tuple[tuple[Tensor, int], ...] = ()
     stale: bool = False
+    held: Tensor | None = None  # the factor of a product that is held fixed
+    is_part: bool = False  # of a norm that is written out, and is a step of its own further on
 
     @functools.cached_property
     def kind(self) -> str | None:
@@ -44,7 +48,7 @@ class Step:
     def replaced(self, change: Callable[[Any], Any], **fields: Any) -> Step:
         """Return the step with every tensor changed."""
         trees = (map_leaves(change, tree) for tree in (self.args, self.kwargs, self.output))
-        return Step(self.function, *trees, **fields)
+        return Step(self.function, *trees, **fields, held=change(self.held), is_part=self.is_part)
 
 
 class OpLog(Recorder):
@@ -59,6 +63,7 @@ class OpLog(Recorder):
         self.last_block_output: Tensor | None = None
         self.scores: Tensor | None = None
         self._args: tuple[Any, ...] = ()  # of the operation that is running
+        self._traits: list[Trait | None] = []  # of the steps' outputs
 
     def on_block(self, block: int, tokens: Tensor, calls: Sequence[AttentionCall]) -> None:
         self.block_inputs.append((tokens, len(self.steps)))
@@ -90,7 +95,21 @@ class OpLog(Recorder):
         if outputs:
             tensors = (*_tensors((self._args, op.kwargs)), *outputs)
             versions = tuple((t, _version(t)) for t in tensors)
-            self.steps.append(Step(op.function, self._args, op.kwargs, op.output, versions))
+            step = Step(op.function, self._args, op.kwargs, op.output, versions, held=op.held)
+            norm = _written_norm(op)
+            if norm is not None:
+                self._mark_parts(norm.args[0], op)
+            self.steps.append(norm or step)
+            self._traits.append(op.trait)
+
+    def _mark_parts(self, x: Tensor, op: Op) -> None:
+        """Mark the steps since x that compute its mean, its spread, and the norm so far."""
+        for index in reversed(range(len(self.steps))):
+            step, trait = self.steps[index], self._traits[index]
+            if any(t is x for t in step.outputs):
+                break
+            if trait is not None and op.trait is not None and trait.origin is op.trait.origin:
+                self.steps[index] = replace(step, is_part=True)
 
     def finish(self, recording: Recording) -> None:
         """Detach every tensor, so that the log does not keep the graph."""
@@ -112,7 +131,20 @@ class OpLog(Recorder):
         self.block_inputs = [(detached(tokens), index) for tokens, index in self.block_inputs]
         self.attention_outputs = [(call.block, tuple(map(detached, call.outputs))) for call in recording.calls]
         self.last_block_output, self.scores = detached(recording.end), detached(recording.logits)
-        self._args = ()
+        self._args, self._traits = (), []
+
+
+def _written_norm(op: Op) -> Step | None:
+    """Return the norm, from its input to what has been computed of it, that an operation completes; else None."""
+    part = None if op.trait is None else op.trait.norm
+    if part is None or part.factor is None or op.output.shape != part.x.shape:
+        return None
+    spread = part.spread.detach().clone()
+    spread = spread.reshape((1,) * (part.x.ndim - spread.ndim) + spread.shape)
+    axes = tuple(i - spread.ndim for i, size in enumerate(spread.shape) if size == 1 and part.x.shape[i] > 1)
+    weight = torch.tensor(part.weight) if isinstance(part.weight, int | float) else part.weight
+    args = (part.x, ops.Spread(spread), weight, part.bias, axes if part.centred else ())
+    return Step(ops.written_norm, args, {}, op.output, tuple((t, _version(t)) for t in (part.x, op.output)))
 
 
 def _tensors(tree: Any) -> list[Tensor]:

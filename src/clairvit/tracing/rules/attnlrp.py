@@ -48,7 +48,7 @@ def gamma_rule(gamma: float, eps: float, inside: bool = True) -> Rule:
         if not gamma:
             return (layer.back(epsilon_stabilise(c, z, eps), layer.weight),)
         up, down = layer.signs
-        b = torch.zeros_like(z[:1]) if layer.bias is None else _on_channels(layer.bias, layer.weight)
+        b = torch.zeros_like(z[:1]) if layer.spread_bias is None else layer.spread_bias
         x_up, x_down = layer.x.clamp(min=0), layer.x.clamp(max=0)
         positive_part = layer(x_up, up) + layer(x_down, down) + b.clamp(min=0)
         negative_part = layer(x_up, down) + layer(x_down, up) + b.clamp(max=0)
@@ -63,10 +63,6 @@ def gamma_rule(gamma: float, eps: float, inside: bool = True) -> Rule:
         return (layer.back(s, layer.weight) + gamma * gamma_relevance,)
 
     return rule
-
-
-def _on_channels(bias: Tensor, weight: Tensor) -> Tensor:
-    return bias if weight.ndim == 2 else bias[:, None, None]
 
 
 def stabilised_attention(eps: float) -> Rule:

@@ -19,12 +19,13 @@ from torch import Tensor
 from clairvit.tracing.attention_call import scaled_scores
 from clairvit.tracing.rules.linear import (
     activation_secant,
+    detach_factor,
     detach_gate,
     l2_normalize_detach_norm,
     uniform_half,
     zero_gradient,
 )
-from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
+from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable, follows, inputs_followed
 
 # The z+ rule takes Z⁺ from z + |W| |x| where no Z⁺ is a smaller share of |W| |x|: five bits are lost at most.
 SMALLEST_SHARE = 1 / 32
@@ -62,7 +63,8 @@ def saturating(rule: Rule) -> Rule:
     def saturated(call: Call, c: Tensor) -> Gradients:
         return tuple(None if g is None else bounded(g) for g in rule(call, bounded(c)))
 
-    return saturated
+    places = inputs_followed(rule)
+    return saturated if places is None else follows(*places)(saturated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,21 +76,26 @@ class Affine:
     bias: Tensor | None
     geometry: dict[str, Any]  # stride, padding, … of a convolution
     output: Tensor | None = None  # z, where it was kept
+    product: Callable[[Tensor, Tensor], Tensor] | None = None  # W x, where no linear layer or convolution computes it
 
     @staticmethod
     def of(call: Call) -> Affine:
-        geometry = {key: value for key, value in call.arguments.items() if key not in ("weight", "bias", "inside")}
-        return Affine(call.inputs[0], call.arguments["weight"], call.arguments.get("bias"), geometry, call.output)
+        named = dict(call.arguments)
+        weight, bias, product = named.pop("weight"), named.pop("bias", None), named.pop("product", None)
+        named.pop("inside", None)
+        return Affine(call.inputs[0], weight, bias, named, call.output, product)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.product is not None:
+            return self.product(x, weight) if bias is None else self.product(x, weight) + bias
         if weight.ndim == 2:
             return F.linear(x, weight, bias)
-        conv = F.conv2d if weight.ndim == 4 else F.conv3d
+        conv = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
         return conv(x, weight, bias, **self.geometry)
 
     def back(self, s: Tensor, weight: Tensor) -> Tensor:
         """Return Wᵀ s."""
-        if weight.ndim == 2:
+        if weight.ndim == 2 and self.product is None:
             return s @ weight
         with torch.enable_grad():
             x = self.x.detach().requires_grad_(True)
@@ -97,6 +104,13 @@ class Affine:
     @property
     def z(self) -> Tensor:
         return self(self.x, self.weight, self.bias) if self.output is None else self.output
+
+    @property
+    def spread_bias(self) -> Tensor | None:
+        """The bias in a shape that can be added to z."""
+        if self.bias is None or self.product is not None or self.weight.ndim == 2:
+            return self.bias
+        return self.bias.view(-1, *(1,) * (self.weight.ndim - 2))
 
     @functools.cached_property
     def signs(self) -> tuple[Tensor, Tensor]:
@@ -134,7 +148,13 @@ def _z_plus_by_sizes(layer: Affine, c: Tensor) -> Tensor | None:
     relevance by rounding c_j is at most 32 gamma_K. A GPU would have to be waited for, and half precision rounds z.
     """
     x, weight, bias, z = layer.x, layer.weight, layer.bias, layer.output
-    if z is None or weight.ndim != 2 or not x.is_cpu or {x.dtype, z.dtype, weight.dtype} not in _NOT_HALF:
+    if (
+        z is None
+        or weight.ndim != 2
+        or layer.product is not None
+        or not x.is_cpu
+        or {x.dtype, z.dtype, weight.dtype} not in _NOT_HALF
+    ):
         return None
     sizes = weight.abs()
     T = layer(x.abs(), sizes)
@@ -164,6 +184,18 @@ def identity_rule(call: Call, c: Tensor) -> Gradients:
     centred = call.arguments["centred"]
     y = F.layer_norm(x, shape, weight, bias, eps) if centred else F.rms_norm(x, shape, weight, eps)
     return (c * ratio(y, x),)
+
+
+@follows(2)
+def written_norm_identity(call: Call, c: Tensor) -> Gradients:
+    """Apply `identity_rule` to (x - mean) · spread of a norm that is written out; its inputs are both factors and x."""
+    return (None, None, c * ratio(call.function(*call.inputs), call.inputs[2]))
+
+
+@follows(1)
+def written_norm_bias_identity(call: Call, c: Tensor) -> Gradients:
+    """Apply `identity_rule` to the sum with the bias of a norm that is written out; x is the second input."""
+    return (None, c * ratio(call.function(*call.inputs), call.inputs[1]))
 
 
 def softmax_identity_rule(call: Call, c: Tensor) -> Gradients:
@@ -238,12 +270,14 @@ def positive_sum(call: Call, c: Tensor) -> Gradients:
     )
 
 
+@follows(1)
 def positive_mix(call: Call, c: Tensor) -> Gradients:
     """Split O = A v, A held fixed, by its positive terms alone; where there is none, in proportion."""
     A, v = call.inputs
     return (None, _positive_values(call.function, A, v, c))
 
 
+@follows(2)
 def positive_values(call: Call, c: Tensor) -> Gradients:
     """Apply `positive_mix` to fused attention."""
     q, k, v, *mask = call.inputs
@@ -280,6 +314,9 @@ _CHEFER: dict[str, Rule] = {
     "length": l2_normalize_detach_norm,
     "activation": activation_secant,
     "gate": zero_gradient,
+    "factor": detach_factor,
+    "centred_norm": written_norm_identity,
+    "norm_bias": written_norm_bias_identity,
     "softmax": softmax_identity_rule,
     "attention": shared_attention,
     "mix": uniform_half,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clairvit.tracing.attention_call import scaled_scores
-from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
+from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable, follows
 
 
 def layernorm_detach_std(call: Call, gradient: Tensor) -> Gradients:
@@ -37,11 +37,13 @@ def activation_secant(call: Call, gradient: Tensor) -> Gradients:
     return (gradient * call.arguments["slope"](call.inputs[0]),)
 
 
+@follows()
 def zero_gradient(call: Call, gradient: Tensor) -> Gradients:
     """Pass nothing on: a gate, a softmax or a length held fixed."""
     return (None,) * len(call.inputs)
 
 
+@follows(2)
 def detach_attention(call: Call, gradient: Tensor) -> Gradients:
     """Hold attention fixed: O = A v passes the gradient to v alone."""
     q, k, _, *mask = call.inputs
@@ -49,6 +51,7 @@ def detach_attention(call: Call, gradient: Tensor) -> Gradients:
     return (None, None, A.transpose(-2, -1).to(gradient.dtype) @ gradient, *(None for _ in mask))
 
 
+@follows(1)
 def detach_gate(call: Call, gradient: Tensor) -> Gradients:
     """Hold the gate of gate * x fixed (it is the first input)."""
     return (None, call.vjp(gradient)[1])
@@ -59,12 +62,22 @@ def uniform_half(call: Call, gradient: Tensor) -> Gradients:
     return tuple(None if g is None else g * 0.5 for g in call.vjp(gradient))
 
 
+@follows(0)
+def detach_factor(call: Call, gradient: Tensor) -> Gradients:
+    """Hold fixed all but the first input: the spread of a norm, the gate of an activation that are written out."""
+    return (call.vjp(gradient)[0], *(None for _ in call.inputs[1:]))
+
+
 # Norms, lengths, activations and gates, whatever happens to attention
 DETACHED: dict[str, Rule] = {
     "norm": layernorm_detach_std,
     "length": l2_normalize_detach_norm,
     "activation": activation_secant,
     "gate": zero_gradient,
+    "factor": detach_factor,
+    "centred_norm": detach_factor,
+    "uncentred": detach_factor,
+    "norm_bias": detach_factor,
 }
 _LINEAR: dict[str, Rule] = {
     **DETACHED,

@@ -51,6 +51,22 @@ class Call:
 
 
 Rule = Callable[[Call, Tensor], Gradients]
+_FOLLOWED: dict[Rule, tuple[int, ...]] = {}  # rules that pass nothing on to some of the inputs
+
+
+def follows(*inputs: int) -> Callable[[Rule], Rule]:
+    """Declare to which inputs of an operation a rule passes relevance; without it to all."""
+
+    def declared(rule: Rule) -> Rule:
+        _FOLLOWED[rule] = inputs
+        return rule
+
+    return declared
+
+
+def inputs_followed(rule: Rule) -> tuple[int, ...] | None:
+    """Return the places of the inputs to which a rule passes relevance; None for all."""
+    return _FOLLOWED.get(rule)
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,8 @@ class ActiveRuleTable:
     def among(tables: Iterable[RuleTable]) -> ActiveRuleTable | None:
         """Return a switch between tables; None where no table names a role, so that nothing need be wrapped."""
         roles = frozenset(role for table in tables for role in table.rules)
+        if "factor" in roles:
+            roles |= {"uncentred"}  # seen also where no table has a rule, so that it can be reported
         return ActiveRuleTable(roles) if roles else None
 
 
