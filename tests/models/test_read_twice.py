@@ -1,4 +1,4 @@
-"""What a file says of its picture is applied once: orientation, transparent colours, bits; what is left out is noted."""
+"""What a file says of its picture is applied once: orientation, transparent colours, bits; the rest is noted."""
 
 from __future__ import annotations
 
@@ -161,7 +161,11 @@ def test_an_uncompressed_tiff_on_its_side_is_not_scrambled(tmp_path: Path, mode:
             png((2, 1), 16, RGB, struct.pack(">6H", *[257 * 7] * 3, 40000, 50000, 60000), [40000, 50000, 60000]),
             [7, 255],
         ),
-        ("dark colour of 16 bits", png((2, 1), 16, RGB, struct.pack(">6H", *[257 * 7] * 3, 9, 9, 9), [9] * 3), [7, 255]),
+        (
+            "dark colour of 16 bits",
+            png((2, 1), 16, RGB, struct.pack(">6H", *[257 * 7] * 3, 9, 9, 9), [9] * 3),
+            [7, 255],
+        ),
     ],
 )
 def test_the_transparent_colour_of_a_png_becomes_white(name: str, content: bytes, expected: list[int]) -> None:
@@ -195,8 +199,20 @@ def test_the_colours_of_a_picture_that_the_user_converted_stay() -> None:
 
 def tiff_of_12_bits(values: list[int]) -> bytes:
     """One row of packed 12-bit grey, which neither Pillow nor tifffile alone writes."""
-    packed = b"".join(bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in zip(*[iter(values)] * 2, strict=True))
-    tags = [(256, len(values)), (257, 1), (258, 12), (259, 1), (262, 1), (273, 0), (277, 1), (278, 1), (279, len(packed))]
+    packed = b"".join(
+        bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in zip(*[iter(values)] * 2, strict=True)
+    )
+    tags = [
+        (256, len(values)),
+        (257, 1),
+        (258, 12),
+        (259, 1),
+        (262, 1),
+        (273, 0),
+        (277, 1),
+        (278, 1),
+        (279, len(packed)),
+    ]
     start = 8 + 2 + 12 * len(tags) + 4
     entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, start if tag == 273 else value, 0) for tag, value in tags)
     return b"II*\x00" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + packed
@@ -243,7 +259,9 @@ def test_ordinary_and_black_grey_of_16_bits_has_no_note() -> None:
 # several pages ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "parts"), [("TIFF", "pages"), ("GIF", "frames"), ("WEBP", "frames"), ("PNG", "frames")])
+@pytest.mark.parametrize(
+    ("kind", "parts"), [("TIFF", "pages"), ("GIF", "frames"), ("WEBP", "frames"), ("PNG", "frames")]
+)
 def test_only_the_first_of_several_pictures_is_read_and_that_is_noted(tmp_path: Path, kind: str, parts: str) -> None:
     model = Model(nn.Linear(1, 1), "tiny", Preprocess(size=(8, 8), resize=None))
     pictures = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
