@@ -163,7 +163,8 @@ def _may_be_image(path: Path) -> bool:
 
 def glob_files(pattern: str) -> list[Path]:
     """Return what matches a pattern in natural order; ** ends at links that lead back to a folder around them."""
-    parts = Path(pattern).parts
+    stated = Path(pattern).parts
+    parts = [part for part, before in zip(stated, (None, *stated), strict=False) if not part == before == "**"]
     deep = parts.index("**") if "**" in parts else None
     if deep is None:
         return sorted(map(Path, glob.glob(pattern)), key=natural_order)
