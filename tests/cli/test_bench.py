@@ -186,7 +186,13 @@ def test_a_unit_that_fails_is_named_and_the_next_run_tries_it_again(
 
 def test_what_is_left_out_is_said(capsys: Captured) -> None:
     Path("photos/1/001.png").write_text("no picture")
-    shown = said(capsys, *ARCH, *DATA, "--method", "legrad,cam", "--metric", "sparseness", "--out", "store")
+    arguments = (*ARCH, *DATA, "--method", "legrad,cam", "--metric", "sparseness", "--out", "store")
+    assert main(["bench", *arguments]) == 2
+    shown, errors = capsys.readouterr()
+    assert (
+        "clairvit: 1 of 6 images could not be read and have no scores, file:tiny.safetensors on folder:photos: "
+        in errors
+    )
     assert "5 images, file:tiny.safetensors" in shown
     assert "Not read: 1/001.png. " in shown
     assert "Left out cam: 'cam' is defined for models whose head reads" in shown
@@ -199,7 +205,7 @@ def test_what_is_odd_about_a_folder_is_said_once(home: Path, capsys: Captured) -
     for name, size in (("000", (32, 32)), ("001", (10, 7)), ("spare", (32, 32))):
         Image.new("L", size, 1).save(home / "masks" / f"{name}.png")
     arguments = (*ARCH, *DATA, "--method", "legrad", "--metric", "ap", "--masks", "masks", "--out", "store")
-    assert main(["bench", *arguments]) == 0
+    assert main(["bench", *arguments]) == 2
     printed, errors = capsys.readouterr()
     for words in (
         "No images are in the class folder 'empty'.",
@@ -230,8 +236,13 @@ def test_one_unreadable_image_of_three_hundred_costs_only_itself(home: Path, cap
     shutil.rmtree(home / "photos")
     photos(home / "photos", 300)
     (home / "photos" / "2" / "200.png").write_text("no picture")
-    found = answer(capsys, *ARCH, *DATA, "--method", "raw-attention", "--metric", "sparseness", "--out", "store")
-    (result,) = found["results"]
+    arguments = (*ARCH, *DATA, "--method", "raw-attention", "--metric", "sparseness", "--out", "store")
+    document = answer(capsys, *arguments, status=2)
+    (result,) = document["results"]
+    (failure,) = document["failed"]
+    assert (failure["model"], failure["data"]) == ("file:tiny.safetensors", "folder:photos")
+    assert failure["image"] == "2/200.png"
+    assert "is not an image" in failure["error"]
     assert len(result["images"]) == 299
     (lost,) = result["failed"]
     assert lost["image"] == "2/200.png"

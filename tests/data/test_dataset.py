@@ -31,7 +31,7 @@ def photos(tmp_path: Path) -> list[str]:
 def test_only_the_images_of_a_batch_are_read(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     kept = Image.open
-    monkeypatch.setattr(Image, "open", lambda path, *rest: opened.append(Path(path).name) or kept(path, *rest))
+    monkeypatch.setattr(Image, "open", lambda path, **how: opened.append(Path(path).name) or kept(path, **how))
     some = iter_batches(as_dataset(photos, MODEL), MODEL, 2, workers=0)
     assert opened == []
     first = next(some)

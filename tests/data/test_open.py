@@ -76,7 +76,7 @@ def test_splits_are_checked(pets: Path) -> None:
 def test_images_are_read_lazily(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     kept = Image.open
-    monkeypatch.setattr(Image, "open", lambda path, *rest: opened.append(Path(path).name) or kept(path, *rest))
+    monkeypatch.setattr(Image, "open", lambda path, **how: opened.append(Path(path).name) or kept(path, **how))
     data = open_data(f"pets:{pets}", limit=10)
     assert opened == []
     read_sample(data, 3)

@@ -60,7 +60,7 @@ def test_a_heic_photo_is_read_where_pillow_heif_is_installed(with_opener: None, 
     file.write_bytes(heic_bytes(image))
     assert find_images(tmp_path) == [file]
     assert np.array_equal(np.asarray(read_image(file)), np.asarray(image))
-    assert np.array_equal(np.asarray(decode(heic_bytes(image))), np.asarray(image)), "sent to the page"
+    assert np.array_equal(np.asarray(decode(heic_bytes(image))[0]), np.asarray(image)), "sent to the page"
     maps = cv.explain("pets", file, "random").maps
     assert maps.shape == (1, 14, 14)
 

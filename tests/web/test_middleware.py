@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,52 @@ def test_every_response_has_the_security_headers(client: TestClient, path: str) 
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
     assert "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize("path", ["/", "/api/models", "/api/methods", "/api/openapi.json", "/page.js", "/api/nothing"])
+def test_head_is_get_without_a_body(client: TestClient, path: str) -> None:
+    get, head = client.get(path), client.head(path)
+    assert head.status_code == get.status_code
+    assert head.content == b""
+    assert head.headers["content-length"] == get.headers["content-length"]
+    assert head.headers["x-content-type-options"] == "nosniff"
+
+
+def test_head_needs_the_token_too(guarded: TestClient) -> None:
+    assert guarded.head("/api/models").status_code == 401
+
+
+def raw_response(address: str, request: bytes) -> bytes:
+    """Return all that a server sends until it closes the connection."""
+    host, port = address.removeprefix("http://").split(":")
+    response = b""
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(request)
+        while part := connection.recv(2**16):
+            response += part
+    return response
+
+
+def test_what_is_no_http_is_refused_with_the_security_headers(address: str) -> None:
+    for request in (b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"):
+        head, _, body = raw_response(address, request).partition(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        assert lines[0].startswith("http/1.1 400")
+        assert {f"{name}: {value}".lower() for name, value in middleware.HEADERS.items()} <= set(lines)
+        assert "connection: close" in lines
+        assert json.loads(body)["kind"] == "bad-request"
+
+
+def test_a_body_of_two_lengths_is_refused_and_ends_the_connection(address: str) -> None:
+    hidden = b"GET /api/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    request = (
+        b"POST /api/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n"
+        b"Content-Type: multipart/form-data; boundary=x\r\n\r\n0\r\n\r\n"
+    )
+    response = raw_response(address, request + hidden)
+    assert response.startswith(b"HTTP/1.1 400")
+    assert response.count(b"HTTP/1.1") == 1, "what follows is no request"
+    assert b"two lengths" in response
 
 
 def test_the_page_has_no_inline_script_or_style_and_nothing_from_elsewhere() -> None:

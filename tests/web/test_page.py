@@ -331,6 +331,15 @@ def test_a_report_waits_for_the_test_and_prints_on_two_sheets(
     waiting.value.save_as(file)
     assert page.locator("#curves").get_attribute("data-film") == "none"
     report = browser.new_page()
+    refusals: list[str] = []
+    report.on("console", lambda message: refusals.append(message.text))
+    report.goto(file.as_uri())
+    assert refusals == [], "its policy allows all that is in it"
+    assert report.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
+    hostile = tmp_path / "hostile.html"
+    hostile.write_text(file.read_text(encoding="utf-8") + "<script>document.title = 'run'</script>", encoding="utf-8")
+    report.goto(hostile.as_uri())
+    assert report.title() != "run"
     report.goto(file.as_uri())
     badge = report.locator(".badge")
     sync_api.expect(badge).to_have_text(page.locator("#badge").inner_text())

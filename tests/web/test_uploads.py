@@ -16,6 +16,7 @@ from clairvit.models.image_files import read_image
 from clairvit.web import uploads
 from clairvit.web.state import AppState
 from clairvit.web.uploads import InvalidUpload, UploadExpired, UploadStore, decode
+from helpers.raw_png import RGB, RGBA, png
 
 KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -91,14 +92,14 @@ def test_what_is_no_photo_gets_a_clear_refusal(client: TestClient, name: str) ->
 
 def test_what_only_looks_like_something_else_is_read() -> None:
     """Words that a photo may hold by chance, or in its description."""
-    assert decode(jpeg_of_scans(100)).size == (64, 64)
+    assert decode(jpeg_of_scans(100))[0].size == (64, 64)
     for words in (b"<svg", b"<?xpacket begin", b"PK\x03\x04", b"%%E"):
-        assert decode(encoded("GIF") + words).size == (64, 48)
+        assert decode(encoded("GIF") + words)[0].size == (64, 48)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_photo_is_read(kind: str) -> None:
-    assert decode(encoded(kind)).size == (64, 48)
+    assert decode(encoded(kind))[0].size == (64, 48)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,11 +113,68 @@ def test_broken_photos_are_refused_or_read_but_never_an_accident(kind: str) -> N
             if data:
                 data[dice.randrange(len(data))] = dice.randrange(256)
         try:
-            assert decode(bytes(data)).mode == "RGB"
+            assert decode(bytes(data))[0].mode == "RGB"
         except InvalidUpload as error:
             refused.add(error.status)
     assert refused
     assert refused <= {413, 415, 422}
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_gives_the_same_answer_in_every_orientation(client: TestClient, orientation: int) -> None:
+    """As phones store portraits: turned, with a tag that says how to turn them back."""
+    turn = Image.Transpose
+    stored_by = {
+        2: 0,
+        3: turn.ROTATE_180,
+        4: 1,
+        5: turn.TRANSPOSE,
+        6: turn.ROTATE_90,
+        7: turn.TRANSVERSE,
+        8: turn.ROTATE_270,
+    }
+    upright = read_image("demo")
+    stored = upright if orientation == 1 else upright.transpose(turn(stored_by[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photo = io.BytesIO()
+    stored.save(photo, "PNG", exif=exif)
+    plain = io.BytesIO()
+    upright.save(plain, "PNG")
+    replies = []
+    for data in (photo, plain):
+        response = client.post("/api/explain", data={"method": "ixg"}, files={"image": ("photo.png", data.getvalue())})
+        reply = response.json()
+        replies.append((reply["top"], reply["probabilities"], reply["cautions"], reply["explanations"][0]["maps"]))
+    assert replies[0] == replies[1]
+
+
+def test_the_page_says_that_it_shows_the_first_frame_only(client: TestClient) -> None:
+    film = io.BytesIO()
+    read_image("demo").save(film, "GIF", save_all=True, append_images=[Image.new("RGB", (451, 300), "red")])
+    reply = client.post("/api/explain", data={"method": "ixg"}, files={"image": ("film.gif", film.getvalue())}).json()
+    assert "The photo has several frames; only the first is read." in reply["cautions"]
+
+
+@pytest.mark.parametrize(("bits", "colour_type"), [(16, RGBA), (16, RGB), (8, RGBA)])
+def test_a_small_file_that_takes_long_to_decode_is_refused(
+    bits: int, colour_type: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    bytes_per_pixel = bits // 8 * {RGB: 3, RGBA: 4}[colour_type]
+    side = 7_000
+    with pytest.raises(InvalidUpload, match=rf"of {8 * bytes_per_pixel} bits, which take too long") as caught:
+        decode(png((side, side), bits, colour_type, bytes(side)))
+    assert caught.value.status == 413
+
+
+def test_ordinary_photos_of_many_pixels_are_not_refused() -> None:
+    side = 120
+    for bits, colour_type in ((8, RGB), (16, RGBA)):
+        rows = bytes(side * side * bits // 8 * {RGB: 3, RGBA: 4}[colour_type])
+        assert decode(png((side, side), bits, colour_type, rows))[0].size == (side, side)
+    deepest = uploads.MAX_DECODED // uploads.MAX_PIXELS
+    assert deepest >= 3, "a JPEG of as many pixels as are allowed is decoded"
 
 
 def test_nothing_is_decoded_before_its_size_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

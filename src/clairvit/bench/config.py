@@ -132,6 +132,10 @@ def read_config(path: Path) -> StudyConfig:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"The study '{path}' is not TOML: {error}.") from error
+    except RecursionError as error:
+        raise BadInput(
+            f"The study '{path}' is nested too deep; expected lists and tables as in `docs/studies.md`."
+        ) from error
     source = _Source(path, text, document)
     try:
         config = TypeAdapter(StudyConfig).validate_python(_expand_short_forms(document))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
@@ -13,12 +12,13 @@ from typing import Annotated, Any, TextIO
 import click
 import typer
 
+from clairvit._io import decoded
 from clairvit._version import __version__
 from clairvit.cli.bench import bench
 from clairvit.cli.calibrate import calibrate
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
-from clairvit.cli.console import print_message, print_note
+from clairvit.cli.console import print_json, print_message, print_note
 from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
@@ -84,15 +84,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done, 1: a check of `doctor` failed, 2: bad input or a failure, 130: stopped by the user.
     """
     typed = list(sys.argv[1:] if arguments is None else arguments)
+    if "matplotlib" not in sys.modules:
+        os.environ["MPLBACKEND"] = "agg"  # no window is opened; matplotlib cannot be imported with a wrong name here
+    with _safe_streams() as streams:
+        status = _run(typed)
+        sys.stdout.flush()
+        problem = streams[0].error
+        if problem is not None:
+            print_message(f"Standard output cannot be written to ({problem.strerror or problem}); files are complete.")
+    return status if problem is None else max(status, 2)
+
+
+def _run(typed: Sequence[str]) -> int:
+    """Run a command, print what ended it, and return the exit status."""
     try:
-        with _warnings_as_notes(), _closed_pipe_ignored():
+        with _warnings_as_notes():
             app(args=typed, prog_name="clairvit")
     except SystemExit as exit_:  # typer ends every command this way
         return _finish(_status(exit_.code))
     except ClairError as error:
         message = with_options(error, _command(typed) if names_parameters(error) else None)
         if "--json" in typed:
-            print(json.dumps({"error": message}, ensure_ascii=False))
+            print_json({"error": message}, indent=None)
         print_message(message)
         return _finish(2)
     except KeyboardInterrupt:
@@ -116,14 +129,24 @@ def _finish(status: int) -> int:
     return status
 
 
-class _PipeWriter:
-    """Standard output whose reader may go away (`clairvit methods | head -1`): the rest is discarded."""
+class _SafeWriter:
+    """Standard output or error that raises for nothing that is written: the command goes on and its files are whole.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    What an encoding lacks is approximated. Once a write fails, because the reader is gone (`clairvit methods | head
+    -1`) or the disk is full, the rest is discarded; `error` says why, None if only the reader is gone.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream: TextIO = open(os.devnull, "w", encoding="utf-8") if stream is None else stream  # noqa: SIM115
+        self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        self._unless_closed(lambda: self._stream.write(text))
+        try:
+            self._unless_closed(lambda: self._stream.write(text))
+        except UnicodeEncodeError as error:
+            encoded = decoded(text).translate(_APPROXIMATIONS).encode(error.encoding, "replace")
+            approximate = encoded.decode(error.encoding)
+            self._unless_closed(lambda: self._stream.write(approximate))
         return len(text)
 
     def flush(self) -> None:
@@ -132,23 +155,40 @@ class _PipeWriter:
     def _unless_closed(self, action: Callable[[], object]) -> None:
         try:
             action()
-        except BrokenPipeError:
+        except OSError as error:
+            self.error = self.error or (None if isinstance(error, BrokenPipeError) else error)
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
+# What is often printed -> letters of every encoding
+_APPROXIMATIONS = str.maketrans(
+    {"█": "#", "▏": "|", "→": ">", "↑": "^", "↓": "v", "–": "-", "−": "-", "—": "-", "…": "."}
+)
+
+
 @contextmanager
-def _closed_pipe_ignored() -> Iterator[None]:
-    """Let the command finish with its own exit status when the reader of its output is gone."""
-    before = sys.stdout
-    sys.stdout = _PipeWriter(before)
+def _safe_streams() -> Iterator[tuple[_SafeWriter, _SafeWriter]]:
+    """Let the command finish with its own exit status, whatever standard output and error are.
+
+    Descriptors 0 to 2 that are closed (`>&-`, daemons) are opened, or the next file would be written to by prints.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+    before = sys.stdout, sys.stderr
+    streams = _SafeWriter(before[0]), _SafeWriter(before[1])
+    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
     try:
-        yield
+        yield streams
     finally:
-        sys.stdout.flush()
-        sys.stdout = before
+        for stream in streams:
+            stream.flush()
+        sys.stdout, sys.stderr = before
 
 
 @contextmanager

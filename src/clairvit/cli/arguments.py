@@ -131,9 +131,11 @@ def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
     targets: list[str] = []
     for text in texts:
         pieces = [text] if text.strip().casefold() in folded_labels else text.split(",")
-        names = [piece.strip() for piece in pieces if piece.strip()]
-        if not names:
+        names = [piece.strip() for piece in pieces]
+        if not any(names):
             raise BadInput(f"--target '{text}' names no class; write e.g. --target 'Bengal,Sphynx' or --target 3,17.")
+        if not all(names):
+            raise BadInput(f"--target '{text}' names nothing at one of its commas; write e.g. --target 3,17.")
         targets += names
     return targets
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import typer
 from clairvit.cli import options
 from clairvit.cli.annotations import download_data
 from clairvit.cli.bench_config import StudyOptions, study_of
-from clairvit.cli.console import print_data_notes, print_message, progress_bar
+from clairvit.cli.console import print_data_notes, print_json, print_message, progress_bar
 from clairvit.cli.evaluate import METHODS, METRICS
 from clairvit.cli.output import print_plan, print_query, print_study
 from clairvit.errors import BadInput
@@ -228,7 +227,7 @@ def _merge(folder: Path, out: str, others: list[str], output: options.OutputOpti
     added = sum(store.merge(source) for source in sources)
     parts = len(store.parts()[0])
     if output.as_json:
-        print(json.dumps({"command": "bench", "merged": others, "added": added, "parts": parts}))
+        print_json({"command": "bench", "merged": others, "added": added, "parts": parts}, indent=None)
     elif not output.quiet:
         print_message(f"Added {added} parts of {len(others)} stores; '{out}' has {parts}.")
 
@@ -241,7 +240,7 @@ def _compact(folder: Path, out: str, output: options.OutputOptions) -> None:
     removed = store.compact()
     parts = len(store.parts()[0])
     if output.as_json:
-        print(json.dumps({"command": "bench", "compacted": removed, "parts": parts}))
+        print_json({"command": "bench", "compacted": removed, "parts": parts}, indent=None)
     elif not output.quiet:
         print_message(f"Joined {removed} parts; '{out}' has {parts}.")
 

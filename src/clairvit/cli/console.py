@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from clairvit._io import dumps_json, printable
 from clairvit.cli.hints import parameters_as_options
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Advance = Callable[[int], None]  # the number of steps that were just completed
 
 def print_message(sentence: str) -> None:
     """Print one line on stderr that begins with the program's name; Python parameters in it become options."""
-    print(f"clairvit: {parameters_as_options(sentence)}", file=sys.stderr)
+    print(f"clairvit: {printable(parameters_as_options(sentence))}", file=sys.stderr)
 
 
 _printed_notes: list[str] = []  # of this process, so that a note which was a warning is not printed again
@@ -49,7 +50,7 @@ def print_data_notes(notes: Iterable[str], hidden: bool) -> None:
 
 def print_line(text: str) -> None:
     """Print one line on stdout."""
-    _stdout().print(text, markup=False, soft_wrap=True)
+    _stdout().print(printable(text), markup=False, soft_wrap=True)
 
 
 def print_result_note(note: str) -> None:
@@ -57,11 +58,10 @@ def print_result_note(note: str) -> None:
     print_line(f"Note: {parameters_as_options(note)}")
 
 
-def print_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
+def print_json(content: Mapping[str, Any] | Sequence[Any], indent: int | None = 1) -> None:
     """Print one JSON document on stdout; numbers that are not finite become null."""
-    from clairvit._io import dumps_json
-
-    print(dumps_json(content, default=str))
+    is_unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    print(dumps_json(content, indent, default=str, ascii_only=not is_unicode))
 
 
 def _stdout() -> Console:
@@ -90,7 +90,9 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(
+        title=Text(printable(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for number, column in enumerate(columns):
         is_key = number <= grouped  # the columns that name the row are never broken into lines
         longest = max((len(word) for word in column.split()), default=0)  # words of a heading are never broken
@@ -101,7 +103,7 @@ def table(
         repeated = grouped and first == previous
         if grouped and not repeated and previous is not None:
             grid.add_row()
-        grid.add_row(*(Text(cell) for cell in ("" if repeated else first, *rest)))
+        grid.add_row(*(Text(printable(cell)) for cell in ("" if repeated else first, *rest)))
         previous = first
     _stdout().print(grid)
 

@@ -5,6 +5,8 @@ An image that cannot be used becomes a `Failure`; the others are explained all t
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from clairvit.models.model import Model
 
 DEFAULT_BATCH_SIZE = 8
+MAX_STEM = 255 - 40  # bytes
 ExplainBatch = Callable[["Model", "Batch", Any], Mapping[str, "Explanation"]]  # model, images, target -> by method
 SaveResult = Callable[["Model", Mapping[str, "Explanation"], Path], list[Path]]  # model, explanations, path -> files
 
@@ -73,6 +76,7 @@ class OutputPath:
 
     def files(self, stem: str) -> list[Path]:
         """Return the files of one image in the folder."""
+        stem = shortened_stem(stem)
         return [self.path / f"{stem}{suffix}" for suffix in (".png", ".json", ".npz")]
 
 
@@ -323,8 +327,15 @@ def output_path(out: str, check: Callable[[Path], object] | None = None) -> Outp
         check: Raises BadInput for file names that cannot be written; None takes those of explanations.
     """
     refuse_url_output(out)
+    if not out:  # an unset variable of the shell
+        raise BadInput("--out is empty; expected a folder or a file, such as --out maps/.")
     path = Path(out)
-    if out.endswith(("/", "\\")) or path.is_dir() or not path.suffix:
+    try:
+        is_folder = path.is_dir()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"--out '{out[:80]}' cannot be written to ({reason}); choose another name.") from error
+    if out.endswith(("/", "\\")) or is_folder or not path.suffix:
         return OutputPath(path, is_file=False)
     if check is None:
         from clairvit.plotting.save import check_suffix
@@ -358,6 +369,15 @@ def file_stems(images: Sequence[str]) -> dict[str, str]:
         used.add(candidate.casefold())
         stems[image] = candidate
     return stems
+
+
+def shortened_stem(stem: str) -> str:
+    """Return a name that a file system takes, with room for '-features-12.json'; a long one ends in a hash of it."""
+    content = os.fsencode(stem)
+    if len(content) <= MAX_STEM:
+        return stem
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    return f"{content[: MAX_STEM - len(digest) - 1].decode(errors='ignore')}-{digest}"
 
 
 def safe_file_name(method: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,8 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from clairvit._version import __version__
-from clairvit.cli.console import print_line, print_result_note, table
+from clairvit.cli.console import print_line, print_message, print_result_note, table
 from clairvit.cli.finish import exit_on_failures, print_document, print_skipped
 from clairvit.cli.image_job import Failure, OutputPath, safe_file_name
 
@@ -164,14 +164,14 @@ def _curve_record(score: Score) -> dict[str, Any] | None:
 
 def scores_csv(rows: ScoreTable) -> str:
     """Return one line per image, method and metric; the value is empty where it is undefined."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(("image", "method", "metric", "value"))
+    from clairvit._io import csv_text
+
+    lines: list[tuple[Any, ...]] = [("image", "method", "metric", "value")]
     for metric, scores in rows.items():
         for method, score in scores.items():
-            for image, value in zip(score.names, score.values.tolist(), strict=True):
-                writer.writerow((image, method, metric, value if math.isfinite(value) else ""))
-    return buffer.getvalue()
+            values = zip(score.names, score.values.tolist(), strict=True)
+            lines += [(image, method, metric, value if math.isfinite(value) else "") for image, value in values]
+    return csv_text(lines)
 
 
 def write_scores(out: OutputPath, rows: ScoreTable, document: Mapping[str, object]) -> list[Path]:
@@ -350,11 +350,12 @@ def _plan_share(study: Study, plan: Plan, model: int, data: int) -> dict[str, An
 def print_study(
     store: Store, study: Study, methods: Sequence[str], outcome: Outcome, as_json: bool, quiet: bool
 ) -> None:
-    """Print the scores of this study, whatever else is in the store; failures make the exit status 2."""
+    """Print the scores of this study, whatever else is in the store; what failed makes the exit status 2."""
     from clairvit.bench.plan import settings_of
     from clairvit.bench.results import read_scores, unreadable_images
 
     documents, failures = [], _unit_failures(study, outcome)
+    unread: list[dict[str, str]] = []  # images of sets of which others were read
     for model, weights in enumerate(outcome.plan.hashes):
         for data, images in enumerate(outcome.plan.images):
             spec = study.data[data].spec
@@ -364,6 +365,12 @@ def print_study(
             rows = _study_rows(scores, study)
             if len(unreadable) == len(images):
                 failures.append(_no_images(title, unreadable))
+            elif unreadable:
+                unread += [
+                    {"model": study.models[model].spec, "data": spec, "image": name, "error": reason}
+                    for name, reason in unreadable.items()
+                ]
+                print_message(_unread_sentence(title, list(unreadable), len(images)))
             if as_json:
                 documents.append(_study_document(study, model, data, rows, methods, scores, unreadable))
             elif not quiet:
@@ -372,12 +379,20 @@ def print_study(
         failed = [{**vars(unit), "error": error} for unit, error in outcome.failed]
         print_document(
             "bench",
-            {"store": str(store.path), "computed": outcome.computed, "results": documents, "failed": failed},
+            {"store": str(store.path), "computed": outcome.computed, "results": documents, "failed": failed + unread},
         )
     elif not quiet:
         units = "unit was" if outcome.computed == 1 else "units were"
         print_line(f"{outcome.computed} {units} computed in {outcome.seconds:.1f} s; all is in {store.path}")
     exit_on_failures(outcome.computed, failures, "computed")
+    if unread:
+        raise typer.Exit(2)
+
+
+def _unread_sentence(title: str, names: Sequence[str], count: int) -> str:
+    unlisted = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    listed = ", ".join(names[:MAX_LISTED]) + unlisted
+    return f"{len(names)} of {count} images could not be read and have no scores, {title}: {listed}."
 
 
 def _no_images(title: str, unreadable: Mapping[str, str]) -> Failure:

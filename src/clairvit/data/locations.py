@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from clairvit.errors import BadInput
-from clairvit.models.image_files import natural_order
+from clairvit.models.image_files import glob_files, natural_order, walk_files
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # two letters or more: C:// is a drive
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -111,7 +111,7 @@ def files_below(location: str, suffixes: Sequence[str]) -> list[str]:
     with translated_errors(location):
         if not is_url(location):
             root = Path(location).expanduser()
-            paths = [str(path) for path in root.rglob("*") if path.is_file()]
+            paths = [str(path) for path in walk_files(root) if path.is_file()]
             base = str(root)
         else:
             filesystem, base = filesystem_of(location)
@@ -145,10 +145,9 @@ def _has_magic(location: str) -> bool:
 def _glob(pattern: str) -> list[str]:
     with translated_errors(pattern):
         if not is_url(pattern):
-            matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)
-        else:
-            filesystem, path = filesystem_of(pattern)
-            matches = [str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path)]
+            return [str(path) for path in glob_files(str(Path(pattern).expanduser()))]
+        filesystem, path = filesystem_of(pattern)
+        matches = [str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path)]
     return sorted(matches, key=natural_order)
 
 

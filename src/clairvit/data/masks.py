@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.models.image_files import find_images, open_image, upright
+from clairvit.models.image_files import find_images, load_pixels, open_image, upright
 from clairvit.models.images import resize_and_crop
 from clairvit.models.preprocess import Preprocess
 
@@ -149,10 +149,10 @@ def decode_mask(source: str | Path | Image.Image, name: str) -> Image.Image:
     """Return the picture of a mask as it is stored, decoded; raise BadInput with its `name` if it cannot be read."""
     try:
         if isinstance(source, Image.Image):
-            source.load()
+            load_pixels(source)
             return source
         with open_image(source) as image:
-            image.load()
+            load_pixels(image)
             return image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BadInput(f"{name} cannot be read ({error}); expected a whole PNG.") from error

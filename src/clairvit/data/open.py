@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from clairvit._io import decoded
 from clairvit.data.dataset import ImageDataset, Sample
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
 from clairvit.data.formats.registry import FORMATS, DataRequest, DatasetFormat, find_root, missing_files_error
@@ -314,7 +315,7 @@ def _image_dataset(entries: Sequence[Entry], index: DatasetIndex) -> ImageDatase
         inputs = (part.encode() if isinstance(part, str) else part for part in entry.hash_inputs())
         return digest(image, *inputs, repr((classes, index.all_objects, index.has_others)).encode())
 
-    names = tuple(entry.name for entry in entries)
+    names = tuple(decoded(entry.name) for entry in entries)  # stores and databases take Unicode only
     annotated = (index.has_masks, index.has_labels, index.has_others)
     return ImageDataset(names, read, content_hash, *annotated, index.notes, concurrent=True)
 

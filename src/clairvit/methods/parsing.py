@@ -45,6 +45,8 @@ def parse_spec(text: str) -> ParsedSpec:
     inner, options = [], {}
     for item in split_at_commas(inside):
         option = re.fullmatch(r"\s*(\w+)\s*=(.*)", item, re.DOTALL)
+        if option is not None and option[1] in options:
+            raise BadInput(f"'{text}' gives {option[1]}= twice; expected it once.")
         if option is not None:
             options[option[1]] = _literal(option[2].strip())
         elif item.strip():
@@ -93,5 +95,5 @@ def _parenthesis(after_name: str, text: str) -> tuple[str, str]:
 def _literal(value: str) -> Any:
     try:
         return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
         return value  # a bare word

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -13,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from clairvit._io import dumps_json, write_text
+from clairvit._io import dumps_json, parse_json, write_text
 from clairvit._version import __version__
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, UnknownName, user_stacklevel
@@ -166,7 +165,7 @@ def read_recipe(path: PathLike[str] | str) -> Recipe:
             f"A recipe was given as {type(path).__name__}; expected its file or a Recipe. {make}", parameters=hint
         )
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"The recipe '{path}' cannot be read: {error.strerror}. {make}", parameters=hint) from error
     except ValueError as error:

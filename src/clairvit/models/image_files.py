@@ -6,13 +6,15 @@ import glob
 import importlib
 import io
 import math
+import os
 import re
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,14 @@ SUFFIXES = (*_COMMON, ".heic", ".heif")
 HEIF = "HEIF"  # Pillow's name of the format, once pillow-heif is registered
 HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 DEMO = "demo"  # scikit-image's cat
+# Decoders that run no program and open no other file: EPS runs Ghostscript, and IPTC, WMF, GRIB, … hand over to others.
+FORMATS = (
+    *("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "AVIF", "JPEG2000", HEIF, "ICO", "PSD", "DIB", "PCX", "SGI"),
+    *("QOI", "SUN", "DDS", "ICNS", "FITS", "XBM", "XPM", "IM", "MSP", "SPIDER", "TGA"),
+)
+EPS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # how such files begin
+PAGED = ("TIFF", "GIF", "WEBP", "PNG", "AVIF")  # not MPO: the other pictures of a phone's photo are depth and gain
+DARK = 2**14  # largest value of 16-bit grey that cameras of 10, 12 and 14 bits stay below
 ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -35,6 +45,16 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_UPRIGHT_BANDS: Mapping[int, Callable[[NDArray[Any]], NDArray[Any]]] = {  # of arrays [H, W, C]
+    2: lambda bands: bands[:, ::-1],
+    3: lambda bands: bands[::-1, ::-1],
+    4: lambda bands: bands[::-1],
+    5: lambda bands: bands.swapaxes(0, 1),
+    6: lambda bands: np.rot90(bands, -1),
+    7: lambda bands: bands[::-1, ::-1].swapaxes(0, 1),
+    8: np.rot90,
+}
+_METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # where Pillow looks for the orientation
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # two letters or more: C:// is a drive
 
 
@@ -57,6 +77,8 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 
 def as_path(text: str | Path) -> Path:
     """Return the path, ~ replaced; raise BadInput for what cannot be the name of a file."""
+    if text == "":  # an unset variable of the shell; Path("") would be the current folder
+        raise BadInput("The path is empty; expected that of an image or a folder, such as '.' for the current folder.")
     try:
         path = Path(text).expanduser()
         path.exists()
@@ -84,17 +106,75 @@ def refuse_url(source: str | Path) -> None:
 def files_below(folder: Path, suffixes: Sequence[str] = SUFFIXES, *, deep: bool = True) -> list[Path]:
     """Return the files below a folder with one of the suffixes in natural order (cat2 before cat10).
 
-    Names that begin with a dot are skipped (.ipynb_checkpoints, thumbnails, macOS resource forks). `deep=False` lists
-    the folder itself only.
+    Names that begin with a dot are skipped (.ipynb_checkpoints, thumbnails, macOS resource forks). Links to folders are
+    followed, but not those to a folder that the link lies in. `deep=False` lists the folder itself only.
+
+    Raises:
+        BadInput: The folder cannot be read; for folders below it there is a warning.
     """
-    paths = (path for path in folder.glob("**/*" if deep else "*") if path.suffix.lower() in suffixes)
-    visible = (path for path in paths if not _is_hidden(path.relative_to(folder)) and path.is_file())
-    return sorted(visible, key=natural_order)
+    taken = (path for path in walk_files(folder, deep=deep) if path.suffix.lower() in suffixes)
+    return sorted((path for path in taken if _may_be_image(path)), key=natural_order)
+
+
+def walk_files(folder: Path, *, deep: bool = True) -> Iterator[Path]:
+    """Yield what is below a folder and no folder itself, in no particular order; hidden names are skipped."""
+    for path, entries in _walk(folder):
+        yield from (path / entry.name for entry in entries if not entry.is_dir())
+        if not deep:
+            return
+
+
+def _walk(folder: Path, around: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[Path, list[Any]]]:
+    """Yield each folder from `folder` downwards with its visible entries.
+
+    Links are followed; `around` are the folders on the way here, so that a link to one of them ends.
+    """
+    try:
+        status = os.stat(folder)
+        with os.scandir(folder) as listed:
+            entries = [entry for entry in listed if not entry.name.startswith(".")]
+    except OSError as error:
+        if not around:
+            raise BadInput(
+                f"The folder '{folder}' cannot be read ({error.strerror}); give one you may read."
+            ) from error
+        message = f"The folder '{folder}' cannot be read ({error.strerror}); what is in it is left out."
+        warnings.warn(message, ClairWarning, stacklevel=user_stacklevel())
+        return
+    identity = (status.st_dev, status.st_ino)
+    if identity in around:
+        return
+    yield folder, entries
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk(folder / entry.name, around | {identity})
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted by name, without hidden ones."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """Return the folders in a folder, sorted by name, without hidden ones; raise BadInput if it cannot be read."""
+    _, entries = next(_walk(folder))
+    return sorted(folder / entry.name for entry in entries if entry.is_dir())
+
+
+def _may_be_image(path: Path) -> bool:
+    """Return whether a path is a file, or a link to nothing, which is reported when it is read; no pipe or device."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
+
+
+def glob_files(pattern: str) -> list[Path]:
+    """Return what matches a pattern in natural order; ** ends at links that lead back to a folder around them."""
+    stated = Path(pattern).parts
+    parts = [part for part, before in zip(stated, (None, *stated), strict=False) if not part == before == "**"]
+    deep = parts.index("**") if "**" in parts else None
+    if deep is None:
+        return sorted(map(Path, glob.glob(pattern)), key=natural_order)
+    bases = [Path(*parts[:deep])] if deep else [Path()]
+    if glob.has_magic(str(bases[0])):
+        bases = [path for path in glob_files(str(bases[0])) if path.is_dir()]
+    rest = parts[deep + 1 :] or ("*",)
+    folders = (folder for base in bases if base.is_dir() for folder, _ in _walk(base))
+    matches = (path for folder in folders for path in glob_files(os.path.join(glob.escape(str(folder)), *rest)))
+    return sorted(set(matches), key=natural_order)
 
 
 def _expand(text: str | Path) -> list[Path]:
@@ -105,8 +185,8 @@ def _expand(text: str | Path) -> list[Path]:
         return _images_below(path)
     if path.exists() or not glob.has_magic(str(path)):
         return [path]
-    matches = sorted((Path(match) for match in glob.glob(str(path), recursive=True)), key=natural_order)
-    images = [p for p in matches if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()]
+    matches = glob_files(str(path))
+    images = [p for p in matches if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and _may_be_image(p)]
     # a pattern may name folders ("pets/*"), but those inside a ** are in the list already
     folders = [p for p in matches if p.is_dir()] if "**" not in str(path) else []
     images += [p for folder in folders for p in files_below(folder)]
@@ -124,18 +204,16 @@ def _images_below(folder: Path) -> list[Path]:
     return images
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
 def natural_order(path: Path | str) -> list[tuple[int, int, str]]:
     """Return the sort key that puts cat2 before cat10."""
     parts = re.split(r"(\d+)", str(path).lower())
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def open_image(source: Any, **options: Any) -> Image.Image:
-    """Return Pillow's lazily opened image, without its warning about size.
+def open_image(source: Any, formats: Sequence[str] | None = None) -> Image.Image:
+    """Return Pillow's lazily opened image, without its warning about size; by content, whatever the file is called.
+
+    `formats` are the decoders that may read it; None takes all that run no program, and registers that of HEIC.
 
     Pillow warns above 89 million pixels, which cameras of phones reach, and raises from twice as many on, which
     `read_image` turns into BadInput. `warnings.catch_warnings` would reset which warnings were already shown.
@@ -144,13 +222,19 @@ def open_image(source: Any, **options: Any) -> Image.Image:
     ignore = ("ignore", None, Image.DecompressionBombWarning, None, 0)
     filters.insert(0, ignore)
     try:
-        return Image.open(source, **options)
+        return Image.open(source, formats=_registered(FORMATS if formats is None else formats))
     except UnidentifiedImageError:
-        if "formats" in options or not is_heic(_first_bytes(source)) or not register_heif():
+        if formats is not None or not is_heic(_first_bytes(source)) or not register_heif():
             raise
-        return Image.open(source)
+        return Image.open(source, formats=_registered(FORMATS))
     finally:
         filters.remove(ignore)
+
+
+def _registered(formats: Sequence[str]) -> list[str]:
+    """Return those of the formats that this Pillow reads."""
+    Image.init()
+    return [name for name in formats if name in Image.OPEN]
 
 
 def is_heic(data: bytes) -> bool:
@@ -171,29 +255,53 @@ def register_heif() -> bool:
 
 
 Picture = Image.Image | NDArray[Any]  # RGB or grey; [H, W, C] of 8 or 16 bits for any other number of channels
+Source = str | Path | Image.Image | NDArray[Any] | EncodedImage
 
 
-def read_picture(source: Any, channels: int) -> Picture:
-    """Return an upright picture with the channels that a model takes.
+class Reading(NamedTuple):
+    """A picture, and what a user should know about how it was read."""
+
+    picture: Picture
+    notes: tuple[str, ...] = ()
+
+
+def read_with_notes(source: Any, channels: int) -> Reading:
+    """Return an upright picture with the channels that a model takes, and notes.
 
     Three channels are 8-bit RGB, one is 8-bit grey, made from any colour mode; any other number is an array [H, W, C]
-    of uint8 or uint16, and nothing is converted: the file or array must have these channels.
+    of uint8 or uint16, and nothing is converted: the file or array must have these channels. A picture that was read
+    can be read again: it has no orientation and no transparent colour any more.
     """
     if channels == 3:
-        return read_image(source)
+        return Reading(*_read_rgb(source))
     if channels == 1:
-        return read_image(source).convert("L")
+        image, notes = _read_rgb(source)
+        return Reading(image.convert("L"), notes)
     if isinstance(source, Image.Image):
-        return _bands(np.asarray(upright(source, "the PIL image")), channels, "the PIL image")
+        load_pixels(source)
+        return Reading(_bands(np.asarray(upright(source, "the PIL image")), channels, "the PIL image"))
     if isinstance(source, np.ndarray):
-        return _bands(source, channels, "the image array")
+        return Reading(_bands(source, channels, "the image array"))
     if isinstance(source, EncodedImage):
-        return _bands(_read_bands(io.BytesIO(source.content), source.name), channels, f"'{source.name}'")
+        return Reading(_read_bands(io.BytesIO(source.content), source.name, channels, f"'{source.name}'"))
     if isinstance(source, str | Path) and str(source) != DEMO:
         refuse_url(source)
         check_file(as_path(source))
-        return _bands(_read_bands(as_path(source), str(as_path(source))), channels, f"'{source}'")
-    return _bands(np.asarray(read_image(source)), channels, f"{source!r}")
+        return Reading(_read_bands(as_path(source), str(as_path(source)), channels, f"'{source}'"))
+    return Reading(_bands(np.asarray(_read_rgb(source)[0]), channels, f"{source!r}"))
+
+
+def read_picture(source: Any, channels: int) -> Picture:
+    """Return the picture of `read_with_notes`; its notes are warnings."""
+    picture, notes = read_with_notes(source, channels)
+    warn_notes(notes)
+    return picture
+
+
+def warn_notes(notes: Sequence[str]) -> None:
+    """Issue a warning per note."""
+    for note in notes:
+        warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
 
 
 def picture_size(picture: Picture) -> tuple[int, int]:
@@ -201,21 +309,26 @@ def picture_size(picture: Picture) -> tuple[int, int]:
     return picture.size if isinstance(picture, Image.Image) else (int(picture.shape[1]), int(picture.shape[0]))
 
 
-def _read_bands(source: Path | io.BytesIO, name: str) -> NDArray[Any]:
-    """Return the bands of a file, [H, W, C] or [C, H, W]: TIFF by tifffile, which reads any number of them."""
+def _read_bands(source: Path | io.BytesIO, name: str, channels: int, quoted: str) -> NDArray[Any]:
+    """Return the bands of a file, upright, as [H, W, C]: TIFF by tifffile, which reads any number of them."""
     if Path(name).suffix.lower() not in (".tif", ".tiff"):
         _decode(source, name)  # raise BadInput for what cannot be decoded
         with open_image(source) as image:
-            return np.asarray(upright(image, f"'{name}'"))
+            load_pixels(image)
+            return _bands(np.asarray(upright(image, quoted)), channels, quoted)
     import tifffile
 
     try:
-        bands = np.asarray(tifffile.imread(source))
+        with tifffile.TiffFile(source) as file:
+            bands = np.asarray(file.asarray())
+            tag = file.pages[0].tags.get(ORIENTATION) if file.pages else None
         if bands.size == 0:
             raise ValueError("it has no pixels")
     except (tifffile.TiffFileError, ValueError, OSError, LookupError, struct.error) as error:
         raise BadInput(f"'{name}' is a damaged TIFF ({error}); expected a whole image: save it again.") from error
-    return bands
+    turn = _UPRIGHT_BANDS.get(1 if tag is None else tag.value)
+    bands = _bands(bands, channels, quoted)
+    return bands if turn is None else np.ascontiguousarray(turn(bands))
 
 
 def _bands(array: NDArray[Any], channels: int, name: str) -> NDArray[Any]:
@@ -237,10 +350,17 @@ def _bands(array: NDArray[Any], channels: int, name: str) -> NDArray[Any]:
     return array
 
 
-def read_image(source: str | Path | Image.Image | NDArray[Any] | EncodedImage) -> Image.Image:
-    """Return any picture as an upright 8-bit RGB image; transparency becomes white."""
+def read_image(source: Source) -> Image.Image:
+    """Return any picture as an upright 8-bit RGB image; transparency becomes white, notes are warnings."""
+    image, notes = _read_rgb(source)
+    warn_notes(notes)
+    return image
+
+
+def _read_rgb(source: Source) -> tuple[Image.Image, tuple[str, ...]]:
+    """Return any picture as an upright 8-bit RGB image, and notes."""
     if isinstance(source, Image.Image):
-        return _rgb(source, "the PIL image")
+        return to_rgb(source, "the PIL image")
     if isinstance(source, EncodedImage):
         return _decode(io.BytesIO(source.content), source.name)
     if isinstance(source, np.ndarray):
@@ -255,16 +375,16 @@ def read_image(source: str | Path | Image.Image | NDArray[Any] | EncodedImage) -
     if str(source) == DEMO and not path.exists():
         from skimage import data
 
-        return Image.fromarray(data.chelsea())
+        return Image.fromarray(data.chelsea()), ()
     check_file(path)
     return _decode(path, str(path))
 
 
-def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
+def _decode(source: Path | io.BytesIO, name: str) -> tuple[Image.Image, tuple[str, ...]]:
     """Return the picture of a file, or of its bytes, as upright 8-bit RGB; raise BadInput if it cannot be decoded."""
     try:
         with open_image(source) as image:
-            return _rgb(image, f"'{name}'")
+            return to_rgb(image, f"'{name}'")
     except BadInput:  # a ValueError too
         raise
     except Image.DecompressionBombError as error:
@@ -273,19 +393,29 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
             f"ImageMagick: convert '{Path(name).name}' -resize 2000x2000 small.png."
         ) from error
     except UnidentifiedImageError as error:
-        if is_heic(_first_bytes(source)) and not register_heif():
-            raise BadInput(
-                f"'{name}' is a HEIC photo, and pillow-heif, which reads these, is not installed; type: "
-                f"{install('heic')}, or export the photo as JPEG."
-            ) from error
-        raise BadInput(
-            f"'{name}' is not an image, whatever its name says (it starts with {_first_bytes(source)!r}); expected "
-            "JPEG, PNG, WebP, TIFF, GIF or BMP."
-        ) from error
+        raise _not_an_image(_first_bytes(source), name) from error
     except OSError as error:
         raise BadInput(f"'{name}' cannot be opened ({error.strerror or error}); give an image you may read.") from error
     except (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, struct.error) as error:  # by its header
         raise BadInput(f"'{name}' is damaged ({error}); expected a whole image: save or download it again.") from error
+
+
+def _not_an_image(first: bytes, name: str) -> BadInput:
+    """Return the error for a file that no decoder knows, by its first bytes."""
+    if is_heic(first) and not register_heif():
+        return BadInput(
+            f"'{name}' is a HEIC photo, and pillow-heif, which reads these, is not installed; type: "
+            f"{install('heic')}, or export the photo as JPEG."
+        )
+    if first.startswith(EPS):
+        return BadInput(
+            f"'{name}' is an EPS drawing, which only another program can draw; expected JPEG, PNG, WebP, TIFF, GIF or "
+            "BMP: export it as PNG."
+        )
+    return BadInput(
+        f"'{name}' is not an image, whatever its name says (it starts with {first!r}); expected JPEG, PNG, WebP, TIFF, "
+        "GIF or BMP."
+    )
 
 
 def check_file(path: Path) -> None:
@@ -298,11 +428,18 @@ def check_file(path: Path) -> None:
         raise BadInput(f"'{path}' is a folder where an image was expected; {advice}.")
     if not path.exists():
         folder = path.parent
-        near = did_you_mean(path.name, [p.name for p in folder.iterdir() if p.is_file()]) if folder.is_dir() else ""
+        near = did_you_mean(path.name, _names_in(folder)) if folder.is_dir() else ""
         missing = "" if folder.is_dir() else f" (there is no folder '{folder}')"
         raise BadInput(
             f"There is no image '{path}'{missing}.{near} Give the path of an image, or 'demo' for the built-in cat."
         )
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names of the files in a folder; none if it cannot be read."""
+    with suppress(OSError):
+        return [path.name for path in folder.iterdir() if path.is_file()]
+    return []
 
 
 def _first_bytes(source: Any) -> bytes:
@@ -316,7 +453,7 @@ def _first_bytes(source: Any) -> bytes:
     return first
 
 
-def _from_array(array: NDArray[Any]) -> Image.Image:
+def _from_array(array: NDArray[Any]) -> tuple[Image.Image, tuple[str, ...]]:
     """Return a uint8 array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] as an RGB image."""
     grey_or_colour = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
     if array.dtype != np.uint8 or not grey_or_colour or array.size == 0:
@@ -324,7 +461,7 @@ def _from_array(array: NDArray[Any]) -> Image.Image:
             f"The image array has shape {list(array.shape)} and dtype {array.dtype}; expected uint8 [H, W, 3] or "
             f"[H, W]{_array_advice(array, grey_or_colour)}."
         )
-    return _rgb(Image.fromarray(array[..., 0] if array.shape[-1] == 1 and array.ndim == 3 else array), "the array")
+    return to_rgb(Image.fromarray(array[..., 0] if array.shape[-1] == 1 and array.ndim == 3 else array), "the array")
 
 
 def _array_advice(array: NDArray[Any], grey_or_colour: bool) -> str:
@@ -352,13 +489,20 @@ def _array_advice(array: NDArray[Any], grey_or_colour: bool) -> str:
     return f" with values in 0..255, and these are from {low:.4g} to {high:.4g}"
 
 
-def _rgb(image: Image.Image, name: str) -> Image.Image:
-    """Decode the image, turn it upright and convert it to 8-bit RGB."""
+def to_rgb(image: Image.Image, name: str) -> tuple[Image.Image, tuple[str, ...]]:
+    """Decode an image, turn it upright and convert it to 8-bit RGB; return it without metadata, and notes.
+
+    `name` begins the sentences about it.
+    """
     if 0 in image.size:
         raise BadInput(f"{name} is {image.width} x {image.height} pixels; expected at least one pixel.")
+    if image.format == "EPS" and getattr(image, "tile", ()):  # not decoded yet
+        raise BadInput(f"{name} is an EPS drawing, which only another program can draw; export it as PNG.")
     try:
-        image.load()
-        return _eight_bit_rgb(upright(image, name), name)
+        notes = _page_notes(image, name)
+        colour, white = _transparent_colour(image), _stated_white(image)  # before it is decoded: both ask the file
+        load_pixels(image)
+        rgb, value_notes = _eight_bit_rgb(upright(image, name), name, colour, white)
     except BadInput:
         raise
     except Exception as error:  # Pillow's decoders raise a dozen kinds on broken bytes
@@ -366,10 +510,67 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
             f"{name} is damaged or of a kind that cannot be read ({error}); expected a whole image: save or download "
             "it again."
         ) from error
+    rgb.info = {}
+    return rgb, (*notes, *value_notes)
+
+
+def load_pixels(image: Image.Image) -> None:
+    """Decode an opened image.
+
+    Pillow maps uncompressed files into memory, and a TIFF that lies on its side with columns and rows exchanged, which
+    scrambles it. Without a file name it reads the bytes.
+    """
+    is_turned = image.format == "TIFF" and getattr(image, "_tile_size", image.size) != image.size
+    name = getattr(image, "filename", "")
+    if not (is_turned and name):
+        image.load()
+        return
+    image.filename = ""  # type: ignore[attr-defined]
+    try:
+        image.load()
+    finally:
+        image.filename = name  # type: ignore[attr-defined]
+
+
+def _page_notes(image: Image.Image, name: str) -> tuple[str, ...]:
+    """Return a note if only the first of several pages or frames is read."""
+    if image.format not in PAGED or not getattr(image, "is_animated", False) or image.tell() > 0:
+        return ()
+    parts = "pages" if image.format == "TIFF" else "frames"
+    return (f"{name} has several {parts}; only the first is read.",)
+
+
+def _transparent_colour(image: Image.Image) -> Any:
+    """Return the one colour of a PNG without alpha that is transparent (tRNS), as its decoded pixels have it, or None.
+
+    A picture that was opened and converted by the user has no format, and its colours are what they are.
+    """
+    colour = image.info.get("transparency") if image.format == "PNG" and image.mode != "P" else None
+    tile = getattr(image, "tile", None)
+    if colour is None or not tile:
+        return colour
+    raw_mode = str(tile[0][3])
+    if raw_mode in ("L;2", "L;4"):  # grey is decoded to 0..255, and the colour is not
+        return colour * 255 // (2 ** int(raw_mode[-1]) - 1)
+    return tuple(value >> 8 for value in colour) if raw_mode == "RGB;16B" else colour
+
+
+def _stated_white(image: Image.Image) -> int | None:
+    """Return the value of white in a TIFF of 9 to 15 bits that is decoded to 16: from its bits, or its highest value.
+
+    The highest value is a statistic by the standard, so only that of a whole number of bits counts.
+    """
+    tags = getattr(image, "tag_v2", None)
+    if tags is None or not image.mode.startswith("I;16"):
+        return None
+    bits, highest = (next(iter(np.atleast_1d(tags.get(tag, 0)).tolist()), 0) for tag in (258, 281))
+    if 8 < bits < 16:
+        return int(2**bits - 1)
+    return int(highest) if highest in {2**count - 1 for count in range(9, 16)} else None
 
 
 def upright(image: Image.Image, name: str) -> Image.Image:
-    """Return the image rotated or mirrored as its EXIF orientation says."""
+    """Return the image rotated or mirrored as its EXIF orientation says, and without it: a second time does nothing."""
     try:
         transpose = _UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
     except (SyntaxError, struct.error, ValueError, TypeError) as error:
@@ -379,32 +580,62 @@ def upright(image: Image.Image, name: str) -> Image.Image:
             stacklevel=user_stacklevel(),
         )
         transpose = None
-    return image if transpose is None else image.transpose(transpose)
+    if transpose is None:
+        return image
+    turned = image.transpose(transpose)
+    turned.info = {key: value for key, value in image.info.items() if key not in _METADATA}
+    return turned
 
 
-def _eight_bit_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image of any colour mode as 8-bit RGB on white."""
-    if image.mode == "RGB":
-        return image.copy()
+def _eight_bit_rgb(
+    image: Image.Image, name: str, colour: Any, white: int | None
+) -> tuple[Image.Image, tuple[str, ...]]:
+    """Return an image of any colour mode as 8-bit RGB on white, and notes.
+
+    Args:
+        image: A decoded image.
+        name: Begins the sentences about it.
+        colour: The transparent colour of an image without alpha; None if all is opaque.
+        white: The value of white in 16-bit grey, if the file states another than 65535.
+    """
+    notes: tuple[str, ...] = ()
     if image.mode == "F" or image.mode.startswith("I"):  # 16- and 32-bit grey: convert() would clip, not scale
-        return Image.fromarray(_eight_bit(np.asarray(image), image.mode, name)).convert("RGB")
-    if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
-        picture = image.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        return Image.alpha_composite(white, picture).convert("RGB")
-    return image.convert("RGB")
+        values, notes = _eight_bit(np.asarray(image), image.mode, name, white)
+        rgb = Image.fromarray(values).convert("RGB")
+    elif "A" in image.mode or "a" in image.mode or (image.mode == "P" and "transparency" in image.info):
+        picture = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        rgb = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+    else:
+        rgb = image.copy() if image.mode == "RGB" else image.convert("RGB")
+    if colour is not None:
+        stored = np.asarray(image.convert("L") if image.mode == "1" else image)
+        is_clear = stored == colour if stored.ndim == 2 else (stored == np.asarray(colour)).all(-1)
+        rgb.paste((255, 255, 255), mask=Image.fromarray(is_clear))
+    return rgb, notes
 
 
-def _eight_bit(grey: NDArray[Any], mode: str, name: str) -> NDArray[np.uint8]:
+def _eight_bit(
+    grey: NDArray[Any], mode: str, name: str, white: int | None
+) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     """Return grey values in 0..255, scaled from the range they are in: 0..1, 0..255, 0..65535, else min..max."""
     values = grey.astype(np.float64)
     if not np.isfinite(values).all():
         raise BadInput(f"{name} has NaN or infinite pixels; expected finite ones.")
     low, high = values.min(), values.max()
     if mode.startswith("I;16"):
-        top = 65535.0
+        top = 65535.0 if white is None else max(float(white), high)
     elif low >= 0:
         top = next((t for t in (1.0, 255.0, 65535.0) if high <= t and (t > 1 or mode == "F")), high)
     else:
         values, top = values - low, (high - low) or 1.0
-    return np.round(values * (255 / top)).astype(np.uint8)
+    notes = (_dark_note(name, int(high)),) if top == 65535 and 0 < high < DARK else ()
+    return np.round(values * (255 / top)).astype(np.uint8), notes
+
+
+def _dark_note(name: str, high: int) -> str:
+    """Return the caution for grey that is far from white, as 12 bits in a 16-bit file are."""
+    bits = next(bits for bits in (8, 10, 12, 14) if high < 2**bits)
+    return (
+        f"{name} is grey with no value above {high:,}, and white is 65,535, so it is very dark to the model; if it "
+        f"holds {bits} bits, multiply its values by {2 ** (16 - bits)} first."
+    )

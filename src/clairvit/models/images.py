@@ -16,7 +16,15 @@ from PIL import Image
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairWarning, user_stacklevel
-from clairvit.models.image_files import Picture, find_images, is_folder_or_pattern, picture_size, read_picture
+from clairvit.models.image_files import (
+    Picture,
+    find_images,
+    is_folder_or_pattern,
+    picture_size,
+    read_picture,
+    read_with_notes,
+    warn_notes,
+)
 from clairvit.models.model import Model, check_placement
 from clairvit.models.preprocess import Preprocess
 
@@ -272,7 +280,9 @@ def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str,
             raise BadInput(f"A uint8 tensor{where} has shape {list(item.shape)}; expected [{channels}, H, W].")
         _check_storage(item, where)
         item = item.detach().cpu().permute(1, 2, 0).numpy()
-    return to_pixels(read_picture(item, channels), model.preprocess), ()
+    picture, notes = read_with_notes(item, channels)
+    warn_notes(notes)
+    return to_pixels(picture, model.preprocess), notes
 
 
 def _preprocessed_batch(images: Any, model: Model) -> Tensor | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from clairvit._io import parse_json
 from clairvit.errors import BadInput
 
 Labels = str | Path | Sequence[str] | Mapping[int, str] | Mapping[str, int] | Mapping[str, str]
@@ -26,7 +26,7 @@ def read_labels(labels: Labels | None) -> tuple[str, ...] | None:
             'labels=["cat", "dog"].'
         )
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))
+        names = parse_json(path.read_text(encoding="utf-8"))
         if not is_dict_or_names(names):
             raise ValueError("it holds something else")
         return label_names(names)

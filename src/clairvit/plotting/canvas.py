@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
+from clairvit._io import printable
 from clairvit.plotting.overlay import Array, Scale, blend
 from clairvit.plotting.style import LEGEND_WORDS
 
@@ -81,7 +82,7 @@ class Canvas:
     ) -> None:
         """Write one line in a box `width` wide; where it does not fit it is set smaller, then cut short."""
         weight = "bold" if bold else "normal"
-        text, size = fit(text, width, size, weight)
+        text, size = fit(printable(text), width, size, weight)
         x = left + {"left": 0.0, "center": width / 2, "right": width}[align]
         self.figure.text(
             x / self.width,
@@ -228,5 +229,5 @@ def text_width(text: str, weight: str = "normal") -> float:
     if not text.strip():
         return 0.0
     font = FontProperties(size=100, weight=weight)
-    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    width, _, _ = text_to_path.get_text_width_height_descent(printable(text), font, ismath=False)
     return float(width) / 100

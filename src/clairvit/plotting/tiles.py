@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from clairvit._io import printable
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.labels import class_label, format_number
@@ -51,7 +52,7 @@ def explanation_photo(explanation: Explanation, item: int) -> Array:
 def target_label(explanation: Explanation, item: int) -> str:
     """Return the target of one map with its probability or score."""
     score = explanation.class_scores[item] if explanation.classifier else None
-    return class_label(explanation.targets[item], explanation.probabilities[item], score)
+    return printable(class_label(explanation.targets[item], explanation.probabilities[item], score))
 
 
 def method_label(explanation: Explanation, item: int) -> str:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from clairvit._io import atomic_write, dumps_json, to_json, write_json
+from clairvit._io import atomic_write, dumps_json, printable, to_json, write_json
 from clairvit.data.hashing import plain_preprocess
 from clairvit.errors import BadInput
 from clairvit.methods.token_features import PatchFeatures
@@ -132,7 +132,7 @@ def plot_features(features: PatchFeatures, ax: Any = None, **display: Any) -> Ax
     size, _ = _photo_size(features, TILE)
     for item, name in enumerate(features.names):
         axes[item].imshow(_enlarged_colours(component_colours(features, item), size, style.smooth))
-        axes[item].set_title(PurePath(name).name or name, fontsize="small")
+        axes[item].set_title(printable(PurePath(name).name or name), fontsize="small")
         axes[item].set_xticks([])
         axes[item].set_yticks([])
     return axes[0] if count == 1 else axes[:count]

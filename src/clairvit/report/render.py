@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from clairvit._io import csv_text
 from clairvit.report.blocks import Cell, Column, Document
 
 ONE_SHEET = 24  # rows of a table that is kept together when it is printed
@@ -42,11 +41,8 @@ def to_markdown(document: Document) -> str:
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
     """Return one line per record and a column for each key that occurs; None is an empty field."""
     columns = list(dict.fromkeys(name for record in records for name in record))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: "" if value is None else value for name, value in record.items()} for record in records)
-    return text.getvalue()
+    values = ([record.get(name) for name in columns] for record in records)  # csv writes None as an empty field
+    return csv_text([columns, *values])
 
 
 @cache

@@ -97,7 +97,9 @@ class RequestLimits:
             return
         self._active += is_counted
         try:
-            await self._forward(scope, _LimitedRequest(self, receive, send, max_bytes, is_api))
+            is_head = scope["method"] == "HEAD"  # as GET, without its body
+            request = _LimitedRequest(self, receive, send, max_bytes, is_api, is_head)
+            await self._forward({**scope, "method": "GET"} if is_head else scope, request)
         finally:
             self._active -= is_counted
 
@@ -115,6 +117,9 @@ class RequestLimits:
             scheme, _, token = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self.rules.token.encode()):
                 return Refusal(401, "not-allowed", _NO_TOKEN, {"www-authenticate": "Bearer"})
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Request smuggling: a proxy in between may see the end of the body elsewhere than this server does.
+            return Refusal(400, "bad-request", "The request states two lengths of its body; expected one.", {})
         length = headers.get("content-length", "0")
         return _too_large(max_bytes) if not length.isdecimal() or int(length[:20]) > max_bytes else None
 
@@ -137,9 +142,11 @@ class RequestLimits:
 class _LimitedRequest:
     """The ASGI channels of one request: count the bytes received, add headers to the response, enforce timeouts."""
 
-    def __init__(self, limits: RequestLimits, receive: Receive, send: Send, max_bytes: int, is_api: bool) -> None:
+    def __init__(
+        self, limits: RequestLimits, receive: Receive, send: Send, max_bytes: int, is_api: bool, is_head: bool
+    ) -> None:
         self.raw_receive, self.raw_send = receive, send
-        self.limits, self.max_bytes, self.is_api = limits, max_bytes, is_api
+        self.limits, self.max_bytes, self.is_api, self.is_head = limits, max_bytes, is_api, is_head
         self.received, self.is_complete, self.responded = 0, False, False
         self.is_slow = False  # it counts among the slow bodies
         self.started = time.monotonic()
@@ -196,6 +203,8 @@ class _LimitedRequest:
                 (key, value) for key, value in message["headers"] if key.decode("latin-1").lower() not in added_headers
             ]
             message["headers"] = [*app_headers, *_encoded(added_headers)]
+        elif self.is_head:
+            message = {**message, "body": b""}
         try:
             async with asyncio.timeout(IDLE_TIMEOUT):
                 await self.raw_send(message)
@@ -240,11 +249,16 @@ def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
     return [(key.encode(), value.encode("latin-1")) for key, value in headers.items()]
 
 
-async def _respond(send: Send, refusal: Refusal) -> None:
+def encode_refusal(refusal: Refusal) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return the headers and the body of the response to a request that is not accepted; it ends the connection."""
     wait = refusal.headers.get("retry-after")
     problem = {"kind": refusal.kind, "message": refusal.message, "retry_after": int(wait) if wait else None}
     body = json.dumps(problem).encode()
     headers = HEADERS | {"content-type": "application/json", "cache-control": "no-store", "connection": "close"}
-    encoded = _encoded(headers | {"content-length": str(len(body))} | refusal.headers)
-    await send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
+    return _encoded(headers | {"content-length": str(len(body))} | refusal.headers), body
+
+
+async def _respond(send: Send, refusal: Refusal) -> None:
+    headers, body = encode_refusal(refusal)
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

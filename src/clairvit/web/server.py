@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clairvit.errors import ClairWarning
 from clairvit.web.app import create_app
-from clairvit.web.middleware import AccessRules
+from clairvit.web.middleware import AccessRules, Refusal, encode_refusal
 from clairvit.web.state import AppState
 
 HEADER_TIMEOUT = 10.0  # seconds until the headers of a request must have arrived
@@ -55,6 +55,13 @@ class HeaderTimeoutProtocol(H11Protocol):
         self.header_timer = None
         if self.conn.their_state is h11.IDLE:
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP as the app refuses requests: with its security headers, and as JSON."""
+        headers, body = encode_refusal(Refusal(400, "bad-request", f"{msg} Expected HTTP/1.1.", {}))
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: there are no web sockets here, and no library for them is missing."""

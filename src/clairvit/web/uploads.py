@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from PIL import Image, ImageStat, UnidentifiedImageError
 from torch import Tensor
 
-from clairvit.models.image_files import DEMO, HEIF, is_heic, open_image, read_image, register_heif
+from clairvit.models.image_files import DEMO, HEIF, is_heic, open_image, read_image, register_heif, to_rgb
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 
 MAX_BYTES = 20 * 2**20
 MAX_PIXELS = 50_000_000
+MAX_DECODED = 3 * MAX_PIXELS  # bytes of a decoded PNG: a small file may hold 16 bits of four channels
 # No EPS, which runs a program; no TIFF, where millions of tiles in a small file take minutes and gigabytes to list.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 KINDS = "JPEG, PNG, WebP, GIF or BMP"
@@ -64,8 +65,8 @@ class Upload:
         return sum(pixels.nbytes for pixels in self.pixels.values())
 
 
-def decode(data: bytes) -> Image.Image:
-    """Return an upright RGB image or raise InvalidUpload; nothing is decoded before its size is known."""
+def decode(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
+    """Return an upright RGB image and notes, or raise InvalidUpload; nothing is decoded before its size is known."""
     if not data:
         raise InvalidUpload(422, f"The file is empty; expected a photo: {KINDS}.")
     if len(data) > MAX_BYTES:
@@ -95,15 +96,28 @@ def decode(data: bytes) -> Image.Image:
     with image:
         if image.width * image.height > MAX_PIXELS:
             raise InvalidUpload(413, f"The photo has {image.width:,} × {image.height:,} pixels. {_TOO_MANY_PIXELS}")
+        if image.width * image.height * _bytes_per_pixel(data) > MAX_DECODED:
+            raise InvalidUpload(
+                413,
+                f"The photo has {image.width:,} × {image.height:,} pixels of {8 * _bytes_per_pixel(data)} bits, which "
+                "take too long to read; send a smaller copy, or a JPEG.",
+            )
         if not 1 / 100 <= image.width / max(1, image.height) <= 100:
             raise InvalidUpload(
                 422, f"The photo is {image.width} × {image.height} pixels, too narrow to show; crop it."
             )
         try:
-            image.load()
-            return read_image(image)
+            return to_rgb(image, "The photo")
         except Exception as error:  # Pillow's decoders raise many kinds of errors on broken bytes
             raise InvalidUpload(422, _DAMAGED) from error
+
+
+def _bytes_per_pixel(data: bytes) -> int:
+    """Return the bytes that a decoded pixel of a PNG takes, by its header; 3 for other formats."""
+    if not data.startswith(b"\x89PNG") or len(data) < 26:
+        return 3
+    bits, kind = data[24], data[25]
+    return max(1, bits // 8) * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(kind, 4)
 
 
 def photo_cautions(image: Image.Image) -> tuple[str, ...]:
@@ -141,7 +155,7 @@ class UploadStore:
             if photo_id in self._cache:
                 self._cache.move_to_end(photo_id)
                 return self._cache[photo_id]
-        photo = self._preprocess(photo_id, decode(data))
+        photo = self._preprocess(photo_id, *decode(data))
         with self._lock:
             self._cache[photo_id] = photo
             while self.bytes > self._max_bytes and len(self._cache) > 1:
@@ -163,6 +177,6 @@ class UploadStore:
         """Return the memory of all photos but the demo."""
         return sum(photo.bytes for photo in self._cache.values())
 
-    def _preprocess(self, photo_id: str, image: Image.Image) -> Upload:
+    def _preprocess(self, photo_id: str, image: Image.Image, notes: tuple[str, ...] = ()) -> Upload:
         pixels = {name: prepare([image], model).pixels for name, model in self._models.items()}
-        return Upload(photo_id, pixels, photo_cautions(image))
+        return Upload(photo_id, pixels, (*notes, *photo_cautions(image)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from clairvit._io import parse_json
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry, Mask
 from clairvit.data.formats.registry import DataRequest, dataset_format
 from clairvit.data.formats.shapes import decode_segmentation
@@ -35,7 +36,7 @@ def coco(request: DataRequest) -> DatasetIndex:
     """Index the annotations; the true class has the largest area in the model's crop, the other class the second."""
     file = request.root / "annotations" / f"instances_{request.split}.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         categories = sorted(content["categories"], key=lambda category: int(category["id"]))
         class_of = {int(category["id"]): index for index, category in enumerate(categories)}  # COCO's ids have gaps
         objects: dict[int, list[dict[str, Any]]] = {int(image["id"]): [] for image in content["images"]}

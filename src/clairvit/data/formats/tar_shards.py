@@ -3,12 +3,12 @@ first dot (0001.jpg, 0001.cls). The shards are indexed by their headers, and ima
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from clairvit._io import parse_json
 from clairvit.data.formats.encoded import Label, encoded_entries, index_labels, unique_names
 from clairvit.data.formats.entry import DatasetIndex
 from clairvit.data.formats.registry import DataRequest, dataset_format
@@ -106,7 +106,7 @@ def _label(shard: str, archive: tarfile.TarFile, members: Mapping[str, tarfile.T
     try:
         if members.get("cls") is not None:
             return content.decode().strip() or None
-        document = json.loads(content)
+        document = parse_json(content)
     except ValueError as error:  # also of the decoding
         raise BadInput(f"'{member.name}' in '{shard}' cannot be read ({error}); expected text or JSON.") from error
     value = next((document[key] for key in LABEL_KEYS if key in document), None) if isinstance(document, dict) else None

@@ -66,10 +66,24 @@ def _with_stated(preprocess: Preprocess, stated: Mapping[str, Any]) -> Preproces
 
 def read_weights(path: Path, spec: str) -> tuple[State, dict[str, str]]:
     """Return the tensors and, of a safetensors file, the header (arch, global_pool, …)."""
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError) as error:  # a folder that may not be searched, a name that is too long
+        reason = getattr(error, "strerror", None) or error
+        raise ModelUnavailable(
+            f"The weights file '{str(path)[:200]}' cannot be read ({reason}); look at its name and permissions."
+        ) from error
+    if not is_file:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*") if p.suffix in SUFFIXES])
         problem = "a folder" if path.is_dir() else "not there"
         raise ModelUnavailable(f"The weights file '{path}' is {problem}.{near} Type 'file:PATH.safetensors'.")
+    try:
+        with path.open("rb"):  # safetensors says "No such file" of one that may not be read
+            pass
+    except OSError as error:
+        raise ModelUnavailable(
+            f"The weights file '{path}' cannot be read ({error.strerror or error}); look at its permissions."
+        ) from error
     try:
         if path.suffix == ".safetensors":
             from safetensors import safe_open
@@ -124,6 +138,12 @@ def architecture(request: LoadOptions, header: Mapping[str, str]) -> str:
             parameters={"arch": "timm:NAME"},
         )
     name = name if colon else source
+    if ":" in name:  # timm would read the architecture of a hub or a folder, and not from its own list
+        raise BadInput(
+            f"arch='{arch}' is the name of weights elsewhere; expected that of an architecture of timm, such as "
+            "arch='timm:vit_base_patch16_224'.",
+            parameters={"arch": "timm:NAME"},
+        )
     timm_source.check_name(name)
     return name
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from clairvit._io import parse_json
 from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
 from clairvit.models.activation import Activation, check_activation
 from clairvit.models.labels import is_dict_or_names, label_names
@@ -152,7 +153,7 @@ def _parse_entry(text: str) -> Any:
     """Return an entry as JSON, as numbers separated by commas, or as text."""
     for candidate in (text, f"[{text}]"):
         try:
-            value = json.loads(candidate)
+            value = parse_json(candidate)
         except ValueError:
             continue
         return tuple(value) if isinstance(value, list) else value
@@ -170,7 +171,7 @@ def _check_entry(entry: str, spec: str, check: Callable[..., Any], *args: Any, *
 def _read_json(header: Header, name: str, spec: str) -> Any:
     """Return an entry of JSON; None if the header has none of that name."""
     try:
-        return json.loads(header[name]) if name in header else None
+        return parse_json(header[name]) if name in header else None
     except ValueError as error:
         raise _invalid_entry(name, spec, f"{error}.") from error
 

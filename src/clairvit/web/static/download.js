@@ -90,6 +90,8 @@ figure{margin:0;text-align:center;break-inside:avoid}img{max-width:100%}.tiles i
 svg text{font-size:12px;fill:#5c5a68}svg .label{fill:#5b2a86;font-weight:600}svg .label,svg .random-label{paint-order:stroke;stroke:#fff;stroke-width:4px}
 @media print{body{margin:0;max-width:none;font-size:13px}h2{break-after:avoid;margin-top:18px}.curves,table,.part{break-inside:avoid}}@page{size:A4;margin:14mm}`;
 
+const POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; base-uri 'none'; form-action 'none'"; // no script runs
+
 /** The font of the page, inside the report; without the server the report has that of the system. */
 async function fontFace() {
   try {
@@ -112,7 +114,7 @@ export async function reportHtml(view, charts, strip) {
   const section = (heading, content) => content ? `<div class="part"><h2>${heading}</h2>${content}</div>` : "";
   const of = view.maps.length > 1 ? " of the first map" : "";
   const drawn = charts.map(([kind, chart]) => `<div><h3>${kind === "deletion" ? "Hiding" : "Showing"} the brightest first</h3>${new XMLSerializer().serializeToString(chart)}</div>`).join("");
-  return `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>${escapeHtml(`${view.photoName}: ${view.sentence}`)}</title><style>${await fontFace()}${STYLES}</style></head><body>
+  return `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="Content-Security-Policy" content="${POLICY}"><title>${escapeHtml(`${view.photoName}: ${view.sentence}`)}</title><style>${await fontFace()}${STYLES}</style></head><body>
 <h1>${escapeHtml(view.sentence)}</h1>${tests}${cautions}
 <div class="tiles" data-count="${tiles.length}">${figures}</div><p class="legend">${low}${image(bar, "the colours from low to high")}${high}</p><p class="legend">${escapeHtml(`${view.map.title}${view.layerText}, model ${view.models}`)}</p>
 ${section("How to read it", "<p>Coloured parts mattered to the answer: red for it, blue against it where a map has both; elsewhere brighter is more. A map can be wrong: the test hides its brightest parts and compares with hiding random ones.</p>")}
