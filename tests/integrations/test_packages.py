@@ -259,13 +259,9 @@ class LightningRun:
         """Return how many pictures TensorBoard has of the run."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        logs = [
-            EventAccumulator(str(folder), {"images": 0}).Reload() for folder in {path.parent for path in self.events()}
-        ]
+        folders = {path.parent for path in self.folder.rglob("events*")}
+        logs = [EventAccumulator(str(folder), {"images": 0}).Reload() for folder in folders]
         return sum(len(log.Images("explanations")) for log in logs if "explanations" in log.Tags()["images"])
-
-    def events(self) -> list[Path]:
-        return list(self.folder.rglob("events*"))
 
 
 def lightning_callback(images: Tensor, **options: Any) -> Any:
