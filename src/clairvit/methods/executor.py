@@ -296,7 +296,8 @@ class _LayerPass:
         if not isinstance(maps, Tensor) or maps.ndim != len(form):
             raise _wrong_output(self.spec, maps, f"a tensor [{', '.join(form)}] per layer")
         tokens = view.token_count
-        if self.spec.method.output == "tokens" and tokens is not None and maps.shape[1] != tokens:
+        possible = (None, maps.shape[1])  # a number per token of the layer, or per token on the grid of the map
+        if self.spec.method.output == "tokens" and tokens not in possible and self.trace.layout.tokens not in possible:
             raise _wrong_output(self.spec, maps, f"a number for each of the {tokens} tokens, [B, N]")
         return maps
 
