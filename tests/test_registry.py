@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import pytest
@@ -127,6 +127,91 @@ def test_declarations_that_cannot_work_are_refused() -> None:
         @cv.metric("mine", better="higher")
         def score(context: cv.EvalContext, power: float) -> Tensor:
             return context.maps.sum((-1, -2))
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "family": (
+        lambda: cv.method("mine", output="image", family="my own family"),
+        r"family='my own family' was given for 'mine'; expected one of 'attention', .*'custom'",
+    ),
+    "output": (lambda: cv.method("mine", output="matrices"), r"output='matrices'.*Did you mean 'matrix'"),  # type: ignore[arg-type]
+    "field": (
+        lambda: cv.method("mine", output="image", singed=True),
+        r"cannot be registered with singed=.*Did you mean 'signed'",
+    ),
+    "class": (
+        lambda: cv.method("mine", output="tokens", aggregation=Total),  # type: ignore[arg-type]
+        r"expected an aggregation of layers, such as .*Total\(\)",
+    ),
+    "parameter of a layer": (
+        lambda: cv.method("mine", output="tokens", aggregation=Total())(lambda view: view.x.norm(dim=-1)),
+        r"has the first parameter 'view'; expected def f\(layer: cv.LayerView",
+    ),
+    "parameter of an image": (
+        lambda: cv.method("mine", output="image")(lambda layer: layer.x),
+        r"has the first parameter 'layer'; expected def f\(trace: cv.Trace",
+    ),
+    "no parameter": (lambda: cv.method("mine", output="image")(lambda: None), "takes no argument; expected def f"),
+    "better": (
+        lambda: cv.metric("mine", better="up"),  # type: ignore[arg-type]
+        r"better='up' was given for 'mine'; expected one of 'higher', 'lower'",
+    ),
+    "family of a metric": (lambda: cv.metric("mine", better="lower", family="faithful"), "Did you mean 'faithfulness'"),
+    "span": (lambda: cv.metric("mine", better="lower", span=(1, 0)), r"span=\(1, 0\).*the lowest and the highest"),
+    "needs": (lambda: cv.metric("mine", better="lower", needs=("mask",)), "needs='mask'.*Did you mean 'masks'"),  # type: ignore[arg-type]
+    "scope": (lambda: cv.metric("mine", better="lower", scope="all"), "scope='all'.*expected one of 'image', 'set'"),  # type: ignore[arg-type]
+    "field of a metric": (lambda: cv.metric("mine", better="lower", spam=1), r"spam=.*Did you mean 'span'"),
+    "metric without a parameter": (
+        lambda: cv.metric("mine", better="lower")(lambda: None),
+        r"takes no argument; expected def f\(context",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_registration_is_named(mistake: str) -> None:
+    act, message = MISTAKES[mistake]
+    with pytest.raises(BadInput, match=message):
+        act()
+    assert "mine" not in cv.list_methods()
+    assert "mine" not in cv.list_metrics()
+
+
+@pytest.mark.parametrize(
+    ("output", "function", "message"),
+    [
+        ("matrix", lambda layer: layer.A, r"\[2, 3, \d+, 17\]; expected a tensor \[B, rows, N\] per layer"),
+        ("matrix", lambda layer: layer.x.norm(dim=-1), r"\[2, 17\]; expected a tensor \[B, rows, N\] per layer"),
+        ("tokens", lambda layer: layer.A.mean(1), r"; expected a tensor \[B, N\] per layer"),
+        (
+            "tokens",
+            lambda layer: layer.x.norm(dim=-1)[:, 1:],
+            r"\[2, 16\]; expected a number for each of the 17 tokens",
+        ),
+        ("tokens", lambda layer: [0.0], r"a list; expected a tensor \[B, N\] per layer"),
+        ("image", lambda trace: trace.pixels, r"\[2, 3, \d+, \d+\]; expected a tensor \[B, rows, cols\]"),
+        ("image", lambda trace: trace.pixels[:1, 0], r"\[1, .*with a map for each of 2 images"),
+        ("image", lambda trace: None, r"a NoneType; expected a tensor \[B, rows, cols\]"),
+    ],
+)
+def test_a_map_of_the_wrong_form_is_named_with_its_method(
+    output: Any, function: Callable[..., Any], message: str
+) -> None:
+    cv.method("mine", output=output, aggregation=None if output == "image" else Total())(function)
+    model, images = double(KIND)
+    with pytest.raises(BadInput, match=rf"The method 'mine' is registered with output='{output}'.*{message}"):
+        cv.explain(model, images, "mine", target=1)
+
+
+def test_nan_of_a_method_of_the_users_own_is_not_blamed_on_the_weights() -> None:
+    @cv.method("mine", output="tokens", aggregation=Total())
+    def mine(layer: cv.LayerView) -> Tensor:
+        return (-layer.x.square().sum(-1)).log()
+
+    model, images = double(KIND)
+    with pytest.raises(cv.ClairError, match=r"'mine' gave NaN.*Look at the method's function first") as caught:
+        cv.explain(model, images, "mine", target=1)
+    assert "weights" not in str(caught.value)
 
 
 def test_a_metric_of_a_set_may_return_a_tensor() -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, did_you_mean
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import BACKWARD, ExtraCost, Requires, parameters
+from clairvit.methods.registry import BACKWARD, FAMILIES, ExtraCost, Method, Requires, parameters
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.registry import register as register_method
 from clairvit.methods.spec import MethodSpec, resolve_method
-from clairvit.metrics.registry import Better, MetricSpec, resolve_metric
+from clairvit.metrics.registry import FAMILIES as METRIC_FAMILIES
+from clairvit.metrics.registry import Better, Metric, MetricSpec, resolve_metric
 from clairvit.metrics.registry import list_metrics as registered_metrics
 from clairvit.metrics.registry import metric as register_metric
 from clairvit.models.sources.registry import sources
@@ -169,7 +171,7 @@ def method(
             ([B, rows, cols] from the whole trace).
         aggregation: How layers are combined, from `clairvit.methods.aggregation`: `Product`, `Total`, `Single`; None
             for "image".
-        family: A heading in lists and figures.
+        family: A heading in lists and figures: one of the built-in ones, or "custom".
         paper: A reference.
         requires: What it needs of the shared trace: passes, rule table, recorders; or a function of the options to it.
         signed: Whether the map has negative values.
@@ -183,7 +185,8 @@ def method(
         A decorator that returns the function unchanged.
 
     Raises:
-        BadInput: A built-in name without `overwrite`, a missing aggregation, or an option without annotation.
+        BadInput: A built-in name without `overwrite`, an unknown family, a missing aggregation, a function without the
+            parameter `layer` (or `trace`), or an option without annotation.
 
     Example:
         >>> import clairvit as cv
@@ -201,7 +204,10 @@ def method(
     _check_name(
         name, "method", [*RESERVED, *(method.name for method in registered_methods())], _user_methods, overwrite
     )
-    if (aggregation is None) != (output == "image"):
+    _check_choice(name, "output", output, ("matrix", "tokens", "image"))
+    _check_choice(name, "family", family, (*FAMILIES, "baseline", "custom"))
+    _check_fields(name, Method, declared)
+    if (aggregation is None) != (output == "image") or isinstance(aggregation, type):
         raise BadInput(
             f"output={output!r} and aggregation={aggregation!r} were given for the method '{name}'; expected an "
             "aggregation of layers, such as clairvit.methods.aggregation.Total(), for 'matrix' and 'tokens', and none "
@@ -209,6 +215,7 @@ def method(
         )
 
     def register(function: Function) -> Function:
+        _check_first_parameter(name, function, "trace" if output == "image" else "layer")
         _check_options(name, parameters(function))
         register_method(
             name,
@@ -252,7 +259,7 @@ def metric(
         name: What users type.
         better: "higher" or "lower".
         span: The lowest and the highest value.
-        family: A heading in lists.
+        family: A heading in lists: one of the built-in ones, or "custom".
         paper: A reference.
         needs: What it reads next to the maps: "masks", "others" (classes of other objects), "methods" (it explains
             again).
@@ -266,7 +273,8 @@ def metric(
         A decorator that returns the function unchanged.
 
     Raises:
-        BadInput: A built-in name without `overwrite`, or an option without annotation.
+        BadInput: A built-in name without `overwrite`, an unknown direction or family, a span that is none, or an option
+            without annotation.
 
     Example:
         >>> import clairvit as cv
@@ -279,8 +287,17 @@ def metric(
         1
     """
     _check_name(name, "metric", [metric.name for metric in registered_metrics()], _user_metrics, overwrite)
+    _check_choice(name, "better", better, ("higher", "lower"))
+    _check_choice(name, "family", family, (*METRIC_FAMILIES, "custom"))
+    _check_choice(name, "scope", scope, ("image", "set"))
+    for need in needs:
+        _check_choice(name, "needs", need, ("masks", "others", "parts", "methods"))
+    _check_fields(name, Metric, declared)
+    if len(span) != 2 or not span[0] < span[1]:
+        raise BadInput(f"span={span!r} was given for '{name}'; expected the lowest and the highest value: (0, 1).")
 
     def register(function: Function) -> Function:
+        _check_first_parameter(name, function)
         _check_options(name, dict([*inspect.signature(function).parameters.items()][1:]))
         register_metric(
             name,
@@ -310,6 +327,36 @@ def _check_name(name: str, kind: str, registered: Sequence[str], by_user: set[st
             f"There is a built-in {kind} '{name}'; expected another name, such as 'my-{name}'. overwrite=True replaces "
             "it in this process."
         )
+
+
+def _check_choice(name: str, field: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        near = did_you_mean(str(value), choices)
+        listed = ", ".join(map(repr, choices))
+        raise BadInput(f"{field}={value!r} was given for '{name}'; expected one of {listed}.{near}")
+
+
+def _check_fields(name: str, kind: type[Method | Metric], declared: Mapping[str, Any]) -> None:
+    """Refuse further fields that there are not."""
+    known = [field.name for field in dataclasses.fields(kind)]
+    for field in declared:
+        if field not in known:
+            raise BadInput(
+                f"'{name}' cannot be registered with {field}=; expected fields of {kind.__name__}: "
+                f"{', '.join(known)}.{did_you_mean(field, known)}"
+            )
+
+
+def _check_first_parameter(name: str, function: Callable[..., Any], expected: str = "") -> None:
+    """Refuse a function without the parameter that the library fills; a metric's may have any name."""
+    first = next(iter(inspect.signature(function).parameters), None)
+    if first is None or (expected and first != expected):
+        example = {
+            "layer": "def f(layer: cv.LayerView, power: float = 1.0), which is called for each layer",
+            "trace": "def f(trace: cv.Trace, power: float = 1.0), as output='image' is made from the whole trace",
+        }.get(expected, "def f(context: cv.EvalContext, power: float = 1.0)")
+        seen = "takes no argument" if first is None else f"has the first parameter '{first}'"
+        raise BadInput(f"The function of '{name}' {seen}; expected {example}.")
 
 
 def _check_options(name: str, options: Mapping[str, inspect.Parameter]) -> None:

@@ -65,7 +65,7 @@ def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
     assert [error for error in errors if error not in expected] == []
 
 
-def wait_for_map(page: Any, words: str | re.Pattern[str] = re.compile(r" % |any answer|score")) -> None:
+def wait_for_map(page: Any, words: str | re.Pattern[str] = re.compile(r"\d\s%\s|any answer|score")) -> None:
     sync_api.expect(page.locator("#caption-0")).to_contain_text(words, timeout=WAIT)
 
 

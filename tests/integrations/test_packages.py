@@ -208,56 +208,128 @@ def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_the_lightning_callback_logs_and_leaves_training_alone(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning.pytorch")
-    pytest.importorskip("tensorboard")
-    from clairvit.integrations.lightning import ExplainCallback
+class LightningRun:
+    """Trains a small classifier by Lightning, with a validation loop or without."""
 
-    class Classifier(lightning.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            model, _ = tiny.double("timm-vit")
-            self.model = model.module.float()
+    def __init__(self, folder: Path) -> None:
+        self.lightning = pytest.importorskip("lightning.pytorch")
+        pytest.importorskip("tensorboard")
+        self.folder = folder
+        self.images = tiny.double("timm-vit")[1].float()
 
-        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
-            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+    def classifier(self, validates: bool) -> Any:
+        class Classifier(self.lightning.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                model, _ = tiny.double("timm-vit")
+                self.model = model.module.float()
 
-        def validation_step(self, batch: list[Tensor], index: int) -> None:
-            pass
+            def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+                return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.model.parameters(), lr=0.1)
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.model.parameters(), lr=0.1)
 
-    images = tiny.double("timm-vit")[1].float()
-    data = torch.utils.data.TensorDataset(images, torch.ones(len(images), dtype=torch.long))
+        if validates:
+            Classifier.validation_step = lambda *_: None
+        return Classifier()
 
-    def trained(folder: Path, callbacks: list[Any]) -> dict[str, Tensor]:
-        lightning.seed_everything(1, verbose=False)
-        module = Classifier()
-        trainer = lightning.Trainer(
+    def fit(self, callbacks: list[Any], *, validates: bool, logger: Any = None, **options: Any) -> dict[str, Tensor]:
+        """Return the weights after four epochs."""
+        self.lightning.seed_everything(1, verbose=False)
+        module = self.classifier(validates)
+        trainer = self.lightning.Trainer(
             max_epochs=4,
             accelerator="cpu",
             callbacks=callbacks,
-            logger=lightning.loggers.TensorBoardLogger(str(folder)),
+            logger=self.lightning.loggers.TensorBoardLogger(str(self.folder)) if logger is None else logger,
             enable_progress_bar=False,
             enable_checkpointing=False,
             enable_model_summary=False,
             log_every_n_steps=1,
+            **options,
         )
+        data = torch.utils.data.TensorDataset(self.images, torch.ones(len(self.images), dtype=torch.long))
         loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
-        trainer.fit(module, loader, torch.utils.data.DataLoader(data, batch_size=2))
+        trainer.fit(module, loader, torch.utils.data.DataLoader(data, batch_size=2) if validates else None)
         return {name: value.clone() for name, value in module.state_dict().items()}
 
-    callback = ExplainCallback(images, "genatt", every_n_epochs=2, model=lambda module: cv.wrap(module.model, size=32))
-    explained, plain = trained(tmp_path / "a", [callback]), trained(tmp_path / "b", [])
-    assert all(torch.equal(explained[name], plain[name]) for name in plain), "the same steps, bit by bit"
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    def pictures(self) -> int:
+        """Return how many pictures TensorBoard has of the run."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    (folder,) = {path.parent for path in (tmp_path / "a").rglob("events*")}
-    assert len(EventAccumulator(str(folder)).Reload().Images("explanations")) == 2
+        folders = {path.parent for path in self.folder.rglob("events*")}
+        logs = [EventAccumulator(str(folder), {"images": 0}).Reload() for folder in folders]
+        return sum(len(log.Images("explanations")) for log in logs if "explanations" in log.Tags()["images"])
+
+
+def lightning_callback(images: Tensor, **options: Any) -> Any:
+    from clairvit.integrations.lightning import ExplainCallback
+
+    return ExplainCallback(images, "genatt", **{"model": lambda module: cv.wrap(module.model, size=32), **options})
+
+
+@pytest.mark.parametrize(
+    ("validates", "trainer", "every", "pictures"),
+    [
+        (True, {}, 2, 2),
+        (False, {}, 2, 2),
+        (False, {}, 1, 4),
+        (True, {"check_val_every_n_epoch": 2}, 1, 4),  # epochs 1 and 3 have no validation
+        (True, {"val_check_interval": 0.5, "limit_train_batches": 2}, 1, 8),  # after each of two validations
+    ],
+)
+def test_the_lightning_callback_logs_and_leaves_training_alone(
+    tmp_path: Path, validates: bool, trainer: dict[str, Any], every: int, pictures: int
+) -> None:
+    run, plain = LightningRun(tmp_path / "a"), LightningRun(tmp_path / "b")
+    if "limit_train_batches" in trainer:
+        run.images = plain.images = run.images.repeat(4, 1, 1, 1)[:4]  # two batches
+    weights = run.fit([lightning_callback(run.images, every_n_epochs=every)], validates=validates, **trainer)
+    expected = plain.fit([], validates=validates, **trainer)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected), "the same steps, bit by bit"
+    assert run.pictures() == pictures
+
+
+def test_the_lightning_callback_raises_what_is_known_before_training(tmp_path: Path) -> None:
+    run = LightningRun(tmp_path)
     with pytest.raises(cv.BadInput, match="every_n_epochs=0; expected 1 or more"):
-        ExplainCallback(images, every_n_epochs=0)
+        lightning_callback(run.images, every_n_epochs=0)
+    steps: list[int] = []
+    counter = run.lightning.callbacks.LambdaCallback(on_train_batch_start=lambda *_: steps.append(1))
+    wrong_size = lightning_callback(torch.zeros(1, 3, 48, 48))
+    with pytest.raises(cv.ClairError, match="48"):
+        run.fit([wrong_size, counter], validates=False)
+    assert steps == []
+
+
+def test_the_lightning_callback_does_not_stop_a_run(tmp_path: Path) -> None:
+    """A logger without pictures, a map that fails in the middle and a full disk are warnings, once."""
+    run = LightningRun(tmp_path)
+    csv = run.lightning.loggers.CSVLogger(str(tmp_path))
+    for logger, named in ((csv, "CSVLogger"), (False, "it has none")):
+        with pytest.warns(cv.ClairWarning, match=rf"takes pictures \({named}\).*TensorBoardLogger") as caught:
+            run.fit([lightning_callback(run.images)], validates=True, logger=logger)
+        assert len([warning for warning in caught if warning.category is cv.ClairWarning]) == 1
+    calls: list[int] = []
+
+    def fails_later(module: Any) -> cv.Model:
+        calls.append(1)
+        if len(calls) > 1:
+            raise ValueError("no space left")
+        return cv.wrap(module.model, size=32)
+
+    with pytest.warns(
+        cv.ClairWarning, match="Epoch 0 has no picture of explanations: ValueError: no space left"
+    ) as caught:
+        run.fit([lightning_callback(run.images, model=fails_later)], validates=False)
+    assert len([warning for warning in caught if warning.category is cv.ClairWarning]) == 1
+    assert len(calls) == 5
+    both = [csv, run.lightning.loggers.TensorBoardLogger(str(tmp_path))]
+    run.fit([lightning_callback(run.images)], validates=True, logger=both)
+    assert run.pictures() == 4
+    run.fit([lightning_callback(run.images)], validates=True, fast_dev_run=True)
 
 
 # torchmetrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -225,6 +226,20 @@ def test_graphs_within_the_memory_are_kept_and_those_that_made_room_wait_longer(
     assert cache.replay(asked[0]) is not None
 
 
+def test_no_two_living_graphs_have_a_stream_and_those_of_dead_ones_are_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = itertools.cycle(range(4))  # torch hands out its streams in turn
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(cuda_stream=next(numbers)))
+    streams, device = cuda_graphs.CaptureStreams(), torch.device("cuda", 0)
+    taken = [streams.take(device) for _ in range(3)]
+    next(numbers)  # somebody else takes one
+    streams.give_back(device, taken[1])
+    assert streams.take(device) is taken[1]
+    assert streams.take(device).cuda_stream == 3
+    assert len({stream.cuda_stream for stream in taken}) == 3
+
+
 def test_graphs_go_with_their_module(cache: GraphCache) -> None:
     model = small_model()
     asked = request("genatt", model=model)
@@ -307,6 +322,13 @@ def test_a_capture_that_fails_frees_its_memory_and_is_not_tried_again(graphs: Gr
 
     model = cv.load("pets", device="cuda")
     images = _random_images(0, torch.float32)
+    for _ in range(EAGER_RUNS + 1):  # a capture that succeeds: cuBLAS keeps the workspace of the stream (64 MB)
+        cv.compare(model, images, ["genatt"], target=3)
+    assert len(graphs) == 1
+    graphs.clear()
+    torch.manual_seed(0)
+    draws = torch.rand(5, device="cuda")
+    torch.manual_seed(0)
     reserved = []
     for _ in range(EAGER_RUNS + 3):
         cv.compare(model, images, ["genatt", "reads-a-number"], target=3)
@@ -314,3 +336,26 @@ def test_a_capture_that_fails_frees_its_memory_and_is_not_tried_again(graphs: Gr
         reserved.append(torch.cuda.memory_reserved())
     assert len(graphs) == 0
     assert reserved[-1] <= reserved[1]
+    assert torch.equal(torch.rand(5, device="cuda"), draws), "the random generator is as it was"
+
+
+@pytest.mark.cuda
+def test_a_graph_works_after_another_one_is_gone(graphs: GraphCache) -> None:
+    """Two graphs captured on one stream share a workspace of cuBLAS, which torch frees with the first of them."""
+    images = _random_images(0, torch.float32)
+    first, second = cv.load("pets", device="cuda"), cv.load("pets", device="cuda")
+    for model in (first, second):
+        for _ in range(EAGER_RUNS + 1):
+            cv.explain(model, images, "genatt", target=3)
+    assert len(graphs) == 2
+    handles = {graph.stream.cuda_stream for graph in graphs._graphs.values()}
+    assert len(handles) == 2
+    graphs._forget(id(first.module))
+    gc.collect()
+    torch.cuda.empty_cache()
+    filler = [torch.zeros(2**20, device="cuda") for _ in range(100)]  # takes the memory that was freed
+    replayed = cv.explain(second, images, "genatt", target=3)
+    with without_cuda_graphs():
+        expected = cv.explain(second, images, "genatt", target=3)
+    assert torch.equal(replayed.maps, expected.maps)
+    assert not any(bool(block.any()) for block in filler)

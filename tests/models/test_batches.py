@@ -163,7 +163,7 @@ def test_nan_names_the_image(model: Model) -> None:
 
 
 def test_unnormalised_floats_warn(model: Model) -> None:
-    with pytest.warns(ClairWarning, match="values up to 255, so it does not look normalised"):
+    with pytest.warns(ClairWarning, match="values up to 255, which do not look normalised"):
         prepare(torch.full((1, 3, 8, 8), 255.0), model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -312,6 +312,70 @@ def test_a_tensor_of_raw_pixels_is_warned_about_and_noted(model: Model, form: st
     assert "values from 0 to 1" in batch.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("raw_rows", "start"),
+    [
+        ([4], "The image tensor (image 5) has values from 0 to 1, which look like pixels"),
+        ([1, 9, 17], "3 of 20 image tensors (image 2, image 10, image 18) have values from 0 to 1,"),
+        ([*range(12)], "12 of 20 image tensors (image 1, image 2, image 3, image 4, image 5 and 7 more) have values"),
+        ([*range(20)], "All 20 image tensors have values from 0 to 1,"),
+    ],
+)
+@pytest.mark.parametrize("form", ["list", "data set", "iterator", "features"])
+def test_tensors_of_raw_pixels_are_warned_about_once_with_their_numbers(
+    form: str, raw_rows: list[int], start: str
+) -> None:
+    import clairvit as cv
+    from helpers import tiny_models as tiny
+
+    model, images = tiny.double("timm-vit")
+    raw = torch.linspace(0, 1, images[0].numel(), dtype=torch.float64).reshape(images[0].shape)
+    items = [raw if row in raw_rows else images[row % len(images)] for row in range(20)]
+    given: Any = items
+    if form in ("data set", "features"):
+        given = Items([(item, 0) for item in items])
+    elif form == "iterator":
+        given = iter(items)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if form == "features":
+            notes = cv.features(model, given).notes
+        else:
+            notes = cv.explain(model, given, "rollout").notes
+    messages = [str(warning.message) for warning in caught if warning.category is ClairWarning]
+    assert [message for message in messages if "normalised" in message] == messages
+    assert len(messages) == 1
+    assert messages[0].startswith(start)
+    assert [note for note in notes if "normalised" in note] == messages
+
+
+class Items(torch.utils.data.Dataset[Any]):
+    """A data set of (image, label)."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def test_evaluate_warns_of_raw_tensors_in_words_that_are_shown_once() -> None:
+    import clairvit as cv
+    from helpers import tiny_models as tiny
+
+    model, images = tiny.double("timm-vit")
+    raw = torch.linspace(0, 1, images[0].numel(), dtype=torch.float64).reshape(images[0].shape)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cv.evaluate(model, [raw * (1 - 0.01 * row) for row in range(8)], "rollout", "sparseness")
+    messages = {str(warning.message) for warning in caught if warning.category is ClairWarning}
+    assert len(messages) == 1
+    assert "were not normalised" in messages.pop()
+
+
 def test_following_the_advice_for_raw_tensors_ends_the_warning(model: Model) -> None:
     raw = raw_tensor()
     with pytest.warns(ClairWarning, match="pass a PIL image or a uint8 array, or") as caught:

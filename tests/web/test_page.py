@@ -54,7 +54,7 @@ def test_the_first_load_shows_the_demo_explained_and_nothing_jumps(visit: Callab
     checked(page)
     assert 0.01 < page.evaluate(COLOURED) < 0.5, "the photo is grey, so colour is the map, and it is no veil"
     assert page.evaluate(SHIFTS) < 0.05
-    sync_api.expect(page.locator("#answer-says")).to_contain_text(re.compile(r"The model says Bengal \(\d+ %\), then"))
+    sync_api.expect(page.locator("#answer-says")).to_contain_text(re.compile(r"The model says Bengal \(\d+\s%\), then"))
     for name in ("#answer", "#photo", "#map-0", "#legend", "#classes"):
         box = page.locator(name).bounding_box()
         assert box["y"] + box["height"] <= 900, f"{name} is not on the first screen"
@@ -115,9 +115,9 @@ def test_class_method_layer_and_head(visit: Callable[..., Any]) -> None:
     changes(page, lambda: page.locator("#signed").uncheck())
     settled(page)
     changes(page, lambda: page.locator("#layer").fill("4"))
-    assert page.locator("#layer-text").inner_text() == "4 of 12"
+    assert page.locator("#layer-text").inner_text() == "3 (0 to 11)"
     changes(page, lambda: page.locator("#head").select_option("2"))
-    sync_api.expect(page.locator("#caption-0")).to_contain_text("layer 4 of 12, head 3")
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("layer 3, head 2")
     changes(page, lambda: page.locator("#opacity").fill("0.3"))
     changes(page, lambda: page.locator("#cmap").select_option("viridis"))
     link = urlsplit(page.url).fragment
@@ -225,7 +225,7 @@ def test_the_film_plays_ends_on_the_telling_frame_and_can_be_scrubbed(visit: Cal
 def percents(page: Any, step: int) -> float:
     page.locator("#step").fill(str(step))
     text = page.locator("#curve-text").inner_text()
-    found = re.search(r"Bengal [<>]?([\d.]+) %", text)
+    found = re.search(r"Bengal [<>]?([\d.]+)\s%", text)
     assert found, text
     return float(found[1]) / 100
 
@@ -234,7 +234,7 @@ def test_the_answer_card_is_the_librarys_check(visit: Callable[..., Any]) -> Non
     page = visit("#method=genatt")
     checked(page)
     (check,) = cv.explain(cv.load("pets"), "demo", "genatt").check()
-    in_words_of_the_page = check.sentence.replace("random patches:", "without random parts:")
+    in_words_of_the_page = check.sentence.replace("random patches:", "without random parts:").replace(" %", "\u00a0%")
     assert in_words_of_the_page != check.sentence
     assert in_words_of_the_page in page.locator("#answer-text").inner_text()
     assert page.locator("#badge").get_attribute("data-verdict") == check.verdict
@@ -290,6 +290,9 @@ def test_results_can_be_kept_without_computing_them_again(visit: Callable[..., A
         assert name == f"clairvit-example-legrad.{suffix}"
     record = json.loads(names["json"])
     assert record["method"] == "legrad"
+    assert record["names"] == ["example"]
+    (test,) = record["check"]["checks"]
+    assert (test["target"], test["verdict"]) == ("Bengal", page.locator("#badge").get_attribute("data-verdict"))
     assert np.load(io.BytesIO(names["npz"]), allow_pickle=False)["maps"].shape == (1, 14, 14)
     with Image.open(io.BytesIO(names["png"])) as image:
         assert image.width > 1300, "photo and map, large enough to print"
@@ -301,16 +304,63 @@ def test_results_can_be_kept_without_computing_them_again(visit: Callable[..., A
             "the photo, as the model sees it",
             "much evidence for Bengal",
         ),
-        *("LeGrad (legrad), layer 3 of 12", "model pets", "photo example"),
+        *("LeGrad (legrad), layer 2", "model pets", "photo example"),
     ):
         assert part in written
     report = names["report"].decode()
-    for part in ("The model says Bengal", page.locator("#badge").inner_text(), "layer 3 of 12", "LeGrad (legrad)"):
+    for part in ("The model says Bengal", page.locator("#badge").inner_text(), "layer 2", "LeGrad (legrad)"):
         assert part in report
     assert report.count("data:image/png") >= 4, "photo, map, legend, layers"
     assert report.count("<svg") == 2, "hiding and showing"
     assert "data:font/woff2" in report
     assert "://" not in report.replace("http://www.w3.org/2000/svg", ""), "it needs nothing from elsewhere"
+
+
+@pytest.mark.parametrize("targets", [[5], [5, 11]])
+def test_a_head_of_raw_attention_is_described_as_attention(visit: Callable[..., Any], targets: list[int]) -> None:
+    """AttnLRP has no heads of its own: what is shown is attention, the same for every answer and evidence for none."""
+    classes = "".join(f"&target={index}" for index in targets)
+    page = visit(f"#method=attnlrp%2Bplus&layer=9&head=1{classes}")
+    sync_api.expect(page.locator("#caption-0")).to_have_text("any answer · Raw attention, layer 8, head 1")
+    assert page.locator("#second-map").is_hidden(), "both answers have the same map"
+    assert (page.locator("#low").inner_text(), page.locator("#high").inner_text()) == ("looks here little", "much")
+    sync_api.expect(page.locator("#answer-says")).to_contain_text("it is the same for every answer")
+    page.locator("#map-0").hover(position={"x": 60, "y": 60})
+    sync_api.expect(page.locator("#patch-text")).to_contain_text(re.compile(r"Number \d+ of 196 parts \(value"))
+    sync_api.expect(page.locator("#patch-text")).to_contain_text("In layer 8 it looks most")
+    checked(page)
+    page.evaluate(WRITTEN)
+    saved(page, "png")
+    report = saved(page, "report")[1].decode()
+    written = " | ".join(page.evaluate("() => window.written"))
+    for text in (written, report):
+        assert "looks here little" in text
+        assert "Raw attention (raw-attention)" in text
+        assert "AttnLRP, all layers as a whole: " in text, "what the test is of"
+    assert "evidence for" not in written
+    page.locator("#layer").fill("0")
+    sync_api.expect(page.locator("#caption-0")).to_have_text(re.compile(r"Bengal \d+\s% · AttnLRP, all layers"))
+    assert page.locator("#head").input_value() == "mean"
+    assert "head=" not in page.url
+    assert page.locator("#second-map").is_visible() is (len(targets) == 2)
+
+
+def test_arrow_keys_pass_over_a_slow_method_and_enter_starts_it(visit: Callable[..., Any]) -> None:
+    page, requested = visit(), []
+    page.on("request", lambda request: requested.append(request.post_data or "") if "explain" in request.url else None)
+    page.evaluate("() => { document.getElementById('all-methods').open = true; }")
+    names = page.eval_on_selector_all("#methods input", "(inputs) => inputs.map((input) => input.value)")
+    place = names.index("lime")
+    page.evaluate(f"() => document.querySelectorAll('#methods input')[{place - 1}].focus()")
+    page.keyboard.press("ArrowDown")
+    sync_api.expect(page.locator("#status-text")).to_contain_text("Press Enter to start LIME")
+    page.wait_for_timeout(1500)  # three times the delay after which a quick method is shown
+    assert not any("lime" in body for body in requested)
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#status-text")).to_contain_text("LIME")
+    page.wait_for_timeout(100)
+    assert any("lime" in body for body in requested)
+    page.keyboard.press("Escape")
 
 
 def test_a_report_waits_for_the_test_and_prints_on_two_sheets(
@@ -516,5 +566,5 @@ def test_pointing_at_a_part_colours_the_parts_that_are_alike(visit: Callable[...
     canvas.press("ArrowRight")
     sync_api.expect(canvas).to_have_attribute("data-part", str(5 * 14 + 7))
     page.locator("#features-layer").fill("1")  # another layer, the same part
-    sync_api.expect(page.locator("#features-layer-text")).to_have_text("1 of 12")
+    sync_api.expect(page.locator("#features-layer-text")).to_have_text("0 (0 to 11)")
     sync_api.expect(canvas).to_have_attribute("data-part", str(5 * 14 + 7))

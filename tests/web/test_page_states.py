@@ -242,7 +242,7 @@ def test_a_method_without_layers_is_shown_as_itself(visit: Callable[..., Any]) -
     page = visit()
     page.locator("#layer").fill("12")
     page.locator("#head").select_option("1")
-    sync_api.expect(page.locator("#caption-0")).to_contain_text("head 2", timeout=WAIT)
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("head 1", timeout=WAIT)
     method(page, "gradcam")
     settled(page, "gradcam")
     assert picture(page) == picture(visit("#method=gradcam"))
@@ -358,7 +358,7 @@ def test_the_main_path_by_keyboard_alone(visit: Callable[..., Any]) -> None:
     sync_api.expect(page.locator("#tooltip")).to_be_visible()
     tab_to("layer")
     page.keyboard.press("ArrowRight")
-    sync_api.expect(page.locator("#layer-text")).to_have_text("1 of 12")
+    sync_api.expect(page.locator("#layer-text")).to_have_text("0 (0 to 11)")
     for name in ("save-report", "filter", "method"):
         tab_to(name)
     page.keyboard.press("ArrowDown")
@@ -376,7 +376,7 @@ def test_the_last_of_many_quick_choices_is_the_one_that_counts(visit: Callable[.
     assert "method=ixg" in page.url
     page.locator("#layer").fill("4")
     page.locator("#head").select_option("1")
-    sync_api.expect(page.locator("#caption-0")).to_contain_text("layer 4 of 12, head 2", timeout=WAIT)
+    sync_api.expect(page.locator("#caption-0")).to_contain_text("layer 3, head 1", timeout=WAIT)
     assert page.locator('#methods input[value="ixg"]').is_checked()
 
 
@@ -393,7 +393,7 @@ def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], state
     assert page.locator("#chart .method").count() == 0
     page.locator("#play-deletion").click()
     sync_api.expect(page.locator("#chart")).to_have_attribute(
-        "aria-label", re.compile("in the order of rollout"), timeout=WAIT
+        "aria-label", re.compile("in the order of Attention rollout"), timeout=WAIT
     )
 
 

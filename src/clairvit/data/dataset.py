@@ -5,6 +5,7 @@ Memory does not grow with the number of images, and an image that cannot be read
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +19,26 @@ from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.data.parts import RemovableParts
 from clairvit.data.pipeline import decode_workers, read_ahead
-from clairvit.errors import BadInput, ClairError, NotApplicable
+from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable, user_stacklevel
 from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.image_files import picture_size, read_picture
-from clairvit.models.images import Batch, image_name, list_clips, list_images, prepare, to_device, to_pixels
+from clairvit.models.images import (
+    Batch,
+    image_name,
+    list_clips,
+    list_images,
+    prepare,
+    prepare_part,
+    to_device,
+    to_pixels,
+)
 from clairvit.models.model import Model, check_placement
 
 ErrorHandler = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
+TENSORS_NOT_NORMALISED = (
+    "Image tensors look like pixels in 0..1 or 0..255 that were not normalised, and float tensors are taken as they "
+    "are; pass PIL images or uint8 arrays, or (x - mean) / std of pixels in 0..1."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +281,10 @@ def _read_pixels_and_mask(
             raise NotApplicable(f"Masks are those of images, and {model.name} takes clips; leave masks out.")
         return prepare([item], model).pixels[0], None, None
     if isinstance(item, Tensor) and item.is_floating_point():
-        pixels = prepare(item, model).pixels[0]
+        batch = prepare_part(item, model)
+        if batch.unusual:  # the same words for every image, so that Python shows them once
+            warnings.warn(TENSORS_NOT_NORMALISED, ClairWarning, stacklevel=user_stacklevel())
+        pixels = batch.pixels[0]
         if callable(mask):
             raise BadInput("Masks are to be found on pictures, and a tensor was given; expected paths or pictures.")
         return pixels, *_check_mask(mask, pixels)

@@ -41,10 +41,10 @@ def log_maps(logger: Any, explanation: Explanation | Comparison, *, step: int, t
         folder.mkdir(parents=True, exist_ok=True)
         explanation.save(folder / f"{tag.replace('/', '-')}-{step:06d}.png")
         return
-    experiment = getattr(logger, "experiment", logger)  # of a logger of Lightning
-    if hasattr(experiment, "add_image"):  # TensorBoard
+    experiment = _experiment(logger)
+    if _is_tensorboard(experiment):
         experiment.add_image(tag, picture(explanation), global_step=step, dataformats="HWC")
-    elif hasattr(experiment, "log") and type(experiment).__module__.partition(".")[0] == "wandb":
+    elif _is_wandb(experiment):
         image = importlib.import_module("wandb").Image(picture(explanation), caption=str(explanation))
         experiment.log({tag: image}, step=step)
     else:
@@ -52,6 +52,25 @@ def log_maps(logger: Any, explanation: Explanation | Comparison, *, step: int, t
             f"The logger is a {type(experiment).__name__}; expected a TensorBoard SummaryWriter, a wandb run, a "
             "Lightning logger of these, or a folder. For others, log picture(explanation), an array [H, W, 3]."
         )
+
+
+def takes_pictures(logger: Any) -> bool:
+    """Return whether `log_maps` can log to this."""
+    experiment = _experiment(logger)
+    return isinstance(logger, str | PathLike) or _is_tensorboard(experiment) or _is_wandb(experiment)
+
+
+def _experiment(logger: Any) -> Any:
+    """Return what a logger of Lightning writes to; anything else as it is."""
+    return getattr(logger, "experiment", logger)
+
+
+def _is_tensorboard(experiment: Any) -> bool:
+    return hasattr(experiment, "add_image")
+
+
+def _is_wandb(experiment: Any) -> bool:
+    return hasattr(experiment, "log") and type(experiment).__module__.partition(".")[0] == "wandb"
 
 
 def picture(explanation: Explanation | Comparison) -> NDArray[np.uint8]:

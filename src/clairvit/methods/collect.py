@@ -193,8 +193,7 @@ def _checked_notes(
     broken = [name for name, finite in zip(names, checked.finite, strict=True) if not finite]
     if broken:
         raise ClairError(
-            f"'{spec.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. "
-            "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
+            f"'{spec.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. {_nan_advice(spec)}"
         )
     own_notes = (note for result in runs for note in result.note_texts(on_host))
     notes = (*(spec.notes(layers) if layers else ()), *own_notes)
@@ -202,6 +201,17 @@ def _checked_notes(
     for note in warned:
         warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
     return (*notes, *warned)
+
+
+def _nan_advice(spec: MethodSpec) -> str:
+    """Return what to do about NaN: a method from outside the package is looked at first."""
+    function = spec.method.function
+    if function.__module__.partition(".")[0] != "clairvit":
+        return (
+            "Look at the method's function first: is there a division by zero, or a logarithm or root of what may be 0 "
+            "or negative? A built-in method, such as genatt, shows whether the model itself gives finite numbers."
+        )
+    return "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
 
 
 def _listed_once(

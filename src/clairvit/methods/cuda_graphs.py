@@ -15,6 +15,7 @@ The first replay must give the maps of the ordinary run, or the graph is dropped
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 import weakref
 from collections import Counter, OrderedDict
@@ -47,6 +48,7 @@ EAGER_RUNS = 2  # batches before a capture: the first inspects the model, the se
 MOST_GRAPHS = 16  # of all models together
 MOST_MEMORY = 0.25  # of the GPU's, for all graphs: each holds the memory of its passes
 MOST_REQUESTS = 64  # whose runs are counted
+MOST_STREAMS = 32  # of torch's own, per device
 # Roundings of the largest value by which the first replay may differ from the ordinary run: the same kernels run, but
 # a library may choose another one while it is captured
 ROUNDINGS = {torch.float64: 2**10, torch.float32: 2**10, torch.bfloat16: 2**4, torch.float16: 2**4}
@@ -340,18 +342,54 @@ def capture_graph(request: PassesRequest, target: TargetBatch, expected: Results
         return None
     device = request.pixels.device
     before = torch.cuda.memory_reserved(device)
-    pool = torch.cuda.graph_pool_handle()
+    pool, stream = torch.cuda.graph_pool_handle(), STREAMS.take(device)
     try:
-        graph = _capture(request, target, state, pool)
+        graph = _capture(request, target, state, pool, stream)
         results = graph.replay(request).results
     except RuntimeError:  # CUDA refuses to capture a transfer to the host; memory may run out
-        _release(pool, device)
+        graph = None
+    if graph is None:  # outside of `except`: there the traceback keeps the tensors of the capture
+        _release(pool, stream)
+        STREAMS.give_back(device, stream)
         return None
+    weakref.finalize(graph.graph, STREAMS.give_back, device, stream)
     graph.memory = torch.cuda.memory_reserved(device) - before
     return graph if _are_same(results, expected, request.pixels.dtype) else None
 
 
-def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool: Any) -> PassesGraph:
+class CaptureStreams:
+    """Streams to capture on, a different one for each living graph of a device.
+
+    cuBLAS has one workspace per stream. It is allocated in the memory of the graph whose capture needs it first, and
+    torch frees it with that graph (since 2.12), although a second graph that was captured on the stream writes to it.
+    Torch before that never frees it (64 MB on a GPU of compute capability 9), so that streams are used again.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[torch.device, list[Any]] = {}
+        self._taken: set[int] = set()  # handles: torch hands out 32 streams in turn, the same ones again and again
+
+    def take(self, device: torch.device) -> Any:
+        """Return a stream that no living graph has: that which was given back last, or a new one."""
+        free = self._free.setdefault(device, [])
+        stream = free.pop() if free else torch.cuda.Stream(device)
+        for _ in range(MOST_STREAMS):
+            if stream.cuda_stream not in self._taken:
+                break
+            stream = torch.cuda.Stream(device)
+        self._taken.add(stream.cuda_stream)
+        return stream
+
+    def give_back(self, device: torch.device, stream: Any) -> None:
+        """Let the next capture have a stream; takes no lock, since it runs wherever a graph is freed."""
+        self._taken.discard(stream.cuda_stream)
+        self._free[device].append(stream)
+
+
+STREAMS = CaptureStreams()
+
+
+def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool: Any, stream: Any) -> PassesGraph:
     pixels, weights = request.pixels.clone(), _tensors(request.model.module)
     index = torch.tensor([[index] for index in target.classes], device=pixels.device)
     on_device = ClassIndexTarget(
@@ -364,7 +402,7 @@ def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool:
         index=index,
     )
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         recording = record_for(request.captured_specs, request.model, pixels)
         logits = recording.logits.detach()
         if request.label is None:
@@ -403,17 +441,26 @@ def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool:
         state,
         weights,
         tuple(request.specs),
+        stream,
     )
 
 
-def _release(pool: Any, device: torch.device) -> None:
-    """Free the memory of a capture that failed: torch frees that of a finished one."""
+def _release(pool: Any, stream: Any) -> None:
+    """Free the memory of a capture that failed, and set the random generator back: torch does both for a finished one.
+
+    Up to torch 2.11 a failed capture leaves the generator in the state of a capture, and every later draw on the GPU
+    raises "Offset increment outside graph capture". A capture that ends well, of a single operation, sets it back.
+    """
+    device = stream.device
     try:
         torch._C._cuda_endAllocateToPool(device.index, pool)
     except RuntimeError:  # torch has ended the capture itself, and its memory goes with the graph
         pass
     else:
         torch._C._cuda_releasePool(device.index, pool)
+    gc.collect()  # tensors of the capture may lie in reference cycles with its error
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+        torch.zeros(1, device=device)
     torch.cuda.empty_cache()
 
 

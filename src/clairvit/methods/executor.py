@@ -27,7 +27,7 @@ from clairvit.methods.layer_view import (
     stacked,
     tokens_to_grid,
 )
-from clairvit.methods.result import MapFunction, NumbersNote, as_map_result
+from clairvit.methods.result import MapFunction, MapResult, NumbersNote, as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.numerics import index_tensor, spread_evenly, widened
 from clairvit.tracing.attention_call import AttentionCall
@@ -41,6 +41,7 @@ from clairvit.tracing.trace import Trace
 # How large a float32 tensor [layers·B, H, N, N] may be, as a multiple of the values of all layers: about a sixth of
 # what the forward kept, which is free again by then, so that five of them fit.
 STACKED_SHARE = 1.6
+LAYER_MAP_FORMS = {"matrix": ("B", "rows", "N"), "tokens": ("B", "N")}
 
 
 @dataclass(eq=False)
@@ -298,14 +299,25 @@ class _LayerPass:
     def _maps(self, view: LayerView, *, is_used: bool) -> Tensor | None:
         """Return the method's layer map; None where it has none of a layer that it does not need."""
         try:
-            return view.once(
-                self.spec.key, lambda: as_map_result(self.spec.method.function(view, **dict(self.spec.options))).maps
-            )
+            return view.once(self.spec.key, lambda: self._checked_maps(view))
         except (NotApplicable, BadInput):
             if is_used:
                 raise
             self.keep_layers = False  # the method is defined for some layers only, so not all can be kept
             return None
+
+    def _checked_maps(self, view: LayerView) -> Tensor:
+        """Return what the method's function gives; raise BadInput where that is no map of a layer."""
+        output = self.spec.method.function(view, **dict(self.spec.options))
+        maps = output.maps if isinstance(output, MapResult) else output
+        form = LAYER_MAP_FORMS[self.spec.method.output]
+        if not isinstance(maps, Tensor) or maps.ndim != len(form):
+            raise _wrong_output(self.spec, maps, f"a tensor [{', '.join(form)}] per layer")
+        tokens = view.token_count
+        possible = (None, maps.shape[1])  # a number per token of the layer, or per token on the grid of the map
+        if self.spec.method.output == "tokens" and tokens not in possible and self.trace.layout.tokens not in possible:
+            raise _wrong_output(self.spec, maps, f"a number for each of the {tokens} tokens, [B, N]")
+        return maps
 
     def multiplies(self, view: LayerView) -> bool:
         """Return whether it reads all rows of a layer's matrix, as vector × matrix, and can have them one by one."""
@@ -410,12 +422,25 @@ def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result)
         options["seed"] = seed
     forwards, backwards = trace.recording.forwards, trace.recording.backwards
     output = as_map_result(spec.method.function(trace, **options))
+    axes = trace.pixels.ndim - 1  # clips have frames too
+    if not isinstance(output.maps, Tensor) or output.maps.ndim != axes or len(output.maps) != len(trace.pixels):
+        form = "[B, rows, cols]" if axes == 3 else "[B, frames, rows, cols]"
+        raise _wrong_output(spec, output.maps, f"a tensor {form} with a map for each of {len(trace.pixels)} images")
     result.own_cost = Cost(trace.recording.forwards - forwards, trace.recording.backwards - backwards)
     dtype = widened(trace.logits).dtype
     result.maps = (output.maps.clamp(min=0) if spec.relu else output.maps).to(dtype)
     result.standard_error = None if output.standard_error is None else output.standard_error.to(dtype)
     result.unmoved, result.chosen = output.unmoved, output.chosen
     result.notes += dict.fromkeys(output.notes)
+
+
+def _wrong_output(spec: MethodSpec, output: object, expected: str) -> BadInput:
+    """Return the error of a method whose function returned something else than the map that it was registered for."""
+    shape = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    return BadInput(
+        f"The method '{spec.method.name}' is registered with output='{spec.method.output}', and its function returned "
+        f"{shape}; expected {expected}."
+    )
 
 
 @functools.cache

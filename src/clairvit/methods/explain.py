@@ -26,7 +26,7 @@ from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.coerce import LabelledImages, ModelLike, model_and_images
-from clairvit.models.images import Batch, prepare
+from clairvit.models.images import Batch, UnusualRange, prepare, prepare_part, unusual_notes
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch, class_agnostic_target
@@ -136,7 +136,7 @@ def explain(
 def _explain_by_default(request: _Request, images: Any) -> Comparison:
     """Explain with the default method for this kind of model, or the first of its fallbacks that fits; notes say so."""
     if isinstance(images, LabelledImages):
-        first = None if images.first is None else prepare([images.first], request.model)
+        first = None if images.first is None else prepare_part([images.first], request.model)
     else:
         images = first = prepare(images, request.model)
     if first is None:
@@ -328,15 +328,22 @@ def _explain_chunks(request: _Request, images: Any) -> Comparison:
     size = CHUNK_SIZE.get(request.model.device.type, 8)
     parts: list[Comparison] = []
     sizes: list[int] = []
+    unusual: list[tuple[UnusualRange, Sequence[str]]] = []
     for items, names in images.chunks(size):
         chunk_request = request
         if request.targets is not None:
             rows = range(sum(sizes), sum(sizes) + len(items))
             targets = tuple(_target_rows(target, rows, images) for target in request.targets)
             chunk_request = replace(request, targets=targets)
-        parts.append(_explain_batch(chunk_request, replace(prepare(items, request.model), names=names)))
+        batch = replace(prepare_part(items, request.model), names=names)
+        parts.append(_explain_batch(chunk_request, batch))
         sizes.append(len(items))
-    return _concat_comparisons(parts, sizes)
+        unusual += [(item, names) for item in batch.unusual]
+    comparison = _concat_comparisons(parts, sizes)
+    notes = unusual_notes(unusual, sum(sizes), request.model.preprocess)
+    for text, explanation in comparison.items():
+        comparison[text] = replace(explanation, notes=(*notes, *explanation.notes))
+    return comparison
 
 
 def _target_rows(target: Any, rows: range, images: Sized) -> Any:

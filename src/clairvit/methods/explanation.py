@@ -312,7 +312,8 @@ class Explanation:
 
         Args:
             ax: Axes to draw on: one for a single map, a sequence of B for several; None makes a figure.
-            **display: Display options such as cmap="viridis", robust=1, opacity=0.8, smooth=False, shared=True.
+            **display: Display options such as cmap="viridis", robust=1, opacity=0.8, smooth=False, shared=True (one
+                colour scale for all maps; by default the classes of an image share one).
 
         Returns:
             The axes of a single map, or an array of B axes.

@@ -26,7 +26,7 @@ from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import versions
 from clairvit.methods.principal_components import principal_components
 from clairvit.models.coerce import LabelledImages, ModelLike, StreamedImages, as_images, as_model
-from clairvit.models.images import Batch, prepare
+from clairvit.models.images import Batch, UnusualRange, prepare, prepare_part, unusual_notes
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.numerics import widened
@@ -332,6 +332,7 @@ def _collect(model: Model, images: Any, layer: int | str, execution: ExecutionOp
     pixels: list[Tensor] = []
     names: list[str] = []
     notes: list[str] = []
+    unusual: list[tuple[UnusualRange, Sequence[str]]] = []
     comparable = False
     with report_progress("features", count) as advance:
         for batch in batches:
@@ -345,7 +346,9 @@ def _collect(model: Model, images: Any, layer: int | str, execution: ExecutionOp
             notes += [*batch.notes, *(f"The tokens of {name} lie on no grid and are left out." for name in skipped)]
             pixels.append(batch.pixels.cpu())
             names += batch.names
+            unusual += [(item, batch.names) for item in batch.unusual]
             advance(len(batch))
+    notes += unusual_notes(unusual, len(names), model.preprocess)
     sizes = sorted({tuple(batch_pixels.shape[-2:]) for batch_pixels in pixels})
     if len(sizes) > 1:
         raise BadInput(f"The images have different sizes: {sizes}; expected one size, as they share a basis.")
@@ -365,7 +368,7 @@ def _batches(model: Model, images: Any, size: int) -> tuple[int, Iterator[Batch]
         if images.first is None:
             raise BadInput("The data set has no images; expected at least one.")
         count = 0 if isinstance(images, StreamedImages) else len(images)  # 0: an iterator's is not known
-        return count, (replace(prepare(items, model), names=names) for items, names in images.chunks(size))
+        return count, (replace(prepare_part(items, model), names=names) for items, names in images.chunks(size))
     batch = prepare(images, model)
     return len(batch), (
         replace(batch, pixels=batch.pixels[start : start + size], names=batch.names[start : start + size])

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,17 @@ from clairvit.models.preprocess import Preprocess
 
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
 _MAX_PIXELS = 100_000_000  # of a resized image; only extremely narrow ones come near
+MOST_NAMED = 5  # images in a note
+
+
+@dataclass(frozen=True)
+class UnusualRange:
+    """The range of a float tensor that cannot be that of (x - mean) / std of a picture."""
+
+    kind: Literal["large", "0..1"]
+    low: float
+    high: float
+    row: int | None = None  # of the batch; None: the range of all of its images
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +51,7 @@ class Batch:
     names: tuple[str, ...]
     single: bool = False  # one image was given, not a list of one: a list of targets is for that image
     notes: tuple[str, ...] = ()  # preprocessing that was assumed, and values that look wrong
+    unusual: tuple[UnusualRange, ...] = ()  # values that look wrong and are in no note yet
 
     def __len__(self) -> int:
         return len(self.names)
@@ -67,6 +79,13 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
     Raises:
         BadInput: An image cannot be read, or a tensor has the wrong shape, type or values.
     """
+    batch = prepare_part(images, model)
+    notes = unusual_notes([(item, batch.names) for item in batch.unusual], len(batch), model.preprocess)
+    return replace(batch, notes=(*batch.notes, *notes), unusual=())
+
+
+def prepare_part(images: Any, model: Model) -> Batch:
+    """Return images as `prepare` does, without a warning: that is given once for all parts (`unusual_notes`)."""
     check_placement(model.module, model.name)
     if isinstance(images, Batch):
         return replace(images, pixels=to_device(images.pixels, model))
@@ -75,10 +94,10 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
     tensor = _preprocessed_batch(images, model)
     shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
     if tensor is not None:
-        notes = (*shown, *_check_tensor(tensor, "", model))
+        unusual = _check_tensor(tensor, "", model)
         names = tuple(f"image {i + 1}" for i in range(len(tensor)))
         single = isinstance(images, Tensor) and images.ndim == 3
-        return Batch(to_device(tensor.detach(), model), names, single, notes)
+        return Batch(to_device(tensor.detach(), model), names, single, shown, unusual)
     items, single = list_images(images)
     batch = decode(items, model, single=single)
     return replace(batch, pixels=to_device(batch.pixels, model))
@@ -92,17 +111,18 @@ def decode(items: Sequence[Any], model: Model, *, single: bool = False) -> Batch
     shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
     notes = (*shown, *(model.assumptions if any(not is_preprocessed(item) for item in items) else ()))
     pixels: list[Tensor] = []
+    unusual: list[UnusualRange] = []
     for i, item in enumerate(items):
-        image_pixels, image_notes = _preprocess(item, model, "" if single else f" (image {i + 1})")
+        image_pixels, ranges = _preprocess(item, model, "" if single else f" (image {i + 1})")
         pixels.append(image_pixels)
-        notes = (*notes, *image_notes)
+        unusual += [replace(part, row=i) for part in ranges]
     shapes = sorted({tuple(p.shape[-2:]) for p in pixels})
     if len(shapes) > 1:
         raise BadInput(
             f"The tensors in one batch have different sizes: {shapes}; make them equal or explain one by one."
         )
     names = tuple(image_name(item, i) for i, item in enumerate(items))
-    return Batch(torch.stack(pixels), names, single, notes)
+    return Batch(torch.stack(pixels), names, single, notes, tuple(unusual))
 
 
 def _prepare_clips(images: Any, model: Model) -> Batch:
@@ -124,8 +144,9 @@ def _prepare_clips(images: Any, model: Model) -> Batch:
     batch = torch.stack(pixels)
     names = tuple(f"clip {i + 1}" for i in range(len(batch)))
     raw = any(not is_preprocessed(clip) for clip in clips)
-    notes = (*shown, *(model.assumptions if raw else _check_tensor(batch, "", model)))
-    return Batch(batch.to(model.device, model.dtype), names, single, notes)
+    notes = (*shown, *(model.assumptions if raw else ()))
+    unusual = () if raw else _check_tensor(batch, "", model)
+    return Batch(batch.to(model.device, model.dtype), names, single, notes, unusual)
 
 
 def list_clips(images: Any, model: Model) -> Sequence[Any]:
@@ -268,8 +289,8 @@ def is_preprocessed(item: Any) -> bool:
     return isinstance(item, Tensor) and item.dtype != torch.uint8
 
 
-def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the pixels [C, H, W] of one image as the model takes them, and notes."""
+def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[UnusualRange, ...]]:
+    """Return the pixels [C, H, W] of one image as the model takes them, and ranges that look wrong."""
     channels = model.preprocess.channels
     if is_preprocessed(item):
         if item.ndim != 3:
@@ -312,8 +333,8 @@ def _shape_advice(images: Tensor, channels: int) -> str:
     )
 
 
-def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
-    """Raise BadInput unless these are finite floats [B, C, H, W]; warn and return a note if they are not normalised."""
+def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[UnusualRange, ...]:
+    """Raise BadInput unless these are finite floats [B, C, H, W]; return their range if they are not normalised."""
     _check_storage(pixels, where)
     channels = model.preprocess.channels  # of images [B, C, H, W] or clips [B, C, T, H, W]
     if pixels.shape[1] != channels or pixels.numel() == 0:
@@ -335,10 +356,13 @@ def _check_tensor(pixels: Tensor, where: str, model: Model) -> tuple[str, ...]:
         raise BadInput(
             f"The image tensor has NaN or infinite values{at}; expected finite numbers: check your transform."
         )
-    note = _range_note(low, high, where, model.preprocess)
-    if note:
-        warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
-    return (note,) if note else ()
+    if max(-low, high) > 50:  # normalised values stay within a few units of 0
+        return (UnusualRange("large", low, high),)
+    # in 0..1 and over more than half of it, while (0 - mean) / std of a black pixel is negative: a normalised photo has
+    # such a range only if all of it is bright and has little contrast
+    if low >= 0 and high <= 1 and high - low > 0.5 and max(model.preprocess.mean) > 0:
+        return (UnusualRange("0..1", low, high),)
+    return ()
 
 
 def _check_storage(tensor: Tensor, where: str) -> None:
@@ -348,23 +372,52 @@ def _check_storage(tensor: Tensor, where: str) -> None:
         raise BadInput(f"The image tensor{where} {kind}; expected an ordinary tensor of floats or uint8 pixels.")
 
 
-def _range_note(low: float, high: float, where: str, preprocess: Preprocess) -> str:
-    """Return a note if the range of a float tensor cannot be that of (x - mean) / std of a picture, else ''."""
-    if max(-low, high) > 50:  # normalised values stay within a few units of 0
+def unusual_notes(
+    ranges: Sequence[tuple[UnusualRange, Sequence[str]]], count: int, preprocess: Preprocess
+) -> tuple[str, ...]:
+    """Return a note for each kind of values that look wrong, and warn of it: one for all images.
+
+    Args:
+        ranges: What looks wrong, each with the names of the images of its batch.
+        count: The number of all images.
+        preprocess: What the model expects.
+    """
+    notes = []
+    for kind in dict.fromkeys(item.kind for item, _ in ranges):
+        same = [(item, names) for item, names in ranges if item.kind == kind]
+        low, high = min(item.low for item, _ in same), max(item.high for item, _ in same)
+        rows = [names[item.row] for item, names in same if item.row is not None]
+        notes.append(f"{_tensors_named(rows, count)} {_range_note(kind, low, high, preprocess)}")
+    for note in notes:
+        warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
+    return tuple(notes)
+
+
+def _tensors_named(names: Sequence[str], count: int) -> str:
+    """Return 'The image tensor (image 3) has', or '12 of 30 image tensors (image 1, … and 7 more) have'."""
+    if not names or count == 1:
+        return "The image tensor has"
+    if len(names) == 1:
+        return f"The image tensor ({names[0]}) has"
+    if len(names) == count:
+        return f"All {count} image tensors have"
+    rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{len(names)} of {count} image tensors ({', '.join(names[:MOST_NAMED])}{rest}) have"
+
+
+def _range_note(kind: str, low: float, high: float, preprocess: Preprocess) -> str:
+    """Return what is wrong about such values, and what to pass instead."""
+    if kind == "large":
         return (
-            f"The image tensor{where} has values up to {max(-low, high):.0f}, so it does not look normalised; pass "
-            "uint8 pixels or (x / 255 - mean) / std."
+            f"values up to {max(-low, high):.0f}, which do not look normalised; pass uint8 pixels or "
+            "(x / 255 - mean) / std."
         )
-    # in 0..1 and over more than half of it, while (0 - mean) / std of a black pixel is negative: a normalised photo has
-    # such a range only if all of it is bright and has little contrast
-    if low >= 0 and high <= 1 and high - low > 0.5 and max(preprocess.mean) > 0:
-        mean, std = ([round(value, 4) for value in values] for values in (preprocess.mean, preprocess.std))
-        return (
-            f"The image tensor{where} has values from {low:.2g} to {high:.2g}, which look like pixels in 0..1 that "
-            "were not normalised, and float tensors are taken as they are; pass a PIL image or a uint8 array, or "
-            f"(x - mean) / std with mean {mean} and std {std}."
-        )
-    return ""
+    mean, std = ([round(value, 4) for value in values] for values in (preprocess.mean, preprocess.std))
+    return (
+        f"values from {low:.2g} to {high:.2g}, which look like pixels in 0..1 that were not normalised, and float "
+        f"tensors are taken as they are; pass a PIL image or a uint8 array, or (x - mean) / std with mean {mean} and "
+        f"std {std}."
+    )
 
 
 def image_name(item: Any, index: int) -> str:

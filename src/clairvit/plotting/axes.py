@@ -30,7 +30,7 @@ from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes
 from clairvit.plotting.series import COLOURS
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle, plot_style
-from clairvit.plotting.tiles import MOST_ROWS, explanation_photo, map_scales, target_label
+from clairvit.plotting.tiles import MOST_ROWS, explanation_photo, item_scales, target_label
 
 TILE = 2.4  # inches, width and height of one map in a new figure
 RANKING_WIDTH, RANKING_PITCH, RANKING_EDGES = 4.6, 0.19, 0.85  # inches: a ranking, one of its rows, above and below
@@ -59,7 +59,7 @@ def plot_explanation(explanation: Explanation, ax: Any = None, **display: Any) -
     axes = grid.reshape(-1)
     if len(axes) < count:
         raise BadInput(f"{len(axes)} axes were given for {count} maps; expected one for each, or ax=None.")
-    scales = map_scales(explanation, to_numpy(explanation.maps), style)
+    scales = item_scales(explanation, style)
     for item in range(count):
         _draw_map(axes[item], explanation, item, scales[item], style)
         axes[item].set_title(target_label(explanation, item), fontsize="small")
@@ -83,7 +83,7 @@ def plot_comparison(comparison: Comparison, axes: Any = None, **display: Any) ->
         )
     grid = grid.reshape(maps, len(comparison))
     for column, (method, explanation) in enumerate(comparison.items()):
-        scales = map_scales(explanation, to_numpy(explanation.maps), style)
+        scales = item_scales(explanation, style)
         for item in range(maps):
             _draw_map(grid[item, column], explanation, item, scales[item], style)
         grid[0, column].set_title(method, fontsize="small")

@@ -14,17 +14,20 @@ from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Canvas
 from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, class_label, cost_label, map_marks, top_classes
-from clairvit.plotting.overlay import overlay, scale_of, to_numpy
+from clairvit.plotting.overlay import Scale, overlay, scale_of, to_numpy
 from clairvit.plotting.patch_outline import draw_outlines
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import (
     FOOT,
+    WIDEST_FIGURE,
     aspect_ratio,
     check_rows,
     explanation_photo,
-    map_scale,
+    fold_columns,
+    item_scales,
     same_image,
+    screen_columns,
     short_name,
     target_label,
 )
@@ -32,7 +35,6 @@ from clairvit.plotting.tiles import (
 LARGE, USUAL, SMALLEST = 1.6, 1.2, 0.9  # inches, width of a tile; the smallest where a page of classes is crowded
 CROWDED = 60  # tiles
 WIDE = 13.8  # inches a figure is wide at most, if it has the choice
-WIDEST = 16.0  # the same where images are rows: a line of methods is worth some more
 BAND = 0.22  # over a row of tiles, for the names of families
 LABEL = 0.15  # over a tile, for its class where there are several
 SEAM = 0.04  # between the classes of one method
@@ -75,7 +77,8 @@ class Cell:
 def comparison_figure(explanations: Mapping[str, Explanation], style: PlotStyle | None = None) -> Figure:
     """Return a figure with a tile per method, wrapped; several classes stand side by side within a method.
 
-    Several images with one map each are rows, as long as the methods fit on one line; otherwise a block each.
+    Several images with one map each are rows, as long as the methods fit on one line; otherwise a block each. Where the
+    figure would be a high column, rows of few methods stand side by side.
     """
     style = style or PlotStyle()
     explanations = {name: frame_strip(explanation, style) for name, explanation in explanations.items()}
@@ -93,15 +96,18 @@ def comparison_figure(explanations: Mapping[str, Explanation], style: PlotStyle 
     )
     check_rows(rows * len(groups))
     method_explanations = list(explanations.values())
-    canvas = cell.canvas(rows * len(groups), columns, FOOT * (2 + bool(_legend(method_explanations))))
+    across = fold_columns(len(groups), columns * (cell.width + GAP), rows * (cell.height + GAP))
+    down = math.ceil(len(groups) / across)
+    scales = {name: item_scales(explanation, style) for name, explanation in methods}
+    canvas = cell.canvas(rows * down, columns * across, FOOT * (2 + bool(_legend(method_explanations))))
     for block, group in enumerate(groups):
-        top = block * rows
-        _photo_cell(canvas, _heading_explanation(method_explanations), group, cell, top)
+        top, left = rows * (block // across), columns * (block % across)
+        _photo_cell(canvas, _heading_explanation(method_explanations), group, cell, top, left)
         for number, (name, explanation) in enumerate(methods, start=1):
             row, column = divmod(number, columns)
-            _method_cell(canvas, name, explanation, group, cell, style, top + row, column)
+            _method_cell(canvas, name, explanation, group, scales[name], cell, style, top + row, left + column)
         for row in range(rows if cell.band else 0):
-            _bands(canvas, families(methods), cell, row, columns, top)
+            _bands(canvas, families(methods), cell, row, columns, top, left)
     _draw_keys(canvas, method_explanations, style)
     canvas.write(first.model, MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN, SMALL, PALE)
     return canvas.figure
@@ -113,35 +119,33 @@ def _heading_explanation(explanations: Sequence[Explanation]) -> Explanation:
 
 
 def rows_needed(methods: int, images: int, classes: int) -> int:
-    """Return how many rows of tiles a comparison of square images will have."""
+    """Return how many rows of tiles a comparison of square images has, where images stand one under another."""
     return images * arrange_cells(methods, images, classes, 1.0, grouped=True)[1]
 
 
 def arrange_cells(methods: int, images: int, classes: int, aspect: float, grouped: bool) -> tuple[Cell, int, int]:
     """Return a cell, and how many rows (for one image) and columns of them."""
+    cells = methods + 1
     band = BAND if grouped else 0.0
-    least = SMALLEST if classes > 1 and (methods + 1) * classes > CROWDED else USUAL
+    least = SMALLEST if classes > 1 and cells * classes > CROWDED else USUAL
     small = Cell(classes, least, least * aspect, band)
-    in_rows = images > 1 and (methods + 1) * (small.width + GAP) <= WIDEST
+
+    def cell_of(columns: int) -> Cell:
+        """Return the largest cell that fits so many times side by side."""
+        width = (WIDE + GAP) / columns - GAP + SEAM
+        tile = max(least, min(LARGE, width / classes - SEAM))
+        return Cell(classes, tile, tile * aspect, band)
+
+    def size_of(columns: int) -> tuple[float, float]:
+        """Return width and height of a cell with the gaps around it."""
+        cell = cell_of(columns)
+        return cell.width + GAP, cell.height + GAP
+
     most = max(1, int((WIDE + GAP) // (small.width + GAP)))
-    columns = methods + 1 if in_rows else _columns(methods + 1, most, small)
-    width = (WIDE + GAP) / columns - GAP + SEAM
-    tile = max(least, min(LARGE, width / classes - SEAM))
-    return Cell(classes, tile, tile * aspect, band), math.ceil((methods + 1) / columns), columns
-
-
-def _columns(cells: int, most: int, cell: Cell) -> int:
-    """Return the columns of a figure about as high as wide or flatter, with few empty places in the last row."""
-    if cells * (cell.width + GAP) <= WIDE / 1.5:
-        return min(cells, most)
-    least = min(most, max(1, round(math.sqrt(cells * (cell.height + GAP) / (cell.width + GAP)))))
-
-    def empty_places(columns: int) -> tuple[int, int]:
-        """Return the empty places in the last row; where there are few columns to choose from, three do not count."""
-        empty = -cells % columns
-        return empty if cell.tiles == 1 else max(0, empty - 3), -columns
-
-    return min(range(max(1, least - 2), min(most, least + 3) + 1), key=empty_places)
+    in_line = images > 1 and cells * (small.width + GAP) <= WIDEST_FIGURE
+    short = cells <= most and cells * (small.width + GAP) <= WIDE / 1.5
+    columns = cells if in_line or short else screen_columns(cells, most, size_of)
+    return cell_of(columns), math.ceil(cells / columns), columns
 
 
 def families(methods: Sequence[tuple[str, Explanation]]) -> list[str]:
@@ -152,9 +156,11 @@ def families(methods: Sequence[tuple[str, Explanation]]) -> list[str]:
     return named_families if contiguous and all(runs) else []
 
 
-def _photo_cell(canvas: Canvas, explanation: Explanation, group: Sequence[int], cell: Cell, row: int) -> None:
+def _photo_cell(
+    canvas: Canvas, explanation: Explanation, group: Sequence[int], cell: Cell, row: int, column: int
+) -> None:
     """Draw the photo; its heading names the target (or the image) and the highest classes."""
-    left, top = cell.corner(row, 0)
+    left, top = cell.corner(row, column)
     best = [class_label(guess.name, guess.probability, guess.score) for guess in top_classes(explanation, group[0], 3)]
     title = target_label(explanation, group[0]) if len(group) == 1 else short_name(explanation, group[0])
     canvas.heading(title, " · ".join([name for name in best if name != title][:2]), left, top, cell.width)
@@ -169,6 +175,7 @@ def _method_cell(
     name: str,
     explanation: Explanation,
     group: Sequence[int],
+    scales: Sequence[Scale],
     cell: Cell,
     style: PlotStyle,
     row: int,
@@ -182,22 +189,24 @@ def _method_cell(
         start = left + ((cell.width - cell.tile) / 2 if once else index * (cell.tile + SEAM))
         if cell.label:
             canvas.write(target_label(explanation, item), start, top + HEADING, cell.tile, SMALL, PALE)
-        values = to_numpy(explanation.maps[item])
-        scale = map_scale(explanation, values, style)
-        picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
+        values, photo = to_numpy(explanation.maps[item]), explanation_photo(explanation, item)
+        picture = overlay(photo, values, scales[item], style.opacity, style.smooth)
         axes = canvas.image(picture, start, down, cell.tile, cell.tile_height)
         draw_outlines(axes, explanation, item, picture.shape[:2], cell.tile)
     right = left + (cell.width + cell.tile) / 2 if once else left + cell.width
     canvas.badges(map_marks(explanation), right - 0.05, down + 0.05)
 
 
-def _bands(canvas: Canvas, names: Sequence[str], cell: Cell, row: int, columns: int, top: int) -> None:
-    """Write the names of the families over one row of tiles, each with a line as long as its tiles."""
+def _bands(canvas: Canvas, names: Sequence[str], cell: Cell, row: int, columns: int, top: int, first: int) -> None:
+    """Write the names of the families over one row of an image's tiles, each with a line as long as its tiles.
+
+    `top` and `first` are the row and the column where the tiles of the image begin.
+    """
     start = row * columns
     on_row = [(index, names[index - 1]) for index in range(max(1, start), min(start + columns, len(names) + 1))]
     for family, members in groupby(on_row, key=lambda entry: entry[1]):
         indices = [index for index, _ in members]
-        left, down = cell.corner(top + row, indices[0] - start)
+        left, down = cell.corner(top + row, first + indices[0] - start)
         canvas.group_heading(family, left, down - cell.band + 0.02, len(indices) * (cell.width + GAP) - GAP)
 
 

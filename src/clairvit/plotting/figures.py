@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -41,6 +41,8 @@ from clairvit.plotting.tiles import (
     aspect_ratio,
     check_rows,
     explanation_photo,
+    fold_columns,
+    item_scales,
     map_scale,
     map_scales,
     method_label,
@@ -69,19 +71,25 @@ class TileGrid:
     side: float = GAP
     below: float = 0.0  # inches under a tile, for text
 
+    @property
+    def pitch(self) -> float:
+        """Return the inches from a row to the next."""
+        return self.tile_height + HEADING + GAP + self.below
+
     def corner(self, row: int, column: int) -> tuple[float, float]:
         """Return left and top of a tile's heading."""
-        return MARGIN + column * (self.tile + self.side), MARGIN + row * (self.tile_height + HEADING + GAP + self.below)
+        return MARGIN + column * (self.tile + self.side), MARGIN + row * self.pitch
 
     def canvas(self, foot: float = FOOT) -> Canvas:
         """Return a canvas for all tiles and `foot` inches below them."""
         width = 2 * MARGIN + self.columns * (self.tile + self.side) - (GAP if self.side == GAP else 0)
-        return Canvas(width, 2 * MARGIN + self.rows * (self.tile_height + HEADING + GAP + self.below) - GAP + foot)
+        return Canvas(width, 2 * MARGIN + self.rows * self.pitch - GAP + foot)
 
 
 def explanation_figure(explanation: Explanation, style: PlotStyle | None = None) -> Figure:
     """Return a figure with the photo and overlays with their colour bars: one row per image, targets side by side.
 
+    Where the figure would be a high column, images stand side by side.
     Chosen patches are outlined, and a further tile shows the photo without them. The text of a vision-language model
     is written under its map, each token on the colour of its relevance; a check is written below.
     """
@@ -91,7 +99,7 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     first_maps = {group[0] for group in groups}
     lines = [group[i : i + MOST_COLUMNS] for group in groups for i in range(0, len(group), MOST_COLUMNS)]
     check_rows(len(lines))
-    scales = map_scales(explanation, to_numpy(explanation.maps), style)
+    scales = item_scales(explanation, style)
     columns = max(len(line) for line in lines)
     tile = tile_width(explanation)
     side = BAR if explanation.chosen is None else BAR + tile + GAP
@@ -101,14 +109,19 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     below = CHECK_LINE * max(len(lines) for lines in checks) + TEXT_LINE * max(len(lines) for lines in texts)
     grid = TileGrid(len(lines), columns, tile, tile * aspect_ratio(explanation), side, below)
     shift = tile + GAP  # the photo's column, which needs no colour bar
+    block = shift + columns * (tile + side)  # inches from an image to the next beside it
+    across = fold_columns(len(lines), block, grid.pitch)
+    grid = replace(grid, rows=math.ceil(len(lines) / across))
     body = grid.canvas()
-    canvas = Canvas(body.width + shift, body.height)
-    for row, line in enumerate(lines):
+    canvas = Canvas(body.width + shift + (across - 1) * block, body.height)
+    for number, line in enumerate(lines):
+        row, beside = divmod(number, across)
         left, top = grid.corner(row, 0)
         if line[0] in first_maps:  # of its image
-            _photo_tile(canvas, explanation, line[0], left, top, grid)
+            _photo_tile(canvas, explanation, line[0], left + beside * block, top, grid)
         for column, item in enumerate(line):
             left, top = grid.corner(row, column)
+            left += beside * block
             _map_tile(canvas, explanation, item, scales[item], style, left + shift, top, grid)
             canvas.colour_bar(
                 scales[item], style.opacity, left + shift + grid.tile + 0.06, top + HEADING, grid.tile_height

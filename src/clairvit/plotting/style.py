@@ -20,7 +20,7 @@ class PlotStyle:
     robust: float = 1.0  # per cent clipped at each end of the colour scale, against single extreme patches; 0: none
     opacity: float = 0.8  # of the strongest patch; weaker ones are more transparent
     smooth: bool = True  # bicubic; False shows the patches themselves
-    shared: bool = False  # one colour scale for all maps of the figure instead of one for each
+    shared: bool | None = None  # one colour scale for all maps of the figure; None: for the classes of an image
     layers: bool = False  # draw the per-layer strip instead of the map
     heads: bool = False  # draw the grid of heads instead of the map
     dpi: int = 200

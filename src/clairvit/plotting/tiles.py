@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePath
 
 from clairvit._io import printable
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.labels import class_label, format_number
-from clairvit.plotting.overlay import Array, Scale, denormalised_photo, scale_of
+from clairvit.plotting.overlay import Array, Scale, denormalised_photo, scale_of, to_numpy
 from clairvit.plotting.style import PlotStyle
 from clairvit.targets.base import CUSTOM_SCORE
 
 FOOT = 0.24  # inches, the line under a figure
 MOST_ROWS = 40  # of tiles; a taller figure cannot be read
+WIDEST_FIGURE = 16.0  # inches
+SCREEN = 1.6  # width / height of a screen
 
 
 def same_image(explanation: Explanation) -> list[list[int]]:
@@ -30,6 +35,21 @@ def same_image(explanation: Explanation) -> list[list[int]]:
         else:
             groups.append([item])
     return groups
+
+
+def item_scales(explanation: Explanation, style: PlotStyle) -> list[Scale]:
+    """Return the colour scale of each map: by default the maps of several classes of one image share theirs.
+
+    Maps of other targets (words, contrasts, neurons) may have other units, so they share a scale only on request.
+    """
+    maps = to_numpy(explanation.maps)
+    if style.shared is not None:
+        return map_scales(explanation, maps, style)
+    scales: list[Scale] = []
+    for group in same_image(explanation):
+        shared = all(explanation.classes[item] is not None for item in group)
+        scales += map_scales(explanation, maps[group], replace(style, shared=shared))
+    return scales
 
 
 def map_scales(explanation: Explanation, maps: Array, style: PlotStyle) -> list[Scale]:
@@ -96,6 +116,31 @@ def check_rows(rows: int) -> None:
     """Raise BadInput for a figure of too many rows."""
     if rows > MOST_ROWS:
         raise BadInput(
-            f"A figure of {rows} rows is too tall to read (at most {MOST_ROWS}); write one file per image.",
+            f"A figure of {rows} rows is too large to read (at most {MOST_ROWS}); write one file per image.",
             parameters={"out": "DIR"},
         )
+
+
+def screen_columns(cells: int, most: int, size: Callable[[int], tuple[float, float]]) -> int:
+    """Return the columns that bring a grid nearest to a screen's shape, with few empty places in the last row.
+
+    Args:
+        cells: The number of cells.
+        most: The largest number of columns.
+        size: A function of a number of columns to the width and height of a cell.
+    """
+
+    def distance(columns: int) -> float:
+        """Return |ln(shape / screen)| + empty places / cells."""
+        width, height = size(columns)
+        rows = math.ceil(cells / columns)
+        return abs(math.log(columns * width / (rows * height) / SCREEN)) + (rows * columns - cells) / cells
+
+    return min(range(1, min(cells, most) + 1), key=distance)
+
+
+def fold_columns(blocks: int, width: float, height: float) -> int:
+    """Return in how many columns to set equal blocks: one, unless it would be higher than a screen set upright."""
+    if blocks * height <= SCREEN * width:
+        return 1
+    return screen_columns(blocks, max(1, int(WIDEST_FIGURE // width)), lambda _: (width, height))

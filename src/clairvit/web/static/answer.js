@@ -1,6 +1,6 @@
 // The answer card: what the model says, and whether the test supports the map.
 
-import { cosineText, element, plainMessage, valueText } from "./texts.js";
+import { cosineText, element, plainMessage, unbroken, valueText } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
 const BADGES = { "supported": "Supported by a test", "weak": "Weak support", "not better than chance": "No better than chance" };
@@ -34,7 +34,7 @@ export const badgeText = (check, hasCaution = false) => (BADGES[check?.verdict] 
 /** The verdict that gives a badge its colour. */
 export const badgeVerdict = (check, hasCaution = false) => isDoubtful(check, hasCaution) ? "weak" : check?.verdict ?? "";
 /** The sentences of a test in the words of the page: its patches are parts, and correlations are for the numbers. */
-const plainSentence = (text) => text.replace("random patches: ", "without random parts: ").replace(/\bpatch(es)?\b/g, (_, many) => many ? "parts" : "part").replace(/ \(rank correlation [^)]*\)/g, "").replace(/(?<=\s)-(?=\d)/g, "−");
+const plainSentence = (text) => unbroken(text).replace("random patches: ", "without random parts: ").replace(/\bpatch(es)?\b/g, (_, many) => many ? "parts" : "part").replace(/ \(rank correlation [^)]*\)/g, "").replace(/(?<=\s)-(?=\d)/g, "−");
 /** The sentence of the test without its conclusion, which the badge has. */
 const shortCheckText = (check) => plainSentence(`${check.sentence.split(/\.\s+(?=[A-Z])/)[0].replace(/\.$/, "")}.`);
 export const checkText = (check) => plainSentence([check.sentence, ...(check.verdict ? check.remarks : [])].join(" "));

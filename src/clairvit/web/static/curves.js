@@ -35,10 +35,10 @@ export function clear(photo) {
 export function stop() { clearInterval(timer); timer = 0; }
 
 /** Start the film at once, in the order of the page's own map; `receive` adds the curve when it has been measured. */
-export function play({ kind, rank, grid, photo, reply }) {
+export function play({ kind, rank, grid, photo, title, reply }) {
   stop();
   const counts = reply?.[kind].counts ?? Array.from({ length: STEPS + 1 }, (_, k) => Math.round(k * rank.length / STEPS));
-  film = { kind, rank: reply?.rank ?? rank, grid, photo, reply: null, counts };
+  film = { kind, rank: reply?.rank ?? rank, grid, photo, title, reply: null, counts };
   section.dataset.film = "playing";
   Object.assign(slider, { max: counts.length - 1, disabled: false, value: 0 });
   verdict.textContent = "";
@@ -96,10 +96,10 @@ function end() {
 slider.addEventListener("input", () => { stop(); if (film) { section.dataset.film = "ended"; drawFrame(Number(slider.value)); } });
 
 function drawFrame(k) {
-  const { curve, kind, reply, photo, rank, counts } = film, hides = kind === "deletion";
+  const { curve, kind, reply, photo, rank, counts, title } = film, hides = kind === "deletion";
   drawPhoto(photo, { rank, grid: film.grid, count: counts[k], inserts: !hides });
   perturbed.setAttribute("aria-label", `the photo with ${counts[k]} of ${rank.length} parts ${hides ? "hidden" : "shown"}`);
-  drawChart(chart, kind, reply, k);
+  drawChart(chart, kind, reply, k, title);
   stepText.textContent = `${k} of ${counts.length - 1}`;
   const done = `${counts[k]} of ${rank.length} parts ${hides ? "hidden" : "shown"}`;
   if (!reply) { description.textContent = `${done}; measuring the score…`; return; }
@@ -118,7 +118,7 @@ function rangeOf(reply, kind) {
 const height = ([low, high]) => (value) => BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP);
 
 /** Draw a curve up to a step, what follows of it, and the range of random orders; without a reply, the axes. */
-function drawChart(svg, kind, reply, k) {
+function drawChart(svg, kind, reply, k, title) {
   const hides = kind === "deletion", range = rangeOf(reply, kind), y = height(range);
   drawAxes(svg, `share of the photo ${hides ? "hidden" : "shown"}`, reply ? (reply.meaning === "prob" ? `probability of ${reply.target}` : reply.meaning) : "", range);
   if (!reply) return;
@@ -133,14 +133,14 @@ function drawChart(svg, kind, reply, k) {
     svgElement("circle", { class: "dot", cx: x(curve.x[k]), cy: y(method.mean[k]), r: 5 }),
     svgElement("text", { class: "random-label", x: x(curve.x[far]), y: randomY, "text-anchor": "middle" }, "random orders"),
     svgElement("text", { class: "label", x: x(curve.x[near]) + (hides ? -4 : 0), y: beside(y(method.mean[near]), hides), "text-anchor": "middle" }, "this map"));
-  svg.setAttribute("aria-label", `${reply.target} while parts are ${hides ? "hidden" : "shown"} in the order of ${reply.method}, and in random orders. ${verdictText(reply)}`);
+  svg.setAttribute("aria-label", `${reply.target} while parts are ${hides ? "hidden" : "shown"} in the order of ${title}, and in random orders. ${verdictText(reply)}`);
 }
 
 /** The whole curve of one direction as an SVG of its own; null where it could not be measured. */
-export function wholeChart(reply, kind) {
+export function wholeChart(reply, kind, title) {
   if (reply[kind].method.area === null) return null;
   const svg = svgElement("svg", { viewBox: chart.getAttribute("viewBox"), role: "img" });
-  drawChart(svg, kind, reply, reply[kind].counts.length - 1);
+  drawChart(svg, kind, reply, reply[kind].counts.length - 1, title);
   return svg;
 }
 

@@ -3,7 +3,7 @@
 import { badgeText, badgeVerdict, checkText } from "./answer.js";
 import { drawColourBar, drawPhoto, legendWords, overlay } from "./colour.js";
 import { verdictText } from "./curves.js";
-import { element, slug } from "./texts.js";
+import { element, slug, unbroken } from "./texts.js";
 
 /** "clairvit-cat-attnlrp-plus.png" */
 export const fileName = (photoName, method, suffix) => `clairvit-${slug(photoName)}-${method.replace(/[^\w-]+/g, "-").replace(/-$/, "")}.${suffix}`;
@@ -30,7 +30,7 @@ function pictures(view, size) {
 }
 
 /** Which map this is: method, layer, head, model. */
-const captionLines = (view) => [`${view.map.title} (${view.map.method})${view.layerText}`, `model ${view.models} · photo ${view.settings.photo} · ClairViT ${view.version}`];
+const captionLines = (view) => [`${view.title} (${view.methodText})${view.layerText}`, `model ${view.models} · photo ${view.settings.photo} · ClairViT ${view.version}`];
 
 function wrapText(context, text, width) {
   const lines = [""];
@@ -76,8 +76,8 @@ export function pictureCanvas(view, size = 672) {
   return canvas;
 }
 
-/** Text as HTML; a number and its per cent sign stay on one line. */
-const escapeHtml = (text) => text.replace(/[&<>"']/g, (letter) => `&#${letter.charCodeAt(0)};`).replace(/(\d) %/g, "$1\u00a0%");
+/** Text as HTML. */
+const escapeHtml = (text) => unbroken(text).replace(/[&<>"']/g, (letter) => `&#${letter.charCodeAt(0)};`);
 
 const STYLES = `body{font:15px/1.5 Inter,system-ui,sans-serif;color:#1c1b22;max-width:920px;margin:24px auto;padding:0 16px;font-variant-numeric:tabular-nums;print-color-adjust:exact;-webkit-print-color-adjust:exact}
 h1{font-size:22px;line-height:1.3;margin:0 0 12px}h2{font-size:17px;margin:28px 0 8px}p{margin:6px 0}
@@ -116,7 +116,7 @@ export async function reportHtml(view, charts, strip) {
   const drawn = charts.map(([kind, chart]) => `<div><h3>${kind === "deletion" ? "Hiding" : "Showing"} the brightest first</h3>${new XMLSerializer().serializeToString(chart)}</div>`).join("");
   return `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="Content-Security-Policy" content="${POLICY}"><title>${escapeHtml(`${view.photoName}: ${view.sentence}`)}</title><style>${await fontFace()}${STYLES}</style></head><body>
 <h1>${escapeHtml(view.sentence)}</h1>${tests}${cautions}
-<div class="tiles" data-count="${tiles.length}">${figures}</div><p class="legend">${low}${image(bar, "the colours from low to high")}${high}</p><p class="legend">${escapeHtml(`${view.map.title}${view.layerText}, model ${view.models}`)}</p>
+<div class="tiles" data-count="${tiles.length}">${figures}</div><p class="legend">${low}${image(bar, "the colours from low to high")}${high}</p><p class="legend">${escapeHtml(`${view.title}${view.layerText}, model ${view.models}`)}</p>
 ${section("How to read it", "<p>Coloured parts mattered to the answer: red for it, blue against it where a map has both; elsewhere brighter is more. A map can be wrong: the test hides its brightest parts and compares with hiding random ones.</p>")}
 ${section(`The test${of}`, drawn && `<div class="curves">${drawn}</div><p>${escapeHtml(verdictText(view.curve))}</p>`)}
 ${section("What the model sees in it", view.reply.top.length ? table(view.reply.top.map((entry) => [entry.name, view.value(entry)])) : "")}

@@ -42,7 +42,8 @@ function layOut() {
 }
 
 async function show() {
-  $("features-layer-text").textContent = `${slider.value} of ${slider.max}`;
+  $("features-layer-text").textContent = `${slider.value - 1} (0 to ${slider.max - 1})`; // counted from 0, as in the library
+  slider.setAttribute("aria-valuetext", `layer ${slider.value - 1}`);
   if (!view) return;
   const request = ++latest;
   layOut();

@@ -2,6 +2,7 @@
 
 import { colourScale, overlay } from "./colour.js";
 import { slice, unpack } from "./api.js";
+import { setStatus } from "./status.js";
 import { duration, element, number, plainNotes, valueText } from "./texts.js";
 
 /** Top classes; a click makes one the target, "+" the second target. */
@@ -35,13 +36,16 @@ let keyTimer = 0, byKey = false;
 addEventListener("keydown", (event) => { byKey = event.key.startsWith("Arrow"); }, true);
 addEventListener("pointerdown", () => { byKey = false; }, true);
 
-function methodLabel(value, title, tags, sentence, search, selected, onSelect) {
+/** A method to choose; arrow keys pass over slow ones, which Enter starts. */
+function methodLabel(value, title, tags, sentence, search, selected, isSlow, onSelect) {
   const radio = element("input", { type: "radio", name: "method", value, checked: selected });
   radio.addEventListener("change", () => {
     clearTimeout(keyTimer);
-    if (byKey) keyTimer = setTimeout(() => onSelect(value), KEY_DELAY_MS);
+    if (byKey && isSlow) setStatus(`Press Enter to start ${title}, which is slow.`);
+    else if (byKey) keyTimer = setTimeout(() => onSelect(value), KEY_DELAY_MS);
     else onSelect(value);
   });
+  radio.addEventListener("keydown", (event) => { if (isSlow && event.key === "Enter") { event.preventDefault(); onSelect(value); } });
   const label = element("label", {}, radio, element("b", { textContent: title }), element("small", { textContent: sentence }), element("span", { className: "tags" }, ...tags));
   label.dataset.search = search;
   return label;
@@ -62,7 +66,7 @@ export function showMethods(box, reply, selected, card, limit, onSelect) {
     const method = byName.get(baseName(entry.method)), tags = [tag(PURPOSES[entry.purpose] ?? entry.purpose, entry.reason), timeTag(method, card, limit)];
     if (!method.class_specific) tags.push(tag("same for every answer"));
     const search = [entry.method, entry.title, entry.purpose, method.sentence, ...method.also].join(" | ");
-    recommended.append(methodLabel(entry.method, entry.title, tags, entry.sentence, search, entry.method === selected, onSelect));
+    recommended.append(methodLabel(entry.method, entry.title, tags, entry.sentence, search, entry.method === selected, method.slow, onSelect));
   }
   const all = element("details", { id: "all-methods" }, element("summary", { textContent: `All ${reply.methods.length} methods` }));
   const isListed = reply.recommended.some((entry) => entry.method === selected);
@@ -74,7 +78,7 @@ export function showMethods(box, reply, selected, card, limit, onSelect) {
       if (!entry.class_specific && !entry.control) tags.push(tag("same for every answer"));
       if (entry.slow) tags.push(timeTag(entry, card, limit));
       const search = [entry.name, entry.title, entry.sentence, entry.paper, family, ...entry.also].join(" | ");
-      set.append(methodLabel(entry.name, entry.title, tags, entry.sentence, search, entry.name === selected && !isListed, onSelect));
+      set.append(methodLabel(entry.name, entry.title, tags, entry.sentence, search, entry.name === selected && !isListed, entry.slow, onSelect));
     }
     all.append(set);
   }

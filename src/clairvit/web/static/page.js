@@ -80,7 +80,7 @@ function updateModelControls() {
   DEFAULTS.method = default_method;
   $("layer").max = layers;
   $("layer").value = state.layer = Math.min(layers, state.layer);
-  const allHeads = Array.from({ length: heads }, (_, k) => [String(k), `${k + 1} of ${heads}`]);
+  const allHeads = Array.from({ length: heads }, (_, k) => [String(k), String(k)]);
   $("head").replaceChildren(...[["mean", "all"], ...allHeads].map(([value, textContent]) => element("option", { value, textContent })));
   if (![...$("head").options].some((option) => option.value === state.head)) state.head = "mean";
   $("head").value = state.head;
@@ -216,11 +216,24 @@ async function decodePicture(base64) {
   return createImageBitmap(new Blob([bytes], { type: "image/png" }));
 }
 
-const isControl = () => methodCard(map.method)?.control ?? false;
-
 /** The layer of a map, 0: all; where models differ in depth, the one at the same share of it. */
 const layerOf = (pane) => state.layer && pane.map.layers ? Math.max(1, Math.round(state.layer * pane.card.layers / card().layers)) : 0;
 const isOfHead = (pane) => layerOf(pane) > 0 && Number(state.head) < pane.card.heads && Boolean(pane.map.headMaps);
+
+/** The method of the values that are shown: that of the heads where one of them is shown, which may be raw attention. */
+const shownMethod = (pane) => isOfHead(pane) ? pane.map.heads.method : pane.map.method;
+/** Whether the map shown has heads of another method: these are explained in its words. */
+const isBorrowed = (pane) => shownMethod(pane) !== pane.map.method;
+const isSpecific = (pane) => isBorrowed(pane) ? methodCard(shownMethod(pane))?.class_specific ?? false : pane.map.class_specific;
+const isControl = (pane) => methodCard(shownMethod(pane))?.control ?? false;
+/** The title of what is shown: of a single layer without "all layers". */
+const shownTitle = (pane) => layerOf(pane) ? methodCard(shownMethod(pane))?.title ?? pane.map.title : pane.map.title;
+
+/** The maps on the screen: heads of a method that gives the same map for every answer are shown once. */
+function shownPanes() {
+  const list = panes();
+  return second || isSpecific(list[0]) ? list : list.slice(0, 1);
+}
 
 /** The values shown: the whole method, one layer, or one head of a layer. */
 function values(pane) {
@@ -243,24 +256,24 @@ function cautionsOf(list) {
   });
 }
 
-/** ", layer 4, head 2 of raw attention": which part of the method is shown. */
+/** ", layer 4, head 2": which part of the method is shown; both are counted from 0, as in the library. */
 function layerText(pane = panes()[0]) {
   if (!layerOf(pane)) return "";
-  const owner = isOfHead(pane) && pane.map.heads.method !== pane.map.method ? ` of ${titleOf(pane.map.heads.method)}` : "";
-  return `, layer ${layerOf(pane)} of ${pane.card.layers}${isOfHead(pane) ? `, head ${Number(state.head) + 1}${owner}` : ""}`;
+  return `, layer ${layerOf(pane) - 1}${isOfHead(pane) ? `, head ${state.head}` : ""}`;
 }
 
 /** "Bengal 68 %", "dog.jpg: Pug 91 %", "cosine 0.61": what a map is about; under its own photo without the name of that. */
-function nameOfMap({ reply: response, map: shownMap, k, name }, isUnderPhoto = false) {
+function nameOfMap(pane, isUnderPhoto = false) {
+  const { reply: response, k, name } = pane;
   const owner = !second ? "" : state.otherModel ? `${response.model}: ` : isUnderPhoto ? "" : `${name}: `;
-  if (!shownMap.class_specific) return `${owner}${cardOf(response.model).labels.length ? "any answer" : "where the model looks"}`;
+  if (!isSpecific(pane)) return `${owner}${cardOf(response.model).labels.length ? "any answer" : "where the model looks"}`;
   if (response.other) return `${owner}like the other photo`;
   const value = response.text ? cosineText(response.target_scores[k]) : valueText(response.probabilities[k], response.class_scores[k]);
   return `${owner}${response.targets[k]} ${value}`.trimEnd();
 }
 
 function render() {
-  const list = panes(), maps = list.map(values), negative = maps.some((grid) => grid.values.some((v) => v < 0)), signed = negative && state.signed;
+  const list = shownPanes(), maps = list.map(values), negative = maps.some((grid) => grid.values.some((v) => v < 0)), signed = negative && state.signed;
   const clipped = negative && !state.signed ? maps.map((grid) => ({ ...grid, values: grid.values.map((v) => Math.max(0, v)) })) : maps;
   const common = colourScale(clipped.flatMap((grid) => [...grid.values]), signed, state.cmap);
   const scales = clipped.map((grid) => state.shared ? common : colourScale(grid.values, signed, state.cmap));
@@ -273,8 +286,8 @@ function render() {
   if (hasTwoPhotos) { drawPhoto($("other-photo"), second.photo, 448); $("other-caption").textContent = pair.otherName(); }
   list.forEach((pane, k) => {
     overlay($(`map-${k}`), pane.photo, clipped[k], scales[k], state.opacity, state.smooth, 448);
-    $(`caption-${k}`).textContent = `${nameOfMap(pane, true)} · ${map.title}${layerText(pane)}`;
-    $(`map-${k}`).setAttribute("aria-label", `${map.title} map for ${names[k]}; arrow keys move from part to part`);
+    $(`caption-${k}`).textContent = `${nameOfMap(pane, true)} · ${shownTitle(pane)}${layerText(pane)}`;
+    $(`map-${k}`).setAttribute("aria-label", `${shownTitle(pane)} map for ${names[k]}; arrow keys move from part to part`);
   });
   $("second-map").hidden = list.length < 2;
   $("shared").parentElement.hidden = list.length < 2;
@@ -284,13 +297,19 @@ function render() {
   $("curves").hidden = !canPlay(); // a model that names nothing loses no answer
   $("badge").title = canPlay() ? "Show the test as a film" : "";
   $("curves-of").hidden = list.length < 2;
-  patch.draw({ panes: list.map((pane, k) => ({ ...pane, shownMap: maps[k], about: !map.class_specific ? "" : pane.reply.other ? "the likeness" : pane.reply.targets[pane.k], layer: layerOf(pane) })), isHeld: () => held });
-  showAnswer(second ? pair.pairSentence(list) : sentenceNodes(reply, map.class_specific, isControl()), cautionsOf(list));
+  patch.draw({ panes: list.map((pane, k) => ({ ...pane, shownMap: maps[k], about: !isSpecific(pane) ? "" : pane.reply.other ? "the likeness" : pane.reply.targets[pane.k], layer: layerOf(pane) })), isHeld: () => held });
+  showAnswer(second ? pair.pairSentence(list.map(asShown)) : sentenceNodes(reply, isSpecific(list[0]), isControl(list[0])), cautionsOf(list));
   pair.showPair(cards, reply, Boolean(second));
   updateLists();
 }
 
-const legendAbout = (scale) => [scale, map.class_specific, [...new Set(panes().map(({ reply: response, k }) => response.targets[k]))], { isControl: isControl(), isAlike: Boolean(reply.other) && map.class_specific }];
+/** A map as it is shown, for sentences about it. */
+const asShown = (pane) => ({ ...pane, map: { ...pane.map, class_specific: isSpecific(pane) } });
+
+function legendAbout(scale) {
+  const list = shownPanes(), specific = isSpecific(list[0]);
+  return [scale, specific, [...new Set(list.map(({ reply: response, k }) => response.targets[k]))], { isControl: isControl(list[0]), isAlike: Boolean(reply.other) && specific }];
+}
 
 function showLegend(scale) {
   const isFlat = !(scale.high > scale.low), [low, high] = legendWords(...legendAbout(scale));
@@ -309,15 +328,16 @@ function showLayerControls(negative, first) {
   $("layer").value = state.layer;
   $("head").value = state.head;
   $("layer-control").hidden = !map.layers;
-  $("layer-text").textContent = state.layer ? `${state.layer} of ${card().layers}` : "all together";
+  $("layer-text").textContent = state.layer ? `${state.layer - 1} (0 to ${card().layers - 1})` : "all together";
+  $("layer").setAttribute("aria-valuetext", state.layer ? `layer ${state.layer - 1}` : "all layers together");
   $("head").disabled = !map.layers || !card().heads || state.layer === 0;
   $("head").title = $("head").disabled ? "Choose a layer first" : "";
   drawStrip(map, photo, state.layer, state);
   const notes = []; // in the words of this page; the method's own are among its details
   if (layerText(first)) notes.unshift("The test at the top is of all layers together, not of this one.");
-  if (isOfHead(first) && map.heads.method !== map.method) notes.unshift(`${map.title} has no heads of its own: this is head ${Number(state.head) + 1} of ${titleOf(map.heads.method)}.`);
+  if (isBorrowed(first)) notes.unshift(`${map.title} has no heads of its own: this is head ${state.head} of ${titleOf(map.heads.method)}.`);
   if (second && state.layer && second.reply.model !== reply.model) notes.unshift("Of the second model the layer at the same depth is shown.");
-  if (!map.class_specific && state.targets.length > 1 && !second) notes.unshift(`${map.title} gives the same map for every answer, so one is shown.`);
+  if (!isSpecific(first) && state.targets.length > 1 && !second) notes.unshift(`${titleOf(shownMethod(first))} gives the same map for every answer, so one is shown.`);
   $("notes").textContent = notes.join(" ");
 }
 
@@ -399,7 +419,7 @@ async function play(kind) {
   curveWork.abort();
   const controller = curveWork = new AbortController(), grid = card().grid, whole = api.slice(map.maps, 0);
   const rank = patch.rankPatches({ values: whole.values, rows: whole.shape[0], cols: whole.shape[1] }, grid);
-  curves.play({ kind, rank, grid, photo, reply: curveReply });
+  curves.play({ kind, rank, grid, photo, title: map.title, reply: curveReply });
   $("curves").scrollIntoView({ block: $("curves").offsetHeight < innerHeight ? "nearest" : "start" });
   if (curveReply) return;
   try { curves.receive(await measureCurve(controller, "Measuring the test")); } catch (error) {
@@ -426,15 +446,17 @@ function showFile(file) { state.targets = []; explain({ image: file, picture: tr
 
 /** All that a picture or a report says of the maps on the screen. */
 function view() {
-  const list = panes(), nodes = second ? pair.pairSentence(list) : sentenceNodes(reply, map.class_specific, isControl());
-  const about = reply.other ? "what makes the two photos alike" : [...new Set(list.map((pane) => pane.reply.targets[pane.k]))].join(", ");
-  const tests = list.flatMap((pane, k) => checks[k] ? [{ check: checks[k], name: ownerOf(pane), hasCaution: pane.reply.cautions.length > 0 }] : []);
-  return { photo, reply, map, tests, cautions: cautionsOf(list), legend: legendAbout(shown.scale), curve: curveReply, sentence: element("p", {}, ...nodes).textContent.trim(), version, style: state, photoName: photoName(), layerText: layerText(), scale: shown.scale,
+  const list = shownPanes(), nodes = second ? pair.pairSentence(list.map(asShown)) : sentenceNodes(reply, isSpecific(list[0]), isControl(list[0]));
+  const about = !isSpecific(list[0]) ? "where the model looks, for every answer" : reply.other ? "what makes the two photos alike" : [...new Set(list.map((pane) => pane.reply.targets[pane.k]))].join(", ");
+  const testName = (pane) => [ownerOf(pane), ...(layerOf(pane) ? [`${pane.map.title} as a whole`] : [])].filter(Boolean).join(", ");
+  const tests = list.flatMap((pane, k) => checks[k] ? [{ check: checks[k], name: testName(pane), hasCaution: pane.reply.cautions.length > 0 }] : []);
+  const title = shownTitle(list[0]), methodText = shownMethod(list[0]);
+  return { photo, reply, map, title, methodText, tests, cautions: cautionsOf(list), legend: legendAbout(shown.scale), curve: curveReply, sentence: element("p", {}, ...nodes).textContent.trim(), version, style: state, photoName: photoName(), layerText: layerText(), scale: shown.scale,
     maps: list.map((pane, k) => ({ photo: pane.photo, grid: shown.clipped[k], scale: shown.scales[k], name: shown.names[k] })),
     photos: second && !state.otherModel ? [[photo, photoName()], [second.photo, pair.otherName()]] : [[photo, "the photo, as the model sees it"]],
     models: [...new Set(list.map((pane) => pane.reply.model))].join(" and "),
     value: (entry) => valueText(entry.probability, entry.score),
-    settings: { photo: [...new Set(list.map((pane) => pane.name))].join(" and "), model: [...new Set(list.map((pane) => pane.reply.model))].join(" and "), method: `${map.title} (${map.method})`, explains: about, shown: layerText().slice(2) || "all layers together", cost: `${map.forwards} forward and ${map.backwards} backward passes, ${map.seconds.toFixed(2)} s`, ...(plainNotes(map.notes).length ? { notes: plainNotes(map.notes).join(" ") } : {}), version: `ClairViT ${version}`, made: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" } };
+    settings: { photo: [...new Set(list.map((pane) => pane.name))].join(" and "), model: [...new Set(list.map((pane) => pane.reply.model))].join(" and "), method: `${title} (${methodText})`, explains: about, shown: layerText().slice(2) || "all layers together", cost: `${map.forwards} forward and ${map.backwards} backward passes, ${map.seconds.toFixed(2)} s`, ...(plainNotes(map.notes).length ? { notes: plainNotes(map.notes).join(" ") } : {}), version: `ClairViT ${version}`, made: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" } };
 }
 
 const nameOf = (suffix, pane) => fileName(pane?.name ?? photoName(), [map.method, ...(pane && state.otherModel ? [pane.reply.model] : [])].join("-"), suffix);
@@ -446,11 +468,18 @@ async function saveNumbers(kind, suffix) {
     for (const pane of list) {
       const response = pane.reply, name = nameOf(suffix, pane), about = response.text || response.other ? aboutOf(pane) : { target: response.classes.includes(null) ? [] : response.classes };
       const bytes = await api.download({ photo: response.photo, model: response.model, method: map.method, ...about, reply: kind, layers: Boolean(pane.map.layers) }, callbacks);
-      saveBlob(new Blob([bytes]), name);
+      saveBlob(new Blob([kind === "record" ? withPage(bytes, pane) : bytes]), name);
       names.push(name);
     }
     endWork(controller, `Saved ${names.join(" and ")}.`);
   } catch (error) { failWork(controller, error); }
+}
+
+/** The record of a map with what the page knows of it and the server does not: the photo's name, and the tests that were made. */
+function withPage(bytes, pane) {
+  const record = JSON.parse(new TextDecoder().decode(bytes)), all = panes();
+  const tests = all.flatMap((each, k) => checks[k] && (!second || each.reply === pane.reply) ? [{ name: pane.name, target: each.reply.targets[each.k], ...checks[k] }] : []);
+  return JSON.stringify({ ...record, names: record.names.map(() => pane.name), check: tests.length ? { checks: tests } : null }, null, 1);
 }
 
 /** Wait for the tests of the maps on the screen; whether these are still on it. */
@@ -474,7 +503,7 @@ async function saveReport() {
   try {
     if (!await isTested()) return endWork(controller, "");
     const measured = canPlay() ? await measureCurve(controller, "Preparing the report") : null;
-    const charts = measured ? ["deletion", "insertion"].map((kind) => [kind, curves.wholeChart(measured, kind)]).filter(([, chart]) => chart) : [];
+    const charts = measured ? ["deletion", "insertion"].map((kind) => [kind, curves.wholeChart(measured, kind, map.title)]).filter(([, chart]) => chart) : [];
     saveBlob(new Blob([await reportHtml(view(), charts, map.layers && $("layer-strip"))], { type: "text/html" }), name);
     endWork(controller, `Saved ${name}.`);
   } catch (error) { failWork(controller, error); }
@@ -506,13 +535,17 @@ bindControl("cmap", "change", (control) => control.value);
 bindControl("signed", "change", (control) => control.checked);
 bindControl("smooth", "change", (control) => control.checked);
 bindControl("shared", "change", (control) => control.checked);
-bindControl("layer", "input", (control) => Number(control.value));
+bindControl("layer", "input", (control) => {
+  if (control.value === "0") state.head = "mean"; // all layers together have no single head
+  return Number(control.value);
+});
 $("head").addEventListener("change", () => {
   state.head = $("head").value;
   write();
   if (state.head === "mean" || (map.headMaps && (!second || second.map.headMaps))) render();
   else explain();
 });
+$("methods").addEventListener("focusout", (event) => { if (map && !$("methods").contains(event.relatedTarget)) selectMethod($("methods"), state.method); });
 $("filter").addEventListener("input", () => filterMethods($("methods"), $("filter").value));
 $("any-class").addEventListener("change", () => { if ($("any-class").value !== "") setTargets([Number($("any-class").value)]); });
 $("prompt-form").addEventListener("submit", (event) => { event.preventDefault(); setPrompt($("prompt").value.trim()); });

@@ -58,7 +58,7 @@ async function select(k, row, col) {
   const patchScore = score(shownMap, row, col, grid);
   let rank = 1;
   for (let r = 0; r < grid[0]; r++) for (let c = 0; c < grid[1]; c++) if (score(shownMap, r, c, grid) > patchScore) rank++;
-  const summary = `Number ${rank} of ${grid[0] * grid[1]} parts${about ? ` for ${about}` : ""} (value ${number(patchScore)}).`;
+  const summary = `Number ${rank} of ${grid[0] * grid[1]} parts${about ? ` for ${about}` : ""} (value ${number(patchScore)}${about && patchScore < 0 ? ", which speaks against" : ""}).`;
   Object.assign(tooltip.dataset, { row, col, rank, value: patchScore, most: "" });
   text.textContent = summary;
   tooltip.classList.toggle("wordy", !card.heads);
@@ -74,7 +74,7 @@ async function select(k, row, col) {
     drawSquare(canvas, row, col, grid);
     let best = 0;
     values.forEach((v, n) => { if (v > values[best]) best = n; });
-    const away = direction(Math.floor(best / grid[1]) - row, best % grid[1] - col), which = layer === card.layers - 1 ? "the last layer" : `layer ${layer + 1}`;
+    const away = direction(Math.floor(best / grid[1]) - row, best % grid[1] - col), which = layer === card.layers - 1 ? "the last layer" : `layer ${layer}`;
     tooltip.dataset.most = best;
     text.textContent = `${summary} In ${which} it looks most ${away ? `${away}` : "at itself"}.`;
     place(k, row, col, grid);

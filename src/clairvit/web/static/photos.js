@@ -21,7 +21,7 @@ export function listPhotos(files, onSelect, onCompare) {
     const second = element("button", { type: "button", className: "second", textContent: "+", title: "Compare with the photo that is shown" });
     second.setAttribute("aria-label", `Compare ${file.name} with the photo that is shown`);
     second.addEventListener("click", () => onCompare(file));
-    const row = { file, canvas, button, second, answer: element("span", { textContent: "waiting…" }), trust: element("span", { className: "verdict" }), done: false };
+    const row = { file, canvas, button, second, answer: element("span", { textContent: "waiting…" }), trust: element("span", { className: "verdict" }), done: false, failed: false };
     const name = element("span", { className: "file", textContent: file.name, title: file.name });
     row.element = element("tr", {}, element("td", {}, element("div", { className: "photo-buttons" }, button, second)), element("td", {}, name, row.answer), element("td", {}, row.trust));
     return row;
@@ -36,7 +36,7 @@ export function markShown(file, other) {
   for (const row of rows) {
     row.button.setAttribute("aria-pressed", row.file === file);
     row.second.setAttribute("aria-pressed", row.file === other);
-    row.second.disabled = row.file === file;
+    row.second.disabled = row.failed || row.file === file;
   }
 }
 
@@ -70,7 +70,7 @@ export async function processRest(method, model, decode) {
       fillCheck(row.file, await api.check({ photo: reply.photo, model, method: reply.explanations[0].method, target }, { signal }), reply.cautions.length > 0);
     } catch (error) {
       if (error.name === "AbortError") return;
-      row.done = true;
+      row.done = row.failed = row.second.disabled = true;
       row.answer.textContent = plainMessage(error);
     }
   }

@@ -6,7 +6,10 @@ export function element(name, properties = {}, ...children) {
   return created;
 }
 
-export const percent = (p) => p === null ? "" : p < 0.0005 ? "<0.1 %" : p > 0.9995 ? ">99.9 %" : p < 0.0995 || p >= 0.995 ? `${(100 * p).toFixed(1)} %` : `${Math.round(100 * p)} %`;
+/** A number and its per cent sign stay on one line. */
+export const unbroken = (text) => text.replace(/(\d) %/g, "$1\u00a0%");
+
+export const percent = (p) => p === null ? "" : unbroken(p < 0.0005 ? "<0.1 %" : p > 0.9995 ? ">99.9 %" : p < 0.0995 || p >= 0.995 ? `${(100 * p).toFixed(1)} %` : `${Math.round(100 * p)} %`);
 
 /** A number with a proper minus sign. */
 export const number = (value, digits = null) => (digits === null ? Number(value.toPrecision(3)).toString() : value.toFixed(digits)).replace("-", "−");
