@@ -293,6 +293,7 @@ def monotonicity(
     family="faithfulness",
     better="lower",
     span=(0, math.inf),
+    span_with=lambda exact, **_: (0, 1) if exact else None,
     paper="Sundararajan et al., ICML 2017",
     undefined="the score with nothing left is that of the whole image",
     cost=lambda **_: Cost(1),
