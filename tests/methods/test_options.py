@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from clairvit.compat import reports, vit_explain
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.registry import find_method
 from clairvit.methods.spec import resolve_method
 from clairvit.option_types import Range, check_fields, check_range
@@ -89,3 +89,12 @@ def test_discrepancies_belong_to_methods() -> None:
     assert set(_discrepancies()) <= set(known)
     assert all(known[name] == text for name, text in _discrepancies().items())
     assert all("\n" not in text and "  " not in text for text in known.values())
+
+
+@pytest.mark.parametrize("method", ["gmar-l1", "gmar-l2", "gmar-l1(plus_mode=subnetwork)+plus", "gmar-l2+rollout"])
+def test_gmars_alpha_is_the_residual_and_is_not_mixed_in_silence(method: str) -> None:
+    """The paper's Π(Â + αI): `alpha` would compute α Â + (1 − α) I, off by a third of the largest value."""
+    with pytest.raises(UnknownName, match=r"has no option 'alpha': GMAR's α weighs the residual.*type residual=0\.3"):
+        resolve_method(method, alpha=0.3)
+    assert "alpha" not in resolve_method(method).method.options
+    assert "residual=0.3" in resolve_method(method.partition("(")[0].partition("+")[0], residual=0.3).text

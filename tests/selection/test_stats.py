@@ -281,14 +281,23 @@ def test_edges_of_the_front() -> None:
 # How many images ------------------------------------------------------------------------------------------------------
 
 
-def test_images_needed_are_about_enough() -> None:
-    """With as many images as it says, a true difference is found about 4 times out of 5."""
+def test_images_needed_by_closed_form() -> None:
+    """One rival: ((1.96 + 0.84) sd / mean)², up to the draws; twice the spread needs four times as many."""
     gaps = noise(200, seed=1)
-    gaps = (gaps - gaps.mean()) / gaps.std(ddof=1) + 0.5
-    needed = images_needed(gaps)
-    assert needed == math.ceil((2.8 / 0.5) ** 2) == 32
-    found = sum(sign_flips((noise(32, seed=study) + 0.5)[None], study, 1000)[0] < LEVEL for study in range(200))
-    assert 0.7 <= found / 200 <= 0.9
-    assert images_needed(np.zeros(5)) is None
-    assert images_needed(np.ones(1)) is None
-    assert images_needed(np.array([1.0, 1.01])) == 6
+    gaps = (gaps - gaps.mean()) / gaps.std(ddof=1) + 0.1
+    needed, doubled = images_needed(gaps[None]), images_needed(gaps[None] + (gaps[None] - 0.1))
+    assert needed is not None
+    assert doubled is not None
+    assert abs(needed / (2.8 / 0.1) ** 2 - 1) < 0.05
+    assert abs(doubled / needed - 4) < 0.02
+    twins = np.stack([gaps, gaps])  # the same gap twice: one event, which is tested at 5 % / 3
+    level = scipy_stats.norm.isf(LEVEL / 6) + scipy_stats.norm.ppf(0.8)
+    assert abs((images_needed(twins) or 0) / (level / 0.1) ** 2 - 1) < 0.05
+
+
+def test_images_needed_is_not_known_without_a_gap() -> None:
+    assert images_needed(np.zeros((1, 5))) is None
+    assert images_needed(np.ones((1, 1))) is None
+    assert images_needed(np.array([[1.0, 2.0, 3.0], [1.0, -1.0, -3.0]])) is None
+    assert images_needed(np.array([[1.0, np.nan, 2.0], [np.nan, 3.0, 4.0]])) is None  # one image in common
+    assert images_needed(np.array([[1.0, 1.01]])) == 6

@@ -8,6 +8,7 @@ its own: it must see all matrices at once.)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -157,6 +158,10 @@ class Product:
     information and is left out of the map: the rest keeps its own scale. Elsewhere (a class token: r⁰ is zero at the
     patches; an attention pool) the map is r itself.
 
+    Without identities and normalisation (`residual=0`) a product of gradients may be 1e-50. It is carried over its
+    largest value, a power of two, per image, which is multiplied back at the end as far as the number format holds it:
+    a map that would be zeros or lose digits is a multiple of itself, any other is the product bit by bit.
+
     `alpha` mixes alpha·M + (1 - alpha)·I instead (0.5 is residual 1, row-normalised). `normalise="columns"` is
     jacobgil's missing keepdim and `order="forward"` the reversed product of two of the papers; both are here to
     reproduce published pictures.
@@ -183,9 +188,22 @@ class Product:
     def used(self, count: int) -> range:
         return range(layer_index(self.start_layer, count), count)
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether nothing but matrices is multiplied, so that their product is carried with an exponent of its own."""
+        return self.normalise == "none" and self._weights[1] == 0
+
+    @property
+    def kept_rows(self) -> int:
+        """How many rows `start_row` has."""
+        return 4 if self.is_scaled else 3
+
     def start_row(self, read: Tensor) -> Tensor | None:
-        """Return [1 or B, 3, N]: r⁰, how far the identities' part is from it, what the layers added."""
-        return torch.stack([read, torch.zeros_like(read), torch.zeros_like(read)], 1)
+        """Return [1 or B, 3, N]: r⁰, how far the identities' part is from it, what the layers added.
+
+        Where `is_scaled`, [1 or B, 4, N]: the last one is the power of two that what the layers added is in units of.
+        """
+        return torch.stack([read, *[torch.zeros_like(read)] * (self.kept_rows - 1)], 1)
 
     def step(self, row: Tensor | None, layer_map: Tensor, read: Tensor) -> Tensor:
         return self.steps(row, layer_map[None], read)
@@ -198,6 +216,10 @@ class Product:
             attended = layer_maps.sum(-1)  # [layers, B, N]
             totals, losses = _row_totals(attended if weight == 1 else attended.mul_(weight), residual)
         row = row.expand(layer_maps.shape[1], -1, -1)
+        if self.is_scaled:
+            for matrix in layer_maps:
+                row = _only_added(row, _plus_product(row[:, 2], row[:, :3].sum(1), matrix, weight, residual))
+            return row
         if self.normalise != "columns" and _kernel_applies(layer_maps):
             from clairvit.methods import rollout_kernels
 
@@ -222,13 +244,16 @@ class Product:
         """Return (i + a) weight, over the row's total where rows are normalised, [1 or B, rows]."""
         assert row is not None
         weight, residual = self._weights
-        left = row.sum(1) * weight
+        left = row[:, :3].sum(1) * weight
         return left / _row_totals(sums * weight, residual)[0] if self.normalise == "rows" else left
 
     def advance(self, row: Tensor | None, product: Tensor, sums: Tensor) -> Tensor:
         assert row is not None
         weight, residual = self._weights
-        start, shift, added = row.expand(len(product), -1, -1).unbind(1)  # [B, N] each
+        row = row.expand(len(product), -1, -1)
+        if self.is_scaled:
+            return _only_added(row, product)
+        start, shift, added = row.unbind(1)  # [B, N] each
         passed = start + shift
         if self.normalise == "none":
             return torch.stack([start, shift + passed * (residual - 1), residual * added + product], 1)
@@ -242,7 +267,51 @@ class Product:
         return (1.0, self.residual) if self.alpha is None else (self.alpha, 1 - self.alpha)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
-        return without_constant(row, layout)
+        return sum_of_products([row], layout)
+
+
+def sum_of_products(rows: Sequence[Tensor], layout: Layout) -> Tensor:
+    """Return the sum [B, N] of products' rows [B, 3 or 4, N], what is the same for all patches left out.
+
+    Powers of two are multiplied back together, so that the sum of products that are all too small is a multiple of
+    itself.
+    """
+    if rows[0].shape[1] == 3:
+        return (
+            torch.stack([without_constant(row, layout) for row in rows]).sum(0)
+            if len(rows) > 1
+            else without_constant(rows[0], layout)
+        )
+    exponents = torch.stack([row[:, 3, :1] for row in rows])  # [rows, B, 1]
+    unit = exponents.amax(0)
+    parts = [_times_power(row[:, 2], exponent - unit) for row, exponent in zip(rows, exponents, strict=True)]
+    added = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+    limits = torch.finfo(added.dtype)
+    smallest = math.log2(limits.tiny) - math.log2(limits.eps)  # below it a largest value of 1 would lose digits
+    return _times_power(added, unit.clamp(min=smallest, max=-smallest))
+
+
+def _only_added(row: Tensor, added: Tensor) -> Tensor:
+    """Return the row [B, 4, N] after a step that keeps nothing but a product [B, N], over a power of two."""
+    start, _, _, exponent = row.unbind(1)
+    largest = added.abs().amax(1, keepdim=True)
+    usable = largest.isfinite() & (largest > 0)
+    power = torch.frexp(torch.where(usable, largest, 1.0)).exponent.to(added)
+    return torch.stack([start, -start, _times_power(added, -power), exponent + power], 1)
+
+
+def _times_power(values: Tensor, exponents: Tensor) -> Tensor:
+    """Return values [B, N] times 2^e, e [B, 1], without rounding: the power is written as bits, in halves."""
+    half = torch.div(exponents, 2, rounding_mode="floor")
+    return values * _power_of_two(half) * _power_of_two(exponents - half)
+
+
+def _power_of_two(exponents: Tensor) -> Tensor:
+    """Return 2^e of whole numbers e in the range of the format: `torch.pow` may round."""
+    double = exponents.dtype == torch.float64
+    integer, bits, bias = (torch.int64, 52, 1023) if double else (torch.int32, 23, 127)
+    power = (exponents.clamp(1 - bias, bias).to(integer) + bias) << bits
+    return power.view(torch.float64 if double else torch.float32).to(exponents.dtype)
 
 
 def without_constant(row: Tensor, layout: Layout) -> Tensor:
@@ -285,12 +354,12 @@ class Suffixes:
         return range(first_layer(self.start, count), count)
 
     def start_row(self, read: Tensor) -> Tensor | None:
-        """Return [1 or B, 3, N]: no rollout yet; each step appends the next one, in three rows as in `Product`."""
+        """Return [1 or B, 3, N]: no rollout yet; each step appends the next one, in as many rows as `Product` keeps."""
         return self.product.start_row(read)
 
     def step(self, row: Tensor | None, layer_map: Tensor, read: Tensor) -> Tensor:
         assert row is not None
-        rollout = self.product.step(row[:, -3:], layer_map, read)
+        rollout = self.product.step(row[:, -self.product.kept_rows :], layer_map, read)
         return torch.cat([row.expand(len(rollout), -1, -1), rollout], 1)
 
     def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
@@ -298,16 +367,15 @@ class Suffixes:
 
     def left(self, row: Tensor | None, read: Tensor, sums: Tensor) -> Tensor:
         assert row is not None
-        return self.product.left(row[:, -3:], read, sums)
+        return self.product.left(row[:, -self.product.kept_rows :], read, sums)
 
     def advance(self, row: Tensor | None, product: Tensor, sums: Tensor) -> Tensor:
         assert row is not None
-        rollout = self.product.advance(row[:, -3:], product, sums)
+        rollout = self.product.advance(row[:, -self.product.kept_rows :], product, sums)
         return torch.cat([row.expand(len(rollout), -1, -1), rollout], 1)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
-        rollouts = torch.split(row[:, 3:], 3, 1)
-        return torch.stack([without_constant(rollout, layout) for rollout in rollouts]).sum(0)
+        return sum_of_products(torch.split(row, self.product.kept_rows, 1)[1:], layout)
 
 
 def reading(layer_map: Tensor, read: Tensor) -> Tensor:

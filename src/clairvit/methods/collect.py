@@ -237,7 +237,7 @@ def _empty_map_warnings(
         warned.append(f"{spec.text}: the map of {which} does not depend on the target: {_unmoved_reason(spec)}")
     if zero:
         why = spec.method.caveats.zero_reason
-        why = why or (_unmoved_reason(spec) if spec.method.class_specific else "nothing to show")
+        why = why or _zero_reason(spec)
         if spec.relu:
             why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
         warned.append(f"{spec.text}: the map of {', '.join(zero)} is zero everywhere: {why}")
@@ -254,6 +254,15 @@ def _unmoved_reason(spec: MethodSpec) -> str:
     if spec.method.family == "perturbation" or not spec.cost.backwards:
         return "the score stays the same whatever is removed (a head of zeros? an image of one colour?)"
     return "no gradient reaches the tokens (a head of zeros?)"
+
+
+def _zero_reason(spec: MethodSpec) -> str:
+    """Return why a map may be zero of a target that the model's answer depends on."""
+    if not spec.method.class_specific:
+        return "nothing to show"
+    if spec.passes == "backward":
+        return "gradients reach the tokens, but its formula keeps nothing of them (ReLUs, products with zeros)"
+    return _unmoved_reason(spec)
 
 
 def _joined_maps(parts: Sequence[Tensor | None]) -> Tensor:

@@ -118,6 +118,12 @@ def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patche
     return mean_of_heads(w * layer.A)  # [B, rows, N]
 
 
+_GMAR_ALPHA = (
+    "GMAR's α weighs the residual, Π(Â + αI), which is `residual` here; for α = 0.3 type residual=0.3, and "
+    "normalise=none for the product without row normalisation."
+)
+
+
 def _register_gmar(p: int) -> None:
     def head_weights(layer: LayerView, heads: str = "sum") -> Tensor:
         weights = layer.head_weights(p)  # [B, H]
@@ -142,6 +148,7 @@ def _register_gmar(p: int) -> None:
         aggregation=Product(residual=1.0, normalise="rows"),
         requires=requires,
         presets={"paper_raw": {"normalise": "none"}},
+        option_overrides=OptionOverrides(refused={"alpha": _GMAR_ALPHA}),
     )
 
 

@@ -163,10 +163,12 @@ class OptionOverrides:
     Args:
         aliases: A paper's word -> the aggregation's field.
         combined: Defaults that change under a combinator.
+        refused: An option of the aggregation that would be taken for something else -> what to type instead.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     combined: Mapping[str, Any] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> dict[str, str]:
@@ -255,8 +257,9 @@ class Method:
 
 
 def layer_options(method: Method, aggregation: Aggregation | None) -> list[str]:
-    """Return the aggregation's fields that apply to this method: one number per token has no rows to choose."""
+    """Return the aggregation's fields that are options of this method: one number per token has no rows to choose."""
     names = [] if aggregation is None else [f.name for f in dataclasses.fields(aggregation)]
+    names = [name for name in names if name not in method.option_overrides.refused]
     return [name for name in names if method.output == "matrix" or name != "rows"]
 
 

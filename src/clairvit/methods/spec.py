@@ -359,6 +359,8 @@ def checked(hint: Any, key: str, value: Any) -> Any:
 
 
 def _no_option(method: Method, key: str, aggregation: Aggregation | None) -> str:
+    if key in method.option_overrides.refused:
+        return f"'{method.name}' has no option '{key}': {method.option_overrides.refused[key]}"
     paper_words = method.option_overrides.words
     fields = [paper_words.get(name, name) for name in layer_options(method, aggregation)]
     options = [*parameters(method.function), *fields, *(["relu"] if method.relu else [])]

@@ -14,9 +14,10 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import MethodSpec
+from clairvit.metrics.confidence_intervals import EVERYWHERE, outside
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
-from clairvit.metrics.registry import MetricOutput, MetricSpec
+from clairvit.metrics.registry import MetricOutput, MetricSpec, Span
 from clairvit.metrics.score import Curve, Prediction, Score, Scores
 from clairvit.models.activation import Activation, probabilities
 
@@ -167,12 +168,13 @@ class ScoreAccumulator:
         curve = (
             Curve(series.x, torch.cat(series.curves), series.meaning, series.across) if series.x is not None else None
         )
+        span, note = _true_span(metric, settings, values)
         return Score(
             metric=metric.text,
             method=method.text,
             values=values,
             better=metric.better,
-            span=metric.span_with(settings),
+            span=span,
             degenerate=torch.cat(series.degenerate),
             names=tuple(self.names),
             model=self.model,
@@ -180,6 +182,19 @@ class ScoreAccumulator:
             seed=self.seed,
             cost=series.cost,
             curve=curve,
-            notes=tuple(self.notes[metric.text]),
+            notes=(*self.notes[metric.text], *note),
             counts=torch.cat(series.counts) if series.counts else None,
         )
+
+
+def _true_span(metric: MetricSpec, settings: Mapping[str, Any], values: Tensor) -> tuple[Span, tuple[str, ...]]:
+    """Return the span of a metric with these settings; if values lie outside, no bounds and a note that says so."""
+    low, high = metric.span_with(settings)
+    beyond = outside(values.double().numpy(), (low, high))
+    if len(beyond) == 0:
+        return (low, high), ()
+    note = (
+        f"{metric.text}: {len(beyond)} of {len(values)} values lie outside {low:g} … {high:g}, which the metric "
+        f"declares as its span, such as {float(beyond[0]):.4g}; intervals are not cut at it. Declare the true span."
+    )
+    return EVERYWHERE, (note,)

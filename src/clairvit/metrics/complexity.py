@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,8 +11,10 @@ from torch import Tensor
 from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest
+from clairvit.option_types import Range
 
 Resolution = Literal["patch", "pixel"]
+Offset = Annotated[float, Range(ge=0, example=1e-7)]
 
 
 @metric(
@@ -30,7 +32,7 @@ def sparseness(
     context: EvalContext,
     resolution: Resolution = "patch",
     upsampling: Upsampling = "bilinear",
-    offset: float = 0.0,
+    offset: Offset = 0.0,
     direction: Literal["higher", "lower"] = "higher",
 ) -> Tensor:
     """Return the Gini index Σ_i (2i − n − 1) |a|_(i) / (n Σ |a|): 0 for a constant map, 1 − 1/n for a single patch.
@@ -56,11 +58,12 @@ def gini(values: Tensor) -> Tensor:
     family="complexity",
     better="lower",
     span=(0, math.inf),
+    span_with=lambda offset, **_: (-math.log1p(offset), math.inf),  # Σ p = 1, so −Σ p ln(p + c) ≥ −ln(1 + c)
     paper="Bhatt et al., IJCAI 2020",
     discrepancies="Quantus adds 1e-12 inside the logarithm (`offset`), and counts pixels (`preset=quantus`).",
 )
 def entropy(
-    context: EvalContext, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear", offset: float = 0.0
+    context: EvalContext, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear", offset: Offset = 0.0
 ) -> Tensor:
     """Return the entropy −Σ_i p_i ln p_i of p = |a| / Σ |a|, in nats: ln n for a constant map.
 

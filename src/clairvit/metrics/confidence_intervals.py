@@ -5,7 +5,9 @@ Two tests ask whether a mean is mu, and a claim needs both to reject at 5 %:
 * sign flips: if x − mu is symmetric, its signs are coin tosses, so the sum is compared with the sums under all 2^n
   tosses. Exact for every n and every symmetric law. Two methods that are alike give symmetric paired differences.
 * Hall's t: Student's t with the skewness taken out (Hall 1992). A mean of 0 with a long tail is not symmetric; sign
-  flips and Student's t alone then claim a difference in up to 16 % of null cases at n = 12.
+  flips and Student's t alone then claim a difference in up to 16 % of null cases at n = 12. As much skewness is taken
+  out as leaves no edge of the interval further from the mean than `REACH` = 2.5 times Student's t: Hall's inverse grows
+  without reason beyond its inflection, up to 4 times (benchmarks/intervals.py counts what that costs in coverage).
 
 The interval of a mean holds every mu that is not rejected by both, so it leaves out 0 exactly where the p-value is
 below 5 %. p is never below 2^(1 − n), so with fewer than `FEWEST` = 6 values nothing is claimed and no interval given.
@@ -23,11 +25,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 LEVEL = 0.05
+REACH = 2.5  # an edge of an interval is at most so many times as far from the mean as Student's t has it
 FEWEST = 6  # values: 2^(1 − 6) = 0.031 is the first smallest p below 5 %
 EXACT = 12  # values up to which all 2^n sign flips are enumerated
 DRAWS = 20_000  # random sign flips of a test, for more values
 INTERVAL_DRAWS = 2_000  # random sign flips of an interval, for more values
 FLIPS_PER_CHUNK = 2_000  # flips in memory
+OUTSIDE = 1e-5  # relative: how far beyond its span a value is no rounding any more
 EVERYWHERE = (-math.inf, math.inf)
 SLACK = 1e-9  # relative: sums that differ by rounding are equal
 
@@ -84,7 +88,8 @@ def skewed_t(differences: Array) -> Array:
     """Return two-sided p-values [K] of Hall's skewness-corrected t-test that the mean of each row [K, n] is 0.
 
     g(t) = t + a (t²/3 + 1/6) + a² t³/27 with t = √n · mean / sd and a = skewness / √n has Student's law with n − 1
-    degrees of freedom up to O(1/n) for skewed values too. NaN: the value is left out; fewer than 3 values: p = 1.
+    degrees of freedom up to O(1/n) for skewed values too; a is at most `_most_skewed`. NaN: the value is left out;
+    fewer than 3 values: p = 1.
     """
     from scipy.stats import t as student
 
@@ -102,7 +107,9 @@ def skewed_t(differences: Array) -> Array:
     safe = np.where(flat, 1.0, variance)
     skewness = np.where(flat, 0.0, third / safe**1.5) * np.sqrt(count * (count - 1)) / (count - 2)
     t = np.sqrt(count) * mean / np.where(flat, 1.0, spread)
-    p = 2 * student.sf(np.abs(_hall(t, skewness / np.sqrt(count))), count - 1)
+    most = _most_skewed(student.ppf(1 - LEVEL / 2, count - 1))
+    a = np.clip(skewness / np.sqrt(count), -most, most)
+    p = 2 * student.sf(np.abs(_hall(t, a)), count - 1)
     constant = np.where(np.abs(mean) > level, 0.0, 1.0)  # all differences equal: certain, unless they are 0
     return np.asarray(np.where(enough, np.where(flat, constant, p), 1.0))
 
@@ -115,6 +122,16 @@ def _hall(t: Array, a: Array) -> Array:
 def _hall_inverse(q: float, a: float) -> float:
     """Return the t with g(t) = q; g(t) = ((1 + a t / 3)³ − 1) / a + a / 6."""
     return q if abs(a) < 1e-8 else 3 / a * (float(np.cbrt(1 + a * (q - a / 6))) - 1)
+
+
+def _most_skewed(quantile: Array) -> Array:
+    """Return the a = skewness / √n at which the further edge of Hall's interval is `REACH` times as far as Student's q.
+
+    g(−R q) = −q, that is (1 − R q a / 3)³ = 1 − q a − a² / 6: of the two roots a > 0 the smaller one.
+    """
+    q, reach = quantile, REACH
+    square, linear = (reach * q) ** 3 / 27, (reach * q) ** 2 / 3 + 1 / 6
+    return np.asarray((linear - np.sqrt(linear**2 - 4 * square * (reach - 1) * q)) / (2 * square))
 
 
 def side_of_prediction_interval(value: float, sample: Sequence[float]) -> int:
@@ -144,7 +161,8 @@ def mean_interval(values: Array, seed: int = 0, span: tuple[float, float] = EVER
 
     Every mu in `span`, the range of a value, that `mean_p(values − mu)` does not reject: the hull of the sign-flip
     interval, whose edges are order statistics of the means of all subsets of values (Hartigan's typical values), and
-    of Hall's interval. If a value lies in 0..1 and all are 0 or 1, `share_interval`.
+    of Hall's interval. If a value lies in 0..1 and all are 0 or 1, `share_interval`. The mean is always inside: an edge
+    of `span` that it lies beyond is none.
     """
     n = len(values)
     if n < FEWEST or not np.isfinite(values).all():
@@ -156,7 +174,8 @@ def mean_interval(values: Array, seed: int = 0, span: tuple[float, float] = EVER
         return mean, mean
     low, high = _subset_interval(values, seed)
     lower, upper = _hall_interval(values, mean, spread)
-    return max(span[0], min(low, lower)), min(span[1], max(high, upper))
+    low, high = min(low, lower), max(high, upper)
+    return (max(span[0], low) if span[0] <= mean else low), (min(span[1], high) if mean <= span[1] else high)
 
 
 def _subset_interval(values: Array, seed: int) -> tuple[float, float]:
@@ -189,9 +208,18 @@ def _hall_interval(values: Array, mean: float, spread: float) -> tuple[float, fl
     n = len(values)
     centred = values - mean
     skewness = float((centred**3).mean() / (centred**2).mean() ** 1.5) * math.sqrt(n * (n - 1)) / (n - 2)
-    a, edge = skewness / math.sqrt(n), float(student.ppf(1 - LEVEL / 2, n - 1))
+    edge = float(student.ppf(1 - LEVEL / 2, n - 1))
+    most = float(_most_skewed(np.float64(edge)))
+    a = min(max(skewness / math.sqrt(n), -most), most)
     step = spread / math.sqrt(n)
     return mean - step * _hall_inverse(edge, a), mean - step * _hall_inverse(-edge, a)
+
+
+def outside(values: Array, span: tuple[float, float]) -> Array:
+    """Return the finite values that lie outside a span by more than what float32 may add up to."""
+    finite = values[np.isfinite(values)]
+    inside = np.clip(finite, *span)
+    return np.asarray(finite[np.abs(finite - inside) > OUTSIDE * (1 + np.abs(inside))])
 
 
 def share_interval(hits: int, n: int) -> tuple[float, float]:

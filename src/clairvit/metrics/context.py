@@ -20,11 +20,12 @@ from clairvit.data.parts import RemovableParts
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
+from clairvit.metrics.registry import UNBOUNDED_TARGET
 from clairvit.models.model import Model
 from clairvit.numerics import is_constant, min_max, over_largest, pool_to_grid
 from clairvit.perturbation.probe import Probe, ScoreFunction, probing
 from clairvit.perturbation.rng import image_seeds, make_generator
-from clairvit.targets.base import SCORES, TargetBatch
+from clairvit.targets.base import CUSTOM_SCORE, SCORES, TargetBatch
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 
@@ -163,7 +164,11 @@ class EvalContext:
         if self.uses_raw_score(score):
             score = "logit"
             self.settings["score"] = "raw"
-        target = self.target if self.target.score == "custom" else replace(self.target, score=score)
+        if self.target.score == CUSTOM_SCORE:
+            self.settings[UNBOUNDED_TARGET] = CUSTOM_SCORE
+        elif not self.target.is_single_class:
+            self.settings[UNBOUNDED_TARGET] = f"weighted {score}"
+        target = self.target if self.target.score == CUSTOM_SCORE else replace(self.target, score=score)
         return lambda logits, images: target.take(images)(logits)
 
     def uses_raw_score(self, score: str) -> bool:

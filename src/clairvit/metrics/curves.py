@@ -12,6 +12,7 @@ from torch import Tensor
 from clairvit.compat.quantus import Draws, numpy_generator
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
+from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.metrics.context import (
     EvalContext,
     ScoreKind,
@@ -350,6 +351,7 @@ def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
     span=(-1, 1),
     paper="Samek et al., 2017",
     in_score=True,
+    span_with=lambda area, **_: EVERYWHERE if area == "trapezoid" else None,
     rank_only=True,
     flipped_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
@@ -504,6 +506,7 @@ def road(
     family="faithfulness",
     better="higher",
     span=(-math.inf, 1),
+    span_with=lambda score, **_: None if score == "prob" else EVERYWHERE,
     paper="Rieger & Hansen, 2020",
     undefined="an image of one superpixel has no order of superpixels, and a score of 0 no shares",
     rank_only=True,

@@ -268,16 +268,18 @@ def idsds(
     paper="Arya et al., 2019",
     rank_only=True,
     cost=lambda steps, **_: Cost(steps - 1),  # the last step is the image itself
-    discrepancies="The original asks whether all steps rise, yes or no; here the share of them that do. Quantus starts "
-    "from an empty image and fills it with the same empty value, so that it says yes to every map: not reproduced.",
+    discrepancies="The original asks whether no step falls, yes or no; here the share of them that do not. Quantus "
+    "starts from an empty image and fills it with the same empty value, so that it says yes to every map: not "
+    "reproduced.",
 )
 def monotonicity(
     context: EvalContext, steps: Annotated[int, Range(ge=2)] = 10, removal: Removal = "token", score: ScoreKind = "prob"
 ) -> MetricOutput:
-    """Return #{k: f rises as the k-th group is shown} / steps, least relevant groups first: 1 if every group adds to f.
+    """Return #{k ≥ 2: f does not fall as the k-th group is shown} / (steps − 1), least relevant groups first.
 
-    Patches that are evidence against the target lower it for every map, the best one too. Raw scores, of a model
-    without probabilities, are taken as they are: a share of steps has no unit.
+    1 if no group lowers f. The first group is the start, as in the authors' code: nothing is shown before it. Patches
+    that are evidence against the target lower it for every map, the best one too. Raw scores, of a model without
+    probabilities, are taken as they are: a share of steps has no unit.
     """
     rank = context.patches - 1 - context.rank  # least relevant first
     shown = torch.tensor([round(k * context.patches / steps) for k in range(1, steps)], device=rank.device)
@@ -293,6 +295,7 @@ def monotonicity(
     family="faithfulness",
     better="lower",
     span=(0, math.inf),
+    span_with=lambda exact, **_: (0, 1) if exact else None,
     paper="Sundararajan et al., ICML 2017",
     undefined="the score with nothing left is that of the whole image",
     cost=lambda **_: Cost(1),

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput
+from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.pixel_ranking import rankable_maps
 from clairvit.metrics.registry import MetricOutput, metric
@@ -469,6 +470,7 @@ def dilate(mask: Tensor, tolerance: int) -> Tensor:
     family="localisation",
     better="higher",
     span=(0, 1),
+    span_with=lambda negative, **_: EVERYWHERE if negative == "keep" else None,
     paper="Arras et al., 2022",
     needs=("masks",),
     discrepancies="Quantus's RelevanceMassAccuracy keeps negative values, so that it leaves 0 … 1 for signed maps "
@@ -544,6 +546,7 @@ def patch_foreground(objects: Tensor, valid: Tensor, grid: tuple[int, int], over
     family="localisation",
     better="higher",
     span=(0, 1),
+    span_with=lambda lift, **_: (0, math.inf) if lift else None,
     paper="CMI report (foreground attention fraction)",
     needs=("masks",),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_type_hints
@@ -16,9 +15,12 @@ from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.explanation import Cost
 from clairvit.methods.parsing import parse_spec
 from clairvit.methods.spec import checked
+from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.option_types import check_range
 
 Better = Literal["higher", "lower"]
+Span = tuple[float, float]  # smallest and largest possible value
+UNBOUNDED_TARGET = "target_score"  # the setting of a score that is not the probability of one class: what it is of
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation", "parts")
 _MODULES = (
     "clairvit.metrics.curves",
@@ -40,7 +42,7 @@ class Metric:
     name: str
     family: str
     better: Better
-    span: tuple[float, float]  # smallest and largest possible value
+    span: Span  # with the default options
     paper: str
     function: Callable[..., Any] = field(
         repr=False
@@ -54,6 +56,7 @@ class Metric:
     discrepancies: str = ""
     flipped_by: tuple[tuple[str, Any], ...] = ()  # option values that flip which direction is better
     in_score: bool = False  # its values are in the unit of the score, which an option chooses
+    span_with: Callable[..., Span | None] | None = field(default=None, repr=False)  # options -> span; None: the usual
     undefined: str = ""  # why it is NaN on whole kinds of images, in words
     whole_set: bool = False  # the value of an image depends on the others: `MetricOutput.criterion` chooses over them
 
@@ -115,19 +118,31 @@ class MetricSpec:
         return {"higher": "lower", "lower": "higher"}[self.metric.better] if flipped else self.metric.better
 
     @property
-    def span(self) -> tuple[float, float]:
-        """The smallest and largest possible value with these options."""
+    def span(self) -> Span:
+        """The smallest and largest possible value with these options, for the probability of a class."""
+        return self.span_with({})
+
+    def span_with(self, settings: Mapping[str, Any]) -> Span:
+        """Return the smallest and largest possible value with these settings of a score.
+
+        A raw score that was normalised has no bounds, nor has a target that is not the probability of one class
+        (`UNBOUNDED_TARGET` in the settings), whatever the option `score` says.
+        """
+        if "normalised_by" in settings:
+            return EVERYWHERE
         options = dict(self.options)
+        if UNBOUNDED_TARGET in settings and "score" in options:
+            options["score"] = settings[UNBOUNDED_TARGET]
+        chosen = None if self.metric.span_with is None else self.metric.span_with(**options)
+        if chosen is not None:
+            return chosen
         if not self.metric.in_score:
             return self.metric.span
-        if options.get("score") in ("prob", "accuracy") and options.get("auc") != "steps":
+        if options.get("auc") == "steps":  # a sum over steps, not a mean
+            return EVERYWHERE
+        if options.get("score") in ("prob", "accuracy"):
             return self.metric.span
-        bounded = options.get("score") == "drop" and options.get("auc") != "steps"
-        return (-1, 1) if bounded else (-math.inf, math.inf)
-
-    def span_with(self, settings: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the smallest and largest possible value with these settings; a normalised raw score has no bounds."""
-        return (-math.inf, math.inf) if "normalised_by" in settings else self.span
+        return (-1, 1) if options.get("score") == "drop" else EVERYWHERE
 
     def __call__(self, context: Any) -> Any:
         """Return the MetricOutput, or the values [M, B], of a context."""
@@ -171,7 +186,7 @@ _added_presets: dict[str, dict[str, Mapping[str, Any]]] = {}  # of metrics whose
 
 
 def metric(
-    name: str, *, family: str, better: Better, span: tuple[float, float], paper: str, **fields: Any
+    name: str, *, family: str, better: Better, span: Span, paper: str, **fields: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a metric; `fields` are those of `Metric`, and `flipped_by` is one pair, or several."""
     flips = fields.pop("flipped_by", ())

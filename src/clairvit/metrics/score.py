@@ -130,7 +130,8 @@ class Score:
     @cached_property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the mean (`confidence_intervals.mean_interval`); NaN for fewer than 6 images."""
-        return mean_interval(self._spread, self.seed, self.span)
+        low, high = mean_interval(self._spread, self.seed, self.span)
+        return min(low, self.mean), max(high, self.mean)  # equal values: the mean may differ in the last bit
 
     @property
     def _spread(self) -> NDArray[np.float64]:

@@ -41,7 +41,7 @@ from clairvit.methods.calibrated import (
 from clairvit.methods.explain import CHUNK_SIZE, explain
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.recipe import Recipe
-from clairvit.metrics.confidence_intervals import Array
+from clairvit.metrics.confidence_intervals import EVERYWHERE, Array, outside
 from clairvit.metrics.context import fraction_counts
 from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate, resolve_batch_target
 from clairvit.metrics.registry import MetricSpec, resolve_metric
@@ -547,7 +547,8 @@ def _recipe(
 
 
 def _comparison(metric: MetricSpec, values: Array, seed: int) -> dict[str, Any]:
-    return _compared(metric.text, metric.better, metric.span, values, seed)
+    span = EVERYWHERE if len(outside(values, metric.span)) else metric.span  # as of raw scores
+    return _compared(metric.text, metric.better, span, values, seed)
 
 
 def _compared(name: str, better: str, span: tuple[float, float], values: Array, seed: int) -> dict[str, Any]:

@@ -367,7 +367,7 @@ def _ranking_input(
     else:
         goal = upward(criteria[0])
         values = goal if criteria[0].better == "higher" else -goal
-        label, better, span = criteria[0].text, criteria[0].better, criteria[0].span
+        label, better, span = criteria[0].text, criteria[0].better, scores[methods[0], criteria[0].text].span
     goal_means = np.array([float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in goal])
     goals = _goals(criteria[0], goal_means, metrics, means)
     return RankingInput(tuple(methods), values, label, better, means, goals, costs, seed, span)

@@ -75,8 +75,7 @@ class Ranking:
     rows: tuple[Row, ...]
     best: Row
     groups: tuple[tuple[str, ...], ...]
-    close: Row | None  # the first below the best that does not differ from it significantly
-    needed: int | None  # images that would show their difference
+    needed: int | None  # images that would show with 80 % power that the best is better than those it is tied with
 
     @property
     def rivals(self) -> tuple[Row, ...]:
@@ -118,13 +117,12 @@ def rank_methods(data: RankingInput) -> Ranking:
         index: _row(data, index, rank, gaps[index], p.get(index), optimal[index]) for rank, index in enumerate(order, 1)
     }
     groups = indistinguishable_groups(order, all_pairs(upward, data.seed))
-    close = next((index for index in rivals if not rows[index].differs_from_best and rows[index].gap >= 0), None)
-    needed = None if close is None else images_needed(gaps[close])
+    tied = [index for index in rivals if not rows[index].differs_from_best]
+    needed = images_needed(gaps[tied], data.seed) if tied else None
     return Ranking(
         rows=tuple(rows.values()),
         best=rows[best],
         groups=tuple(tuple(data.methods[index] for index in group) for group in groups),
-        close=None if close is None else rows[close],
         needed=None if needed is None else max(needed, fewest_images(len(means))),
     )
 
@@ -181,10 +179,16 @@ def summarise(ranking: Ranking, by: str, agreement: Mapping[tuple[str, str], flo
         )
     elif best.n < ROUGH:
         sentences.append(f"{_count(best.n)} few, so the intervals are rough; give {ROUGH} or more.")
-    if ranking.close is not None and ranking.needed is not None and ranking.needed > best.n:
-        close = ranking.close.method
+    if ranking.needed is not None and ranking.needed > best.n:
+        tied = [row.method for row in ranking.tied]
+        gaps, others = "gaps are what they seem", "each of them"
+        if len(tied) == 1:
+            gaps, others = "gap is what it seems", tied[0]
         about = f"{float(f'{ranking.needed:.2g}'):.0f}"  # it is not known more precisely
-        sentences.append(f"If the gap to {close} is what it seems, about {about} images would show it.")
+        sentences.append(
+            f"If the {gaps}, about {about} images would show with 80 % power that {best.method} is better than "
+            f"{others}."
+        )
     listed = join([row.method for row in ranking.rows if row.is_pareto_optimal])
     sentences.append(f"Pareto-optimal in {join([*goals, 'cost'])}: {listed}.")
     for (first, second), rho in agreement.items():

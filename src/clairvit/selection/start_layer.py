@@ -192,7 +192,7 @@ def _start_layer(
         metric.text,
         tuple(methods),
         tuple(float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else math.nan for row in values),
-        tuple(paired_interval(row, seed, metric.span) for row in values),
+        tuple(paired_interval(row, seed, available[0].span) for row in values),
         best,
         half,
         float(gaps[np.isfinite(gaps)].mean()) if has_gap else math.nan,

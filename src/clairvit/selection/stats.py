@@ -6,6 +6,7 @@ of one mean are in `metrics/confidence_intervals.py`.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -24,8 +25,13 @@ from clairvit.metrics.confidence_intervals import (
     fewest_values,
     mean_interval,
     mean_p,
+    rounding_level,
 )
 from clairvit.numerics import average_ranks
+
+POWER = 0.8  # of the number of images that `choose` names
+POWER_DRAWS = 4_000  # of which it is the share
+MOST_IMAGES = 10**8  # beyond which no number is named
 
 
 def fewest_images(methods: int) -> int:
@@ -73,7 +79,12 @@ def holm_after_picking(p: Array) -> Array:
     for the last rival. If s methods are equally good, none of them is wrongly rejected before a step that counts all
     their pairs.
     """
-    return _step_down(p, np.array([math.comb(left + 1, 2) for left in range(len(p), 0, -1)], dtype=np.float64))
+    return _step_down(p, _pairs_left(len(p)))
+
+
+def _pairs_left(rivals: int) -> Array:
+    """Return the pairs among the best and the rivals that are left, [rivals]: with all of them first, 1 at last."""
+    return np.array([math.comb(left + 1, 2) for left in range(rivals, 0, -1)], dtype=np.float64)
 
 
 def _step_down(p: Array, counts: Array) -> Array:
@@ -160,10 +171,32 @@ def is_pareto_optimal(values: Array) -> NDArray[np.bool_]:
     return np.asarray(~(no_worse & better).any(0))
 
 
-def images_needed(differences: Array) -> int | None:
-    """Return about how many images show a difference of this mean and spread with 80 % power; None if there is none."""
-    finite = differences[np.isfinite(differences)]
-    if len(finite) < 2 or finite.mean() == 0:
+def images_needed(gaps: Array, seed: int = 0) -> int | None:
+    """Return about how many images show, with 80 % power, that the best is better than each of its closest rivals.
+
+    `gaps` [m, n] are its leads over the m rivals that it cannot be told from, image by image. If they are what they
+    seem, z of N images is normal with mean √N · mean / sd and the gaps' correlations; all m must be rejected by
+    `holm_after_picking`, which counts their pairs. None where a gap is not positive, or is known on one image only.
+    """
+    from scipy.stats import norm
+
+    complete = gaps[:, np.isfinite(gaps).all(0)]  # [m, n]
+    if complete.shape[1] < 2 or (complete.mean(1) <= 0).any():
         return None
-    power = 1.96 + 0.84  # two-sided 5 %, 80 %
-    return max(FEWEST, math.ceil((power * float(finite.std(ddof=1)) / float(finite.mean())) ** 2))
+    spread = np.maximum(complete.std(1, ddof=1), rounding_level(complete))
+    effect = complete.mean(1) / spread
+    correlation = np.cov(complete / spread[:, None]).reshape(len(gaps), len(gaps))
+    generator = np.random.default_rng(seed)
+    noise = generator.multivariate_normal(np.zeros(len(gaps)), correlation, POWER_DRAWS, method="eigh")  # [draws, m]
+
+    def power(images: int) -> float:
+        z = noise + math.sqrt(images) * effect
+        p = np.sort(2 * norm.sf(np.abs(z)), axis=1)
+        return float(((p * _pairs_left(len(gaps)) < LEVEL).all(1) & (z > 0).all(1)).mean())
+
+    most = FEWEST
+    while power(most) < POWER:
+        most *= 2
+        if most > MOST_IMAGES:
+            return None
+    return FEWEST + bisect.bisect_left(range(FEWEST, most), POWER, key=power)

@@ -184,6 +184,11 @@ class TargetBatch:
         """Return whether every row is a weighted sum of class scores, and none the user's own function."""
         return all(isinstance(row, tuple) for row in self.rows)
 
+    @property
+    def is_single_class(self) -> bool:
+        """Return whether every row is the score of one class, not a sum, a difference or a function."""
+        return all(isinstance(row, tuple) and len(row) == 1 and row[0][1] == 1 for row in self.rows)
+
     def __call__(self, output: Any) -> Tensor:
         """Return the score of each row [B] of the module's output."""
         logits = output if isinstance(output, Tensor) else extract_scores(output)
