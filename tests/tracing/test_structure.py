@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import clairvit as cv
 from clairvit.errors import BadInput, CaptureError, NotApplicable
 from clairvit.methods.registry import list_methods
-from clairvit.models.model import extract_scores
+from clairvit.models.scores import extract_scores
 from clairvit.tracing.structure import model_structure
 from helpers.custom_vits import (
     PATCH,

@@ -48,6 +48,7 @@ def collect(
     comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
     common = _common_fields(model, batch, recording, targets, seed, weights_hash, on_host)
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
+    about_model = (*activated, *recording.structure.notes)
     shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
     unmoved = _listed_once(results, on_host)
     properties = {text: of_maps for check in checks for text, of_maps in check.read(on_host).items()}
@@ -79,7 +80,7 @@ def collect(
             text_relevance=_text_relevance(model, runs),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
-            notes=(*batch.notes, *notes, *activated),
+            notes=(*batch.notes, *notes, *about_model),
         )
     return comparison
 

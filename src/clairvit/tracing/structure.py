@@ -44,6 +44,7 @@ from clairvit.tracing.grid import (
     square_patches,
 )
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
+from clairvit.tracing.output_source import OutputSourceFinder, check_output
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
 
@@ -76,6 +77,7 @@ class ModelStructure:
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
     in_order: bool  # patch tokens lie row by row in the sequence
     barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
+    notes: tuple[str, ...] = ()  # what had to be assumed about the output, shown with results
     plan: CapturePlan | None = field(default=None, compare=False, repr=False)  # None: every operation must be seen
 
     @cached_property
@@ -233,7 +235,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     module = model.module
     pixels = pixels.detach().clone().requires_grad_(True)
     watch = _ModuleVisits(module, pixels)
-    capture = Capture(1, recorders=(watch,))
+    output_source = OutputSourceFinder(module, pixels)
+    capture = Capture(1, recorders=(watch, output_source) if model.assumes_classes else (watch,))
     calls = watch.calls = capture.calls
     with frozen_eval(module), torch.enable_grad():
         hooks: list[RemovableHandle] = []
@@ -245,6 +248,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         finally:
             for hook in hooks:
                 hook.remove()
+    notes = check_output(model, output_source.source(scores), scores) if model.assumes_classes else ()
     sees_image = [_sees_image(*item) for item in zip(calls, watch.visits, watch.grad_enabled, strict=True)]
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
@@ -280,6 +284,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         whole_blocks=_are_whole(visits),
         in_order=model.layout is not None or layout is None or located is not None,
         barriers=tuple(watch.finder.barriers),
+        notes=notes,
         plan=watch.learner.plan(module),
     )
 
