@@ -105,9 +105,11 @@ def _readable(paths: list[str], model: Model, failures: list[Failure]) -> list[s
 
 def _print_checks(diagnosis: Diagnosis) -> None:
     """Print one row per check, advice below the finding."""
+    from clairvit.diagnostics.report import condensed
+
     rows = [
         (check.status, check.name, f"{check.finding}\n→ {check.advice}" if check.advice else check.finding)
-        for check in diagnosis.checks
+        for check in condensed(diagnosis.checks)
     ]
     count = len(diagnosis.images)
     images = diagnosis.images[0] if count == 1 else f"{count} images"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ def doctor(
     *,
     method: str | MethodSpec | None = None,
     seed: int = 0,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
     """Check whether a model can be explained as it is, and how far its explanations can be trusted.
 
@@ -38,6 +40,8 @@ def doctor(
             the kind that the model was trained on, so that "deletion better than random" can be tested.
         method: The method whose maps are compared with random ones; None is attnlrp+plus, or another that applies.
         seed: Seed of the random maps.
+        inputs: As in `cv.explain`. Of inputs with a row per image, all checks but that of deletion take the first image
+            alone, with its row.
 
     Returns:
         A `Diagnosis` with one `Check` (pass, warn, fail or skip) per line. An exception inside a check is a failure of
@@ -67,6 +71,7 @@ def doctor(
         raise WrongType(
             f"doctor got a {type(loaded).__name__}; expected a cv.Model, a torch.nn.Module or a name such as 'pets'."
         )
+    loaded = loaded.with_inputs(**(inputs or {}))
     with buffers_restored(loaded.module), torch.random.fork_rng(devices=_cuda_devices(loaded)):
         return _run_checks(loaded, DEMO if images is None else images, method, seed)
 
@@ -76,8 +81,10 @@ def _run_checks(model: Model, images: Any, method: str | None, seed: int) -> Dia
     all_images = images if isinstance(images, list | tuple | torch.Tensor) else [images]
     if isinstance(all_images, torch.Tensor) and all_images.ndim == 3:
         all_images = all_images[None]
-    batch = prepare(all_images[:MAX_IMAGES], _without_meta_tensors(model))
-    context = DoctorContext(model, batch, all_images, method, seed, snapshot(model.module))
+    model.check_input_rows(len(all_images))
+    batch = prepare(all_images[: 1 if model.has_input_rows else MAX_IMAGES], _without_meta_tensors(model))
+    one = model.for_row(0)
+    context = DoctorContext(one, model, batch, all_images, method, seed, snapshot(one.module))
     checks = registered_checks()
     with report_progress("checks", len(checks)) as advance:
         for registered in checks:

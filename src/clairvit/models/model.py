@@ -302,11 +302,11 @@ class Model:
         """Return a model of the same module that is given further inputs next to the image.
 
         Args:
-            **inputs: By the names of the module's forward: tensors with one row, which every image gets, and anything
-                else as it is.
+            **inputs: By the names of the module's forward: tensors with one row, which every image gets, or with a row
+                for each of the images that are passed with the model; and anything else as it is.
 
         Raises:
-            BadInput: The module's forward has no such input.
+            BadInput: The module's forward has no such input, or inputs have different numbers of rows.
 
         Example:
             >>> import clairvit as cv, torch
@@ -319,6 +319,22 @@ class Model:
         """
         base = self.base or self
         return replace(base, module=BoundInputs(base.module, inputs), returns="") if inputs else self
+
+    @property
+    def has_input_rows(self) -> bool:
+        """Return whether the model has inputs with a row per image, so that it runs image by image."""
+        return isinstance(self.module, BoundInputs) and self.module.rows is not None
+
+    def check_input_rows(self, images: int) -> None:
+        """Raise BadInput unless inputs with a row per image have as many rows as there are images."""
+        if isinstance(self.module, BoundInputs):
+            self.module.check_count(images)
+
+    def for_row(self, row: int) -> Model:
+        """Return the model with the inputs of one image; the model itself where all images have the same."""
+        if not isinstance(self.module, BoundInputs) or self.module.rows is None:
+            return self
+        return replace(self, module=self.module.for_row(row))
 
 
 def check_placement(module: nn.Module, name: str) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError, ClairError
+from clairvit.models.forward_errors import forward_failure
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
 from clairvit.models.submodules import submodules
@@ -314,13 +315,7 @@ def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
     except (torch.OutOfMemoryError, ClairError):  # BadInput is a ValueError too
         raise
     except (AssertionError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
-        size = " × ".join(map(str, pixels.shape[2:]))
-        kind = "an image" if pixels.ndim == 4 else "a clip"
-        raise BadInput(
-            f"{model.name} failed on {kind} of {size} pixels ({type(error).__name__}: {error}). If that is "
-            "not a size it takes, pass tensors of the right size, or paths and PIL images: these are resized to "
-            "cv.wrap(…, size=)."
-        ) from error
+        raise BadInput(" ".join(forward_failure(model, pixels, error))) from error
 
 
 def _fitting(layout: Layout | None, calls: list[AttentionCall]) -> Layout | None:
