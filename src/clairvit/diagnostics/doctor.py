@@ -20,6 +20,7 @@ from clairvit.models.image_files import DEMO
 from clairvit.models.images import prepare
 from clairvit.models.load import load
 from clairvit.models.model import Model
+from clairvit.models.submodules import compiled_in_place
 from clairvit.models.wrap import wrap
 from clairvit.perturbation.progress import report_progress
 
@@ -82,7 +83,7 @@ def _run_checks(model: Model, images: Any, method: str | None, seed: int) -> Dia
     if isinstance(all_images, torch.Tensor) and all_images.ndim == 3:
         all_images = all_images[None]
     model.check_input_rows(len(all_images))
-    batch = prepare(all_images[: 1 if model.has_input_rows else MAX_IMAGES], _without_meta_tensors(model))
+    batch = prepare(all_images[: 1 if model.has_input_rows else MAX_IMAGES], _without_obstacles(model))
     one = model.for_row(0)
     context = DoctorContext(one, model, batch, all_images, method, seed, snapshot(one.module))
     checks = registered_checks()
@@ -93,10 +94,14 @@ def _run_checks(model: Model, images: Any, method: str | None, seed: int) -> Dia
     return Diagnosis(model.name, _image_names(all_images, batch.names), tuple(context.checks.values()))
 
 
-def _without_meta_tensors(model: Model) -> Model:
-    """Return the model, with an identity as its module if that is on the meta device ('device' fails then)."""
+def _without_obstacles(model: Model) -> Model:
+    """Return the model, with an identity as its module if no images are prepared for that: a check reports it.
+
+    'device' fails for a module on the meta device, 'compile' for one that was compiled in place.
+    """
     tensors = itertools.chain(model.module.parameters(), model.module.buffers())
-    return replace(model, module=nn.Identity()) if any(tensor.is_meta for tensor in tensors) else model
+    unusable = any(tensor.is_meta for tensor in tensors) or compiled_in_place(model.module)
+    return replace(model, module=nn.Identity()) if unusable else model
 
 
 def _image_names(images: Any, first: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from torch import nn
 from clairvit.diagnostics.context import DoctorContext, abbreviated, check, failed, passed, plural, warned
 from clairvit.diagnostics.report import Check
 from clairvit.models.model import Model
+from clairvit.models.submodules import COMPILED_ADVICE, compiled_in_place, compiled_sentence
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -130,17 +131,9 @@ def trainable_parameters(context: DoctorContext) -> Check:
 @check("compile", needs=("model",))
 def compiled(context: DoctorContext) -> Check:
     """Check that no submodule was compiled in place; torch.compile(module) is removed by `wrap`."""
-    module = context.model.module
-    in_place = [
-        name or "the module" for name, part in module.named_modules() if getattr(part, "_compiled_call_impl", None)
-    ]
+    in_place = compiled_in_place(context.model.module)
     if in_place:
-        return failed(
-            f"{abbreviated(in_place)} was compiled in place (module.compile()) and runs compiled code, which cannot "
-            "be traced.",
-            "Build the model again without .compile(), or use torch.compile(module), which is removed.",
-            compiled=in_place,
-        )
+        return failed(compiled_sentence(in_place), COMPILED_ADVICE, compiled=in_place)
     if "torch.compile" in context.model.wrappers:
         return passed("torch.compile was removed: the module inside it is explained, with the same weights.")
     return passed("Not compiled.")

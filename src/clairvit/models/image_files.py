@@ -298,10 +298,12 @@ def check_file(path: Path) -> None:
         raise BadInput(f"'{path}' is a folder where an image was expected; {advice}.")
     if not path.exists():
         folder = path.parent
-        near = did_you_mean(path.name, [p.name for p in folder.iterdir() if p.is_file()]) if folder.is_dir() else ""
+        near = did_you_mean(path.name, [p.name for p in folder.iterdir()]) if folder.is_dir() else ""
         missing = "" if folder.is_dir() else f" (there is no folder '{folder}')"
+        kind = "image" if path.suffix else "image or folder"
         raise BadInput(
-            f"There is no image '{path}'{missing}.{near} Give the path of an image, or 'demo' for the built-in cat."
+            f"There is no {kind} '{path}'{missing}.{near} Give the path of an image or of a folder with images, or "
+            "'demo' for the built-in cat."
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, ClairWarning, user_stacklevel
 from clairvit.models.image_files import Picture, find_images, is_folder_or_pattern, picture_size, read_picture
-from clairvit.models.model import Model, check_placement
+from clairvit.models.model import Model, check_traceable
 from clairvit.models.preprocess import Preprocess
 
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
@@ -59,7 +59,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
     Raises:
         BadInput: An image cannot be read, or a tensor has the wrong shape, type or values.
     """
-    check_placement(model.module, model.name)
+    check_traceable(model.module, model.name)
     if isinstance(images, Batch):
         return replace(images, pixels=to_device(images.pixels, model))
     if model.preprocess.frames is not None:

@@ -16,7 +16,14 @@ from clairvit.models.activation import Activation, activation_for, check_activat
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout, unwrap_readout
 from clairvit.models.scores import extract_scores
-from clairvit.models.submodules import named_submodules, submodules, tensors_of
+from clairvit.models.submodules import (
+    COMPILED_ADVICE,
+    compiled_in_place,
+    compiled_sentence,
+    named_submodules,
+    submodules,
+    tensors_of,
+)
 
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
@@ -335,6 +342,14 @@ class Model:
         if not isinstance(self.module, BoundInputs) or self.module.rows is None:
             return self
         return replace(self, module=self.module.for_row(row))
+
+
+def check_traceable(module: nn.Module, name: str) -> None:
+    """Raise BadInput unless the tensors of a module lie on one device and none of its parts was compiled in place."""
+    check_placement(module, name)
+    names = compiled_in_place(module)
+    if names:
+        raise BadInput(f"{name}: {compiled_sentence(names)} {COMPILED_ADVICE}")
 
 
 def check_placement(module: nn.Module, name: str) -> None:

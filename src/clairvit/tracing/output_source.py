@@ -96,7 +96,7 @@ def check_output(model: Model, source: OutputSource, scores: Tensor) -> tuple[st
     if source.meaning == "classes" or columns == 1 or output_columns(model.module) == columns:
         return ()
     note = (
-        f"Nothing states what the {columns} outputs of {model.name} are: they were read as class scores, through a "
+        f"Nothing states what the {columns} outputs of the model are: they were read as class scores, through a "
         "softmax. For an embedding give cv.wrap(module, classifier=False), else labels= or activation=."
     )
     return (note,)

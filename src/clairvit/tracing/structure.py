@@ -123,7 +123,7 @@ def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
         model.module.prepare(pixels[:1])
     modules = tuple(map(id, submodules(model.module)))
     pool = getattr(model.module, "global_pool", None)
-    key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, modules, pool)
+    key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, model.assumes_classes, modules, pool)
     cache = _structures.setdefault(model.module, {})
     if key not in cache:
         cache[key] = _find_structure(model, pixels[:1])
