@@ -11,10 +11,9 @@ from torch import nn
 
 from clairvit.diagnostics.context import DoctorContext, abbreviated, check, failed, passed, plural, warned
 from clairvit.diagnostics.report import Check
+from clairvit.methods.collect import HALF_DIGITS
 from clairvit.models.model import Model
 from clairvit.models.submodules import COMPILED_ADVICE, compiled_in_place, compiled_sentence
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 @check("model")
@@ -57,9 +56,9 @@ def precision(context: DoctorContext) -> Check:
     """Warn of half precision, which rounds maps to three digits, and of mixed precision."""
     counts = Counter(str(p.dtype).removeprefix("torch.") for p in context.model.module.parameters())
     kinds = {p.dtype for p in context.model.module.parameters() if p.is_floating_point()}
-    half = sorted(str(kind).removeprefix("torch.") for kind in kinds & {*HALF})
+    half = sorted(str(kind).removeprefix("torch.") for kind in kinds & {*HALF_DIGITS})
     if half:
-        digits = {"float16": 3, "bfloat16": 2}[half[0]]
+        digits = HALF_DIGITS[getattr(torch, half[0])]
         return warned(
             f"Parameters are {' and '.join(sorted(counts))}: activations and gradients carry about {digits} digits, "
             "so that small relevances are rounding noise.",

@@ -67,8 +67,9 @@ def wrap(
         size: Rows and columns of the image that the module takes, which is also the centre crop.
         labels: Class names in class order, an id → name or name → id dict, or a JSON file of any of these; left out,
             those of a transformers configuration.
-        resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover.
-        interpolation: nearest, lanczos, bilinear, bicubic, box or hamming.
+        resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover; the size
+            unless given.
+        interpolation: nearest, lanczos, bilinear, bicubic (unless given), box or hamming.
         name: The name in results; the class's unless given.
         layout: Grid, tokens next to the patches and pooling, if they are not to be inferred.
         classifier: False for an embedding, which has no predicted class; modules of timm, transformers and open_clip
@@ -300,6 +301,8 @@ def _preprocess(
     stated, assumed_from = _stated_preprocess(module, size, processor)
     preprocess = options.applied_to(for_channels(stated, channels))
     missing = options.missing() if assumed_from is not None else ()
+    if size is not None and not {"mean", "std"} & set(missing):
+        missing = ()  # resize and interpolation have defaults, which `wrap` states
     if channels == stated.channels:
         return preprocess, assumption(missing, preprocess, assumed_from or "")
     of_channels = tuple(name for name in ("mean", "std") if name in options.missing())
