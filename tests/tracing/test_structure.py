@@ -228,7 +228,7 @@ def test_no_attention_call_is_a_loud_error(method: str) -> None:
     assert said.startswith(f"my model: no attention call was seen, and '{method}' needs")
     assert "xformers" in said
     assert "flash-attn" in said
-    assert "use saliency" in said
+    assert "Use saliency" in said
 
 
 def test_saliency_of_a_cnn_has_the_size_of_the_image() -> None:

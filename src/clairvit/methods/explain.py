@@ -21,7 +21,7 @@ from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits, record_for, run_all
 from clairvit.methods.recipe import method_text_for
-from clairvit.methods.recommended import DefaultMethod, default_method, defaults_for
+from clairvit.methods.recommended import DefaultMethod, default_method, defaults_for, kind_of_model, reason_for_default
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -32,7 +32,7 @@ from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch, class_agnostic_target
 from clairvit.targets.resolve import readout_models, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
-from clairvit.tracing.structure import model_structure
+from clairvit.tracing.structure import ModelStructure, model_structure
 
 if TYPE_CHECKING:
     from clairvit.methods.recipe import Recipe
@@ -143,22 +143,28 @@ def _explain_by_default(request: _Request, images: Any) -> Comparison:
     if first is None:
         raise BadInput("The data set has no images; expected at least one.")
     notes: list[str] = []
-    *preferred, last = defaults_for(model_structure(request.model, first.pixels))
+    structure = model_structure(request.model, first.pixels)
+    *preferred, last = defaults_for(structure)
     for item in preferred:
         try:
             (explanation,) = _explain_images(replace(request, specs=(resolve_method(item.method),)), images).values()
         except NotApplicable as error:
             notes.append(f"The default {item.method} does not fit this model: {error}")
         else:
-            return _with_default_notes(explanation, item, notes)
+            return _with_default_notes(explanation, item, structure, notes)
     (explanation,) = _explain_images(replace(request, specs=(resolve_method(last.method),)), images).values()
-    return _with_default_notes(explanation, last, notes)
+    return _with_default_notes(explanation, last, structure, notes)
 
 
-def _with_default_notes(explanation: Explanation, item: DefaultMethod, notes: Sequence[str]) -> Comparison:
+def _with_default_notes(
+    explanation: Explanation, item: DefaultMethod, structure: ModelStructure, notes: Sequence[str]
+) -> Comparison:
     """Return the explanation with the reason for its method, unless it is the usual one."""
     if item.method != default_method():
-        reason = f"{item.method} was used, the default for this kind of model: {item.reason}."
+        why = reason_for_default(item, structure)
+        reason = f"{item.method} was used, the default for this kind of model: {why}."
+        if item.models != kind_of_model(structure):
+            reason = f"{item.method} was used: {why}."
         explanation = replace(explanation, notes=(*explanation.notes, *notes, reason))
     comparison = Comparison()
     comparison[explanation.method], comparison.cost = explanation, explanation.cost

@@ -23,6 +23,7 @@ from clairvit.tracing.recorders.base import Op, Recorder
 
 Meaning = Literal["classes", "embedding", "unknown"]
 HEADS = frozenset({"head", "heads", "fc", "classifier", "logits", "cls_head", "mlp_head", "classification_head"})
+CLASS_WORDS = ("class", "cls", "logit", "head")  # what the last part of the name of a head contains: DETR's class_embed
 PROJECTIONS = ("proj", "embed")  # what the last part of the name of a projection contains
 _PRODUCTS = ops.MATRIX_PRODUCTS | {ops.LINEAR, ops.BIASED_MATMUL}
 _ADDED_PRODUCTS = (torch.addmm, Tensor.addmm, torch.mm, Tensor.mm)
@@ -144,7 +145,8 @@ def _of_product(value: _Value) -> OutputSource:
     name = _weight_name(value)
     parts = _parts(name)
     projects = "pooler" in parts or any(word in part for part in parts[-1:] for word in PROJECTIONS)
-    if HEADS & set(parts) or not projects:
+    is_head = HEADS & set(parts) or any(word in parts[-1] for word in CLASS_WORDS if parts)
+    if is_head or not projects:
         return CLASSES
     return OutputSource("embedding", f"the projection '{name}'")
 

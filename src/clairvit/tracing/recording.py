@@ -48,6 +48,7 @@ class Recording:
     forwards: int = field(default=1)  # passes over the batch, with those of `Trace.rerun`
     backwards: int = field(default=0)
     options: ExecutionOptions = field(default_factory=ExecutionOptions)  # how perturbed inputs of it are run
+    fitting: dict[str, bool] = field(default_factory=dict)  # method -> whether it fits the model, of those asked about
 
     def __repr__(self) -> str:
         """Return one line: model, images and passes."""

@@ -45,7 +45,7 @@ from clairvit.tracing.grid import (
     square_patches,
 )
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
-from clairvit.tracing.output_source import OutputSourceFinder, check_output
+from clairvit.tracing.output_source import UNKNOWN, OutputSourceFinder, check_output
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
 
@@ -249,7 +249,10 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         finally:
             for hook in hooks:
                 hook.remove()
-    notes = check_output(model, output_source.source(scores), scores) if model.assumes_classes else ()
+    source = (
+        UNKNOWN if watch.finder.barriers else output_source.source(scores)
+    )  # layers hidden from torch may lie there
+    notes = check_output(model, source, scores) if model.assumes_classes else ()
     sees_image = [_sees_image(*item) for item in zip(calls, watch.visits, watch.grad_enabled, strict=True)]
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
