@@ -25,6 +25,7 @@ Meaning = Literal["classes", "embedding", "unknown"]
 HEADS = frozenset({"head", "heads", "fc", "classifier", "logits", "cls_head", "mlp_head", "classification_head"})
 CLASS_WORDS = ("class", "cls", "logit", "head")  # what the last part of the name of a head contains: DETR's class_embed
 PROJECTIONS = ("proj", "embed")  # what the last part of the name of a projection contains
+UNIT_SUM = 1e-3  # how far a row of probabilities may be from 1: half precision rounds it so
 _PRODUCTS = ops.MATRIX_PRODUCTS | {ops.LINEAR, ops.BIASED_MATMUL}
 _ADDED_PRODUCTS = (torch.addmm, Tensor.addmm, torch.mm, Tensor.mm)
 _NORMS = frozenset({ops.NORM, ops.GROUP_NORM})
@@ -127,8 +128,12 @@ def _source(value: _Value) -> OutputSource:
             return _of_product(value) if len(inputs) == 1 else UNKNOWN
         if kind in _NORMS:
             return OutputSource("embedding", "a normalisation")
-        if kind == ops.NORMALIZE or _divides_by_length(value, kind, inputs):
+        numerator = _numerator(value, kind, inputs)
+        if kind == ops.NORMALIZE or (numerator is not None and not _are_probabilities(value.tensor)):
             return OutputSource("embedding", "a vector divided by its length")
+        if numerator is not None:
+            value = numerator
+            continue
         if kind in ops.CONVOLUTIONS:
             return CLASSES if HEADS & set(_parts(_weight_name(value))) else UNKNOWN
         if len(inputs) > 1 and kind in ops.SUMS:
@@ -168,15 +173,19 @@ def _parts(name: str) -> list[str]:
     return [part for part in name.lower().split(".") if part and not re.fullmatch(r"\d+", part)]
 
 
-def _divides_by_length(value: _Value, kind: str | None, inputs: list[_Value]) -> bool:
-    """Return whether a vector is divided by one number for all its entries that depends on them: x / ‖x‖."""
-    if kind not in (ops.DIVIDE, ops.MULTIPLY) or len(inputs) != 2:
-        return False
+def _numerator(value: _Value, kind: str | None, inputs: list[_Value]) -> _Value | None:
+    """Return what is divided by a number that depends on all its entries, as in x / ‖x‖; None if nothing is."""
     width = value.tensor.shape[-1] if value.tensor.ndim else 1
-    sizes = [item.tensor.shape[-1] if item.tensor.ndim else 1 for item in inputs]
-    values = value.tensor.detach().float()
-    is_softmax = bool((values >= 0).all()) and bool(((values.sum(-1) - 1).abs() < 1e-3).all())
-    return width > 1 and sorted(sizes) == [1, width] and not is_softmax
+    if kind not in (ops.DIVIDE, ops.MULTIPLY) or len(inputs) != 2 or width == 1:
+        return None
+    wide = [item for item in inputs if item.tensor.ndim and item.tensor.shape[-1] == width]
+    return wide[0] if len(wide) == 1 else None
+
+
+def _are_probabilities(values: Tensor) -> bool:
+    """Return whether rows [..., C] are a softmax, which may be written out as a division, too."""
+    values = values.detach().float()
+    return bool((values >= 0).all()) and bool(((values.sum(-1) - 1).abs() < UNIT_SUM).all())
 
 
 def _of_sum(inputs: list[_Value]) -> OutputSource:
