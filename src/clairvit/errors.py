@@ -103,6 +103,7 @@ class NotApplicable(ClairError):
         message: What was seen, what was expected, what to do next.
         alternative: The kind of method that fits instead; the message ends with "Use a gradient method.", and
             `cv.explain` and `cv.compare` add names of such methods.
+        methods: The methods to use instead, in place of a kind. Those that do not fit the model either are left out.
         parameters: As in `ClairError`.
 
     Example:
@@ -119,10 +120,14 @@ class NotApplicable(ClairError):
         message: str = "",
         *,
         alternative: Alternative | None = None,
+        methods: Sequence[str] = (),
         parameters: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message if alternative is None else f"{message} Use {alternative}.", parameters=parameters)
+        use = alternative or either(methods)
+        super().__init__(f"{message} Use {use}." if use else message, parameters=parameters)
+        self.reason = message  # without the advice
         self.alternative = alternative
+        self.methods = tuple(methods)
 
 
 class ModelUnavailable(ClairError):
@@ -182,6 +187,11 @@ def did_you_mean(name: str, choices: Iterable[str], aliases: Mapping[str, Sequen
     near = list(dict.fromkeys([*known_as, *(originals[choice] for choice in (*swapped, *alike, *begins))]))[:3]
     quoted = " or ".join(f"'{choice}'" for choice in near)
     return f" Did you mean {quoted}?" if near else ""
+
+
+def either(names: Sequence[str]) -> str:
+    """Return "a, b or c"."""
+    return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else "".join(names)
 
 
 def install(extra: str) -> str:

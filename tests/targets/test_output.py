@@ -151,8 +151,8 @@ def test_further_inputs_are_bound() -> None:
         assert_same(given.dpixels, pixels.grad)
     with pytest.raises(BadInput, match=r"no input 'colour'; expected one of pixel_values, bias"):
         cv.explain(model, images(), target=target, inputs={"colour": bias})
-    with pytest.raises(BadInput, match=r"shape \[2, 7\]; expected one row"):
-        cv.explain(model, images(), target=target, inputs={"bias": bias.expand(2, -1)})
+    with pytest.raises(BadInput, match=r"shape \[3, 7\], and there are 2 images; expected one row"):
+        cv.explain(model, images(), target=target, inputs={"bias": bias.expand(3, -1)})
 
 
 def test_equal_readouts_are_one_model() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.models.model import extract_scores
+from clairvit.models.scores import extract_scores
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.trace import Trace, one_target, run_backward
 from helpers.rounding import assert_same, growth, same

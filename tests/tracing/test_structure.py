@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import clairvit as cv
 from clairvit.errors import BadInput, CaptureError, NotApplicable
 from clairvit.methods.registry import list_methods
-from clairvit.models.model import extract_scores
+from clairvit.models.scores import extract_scores
 from clairvit.tracing.structure import model_structure
 from helpers.custom_vits import (
     PATCH,
@@ -228,7 +228,7 @@ def test_no_attention_call_is_a_loud_error(method: str) -> None:
     assert said.startswith(f"my model: no attention call was seen, and '{method}' needs")
     assert "xformers" in said
     assert "flash-attn" in said
-    assert "use saliency" in said
+    assert "Use saliency" in said
 
 
 def test_saliency_of_a_cnn_has_the_size_of_the_image() -> None:

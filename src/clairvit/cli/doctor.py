@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from clairvit.cli import options
 from clairvit.cli.arguments import single_method
 from clairvit.cli.console import print_line, progress_bar, table
 from clairvit.cli.finish import exit_on_failures, print_document
+from clairvit.cli.hints import option_of, with_named_options
 from clairvit.cli.image_job import Failure, find_image_files
 from clairvit.errors import BadInput
 
@@ -105,9 +107,13 @@ def _readable(paths: list[str], model: Model, failures: list[Failure]) -> list[s
 
 def _print_checks(diagnosis: Diagnosis) -> None:
     """Print one row per check, advice below the finding."""
+    from clairvit.diagnostics.report import condensed
+
+    available = {option_of(field.name) for field in fields(options.ModelOptions)}
+    texts = {check.name: f"{check.finding}\n→ {check.advice}" for check in diagnosis.checks if check.advice}
     rows = [
-        (check.status, check.name, f"{check.finding}\n→ {check.advice}" if check.advice else check.finding)
-        for check in diagnosis.checks
+        (check.status, check.name, with_named_options(texts.get(check.name, check.finding), available))
+        for check in condensed(diagnosis.checks)
     ]
     count = len(diagnosis.images)
     images = diagnosis.images[0] if count == 1 else f"{count} images"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import click
 
@@ -15,6 +15,7 @@ OPTIONS: Mapping[str, str] = {
     "by_head": "--heads",
     "others": "--truth",
     "pretrained": "--no-pretrained",
+    "size": "--crop",
 }
 # Parameters of another command.
 COMMANDS: Mapping[str, str] = {
@@ -68,6 +69,13 @@ def parameters_as_options(sentence: str) -> str:
         lambda match: COMMANDS[match[1]].format(shlex.quote(match[2])),
         sentence,
     )
+
+
+def with_named_options(text: str, available: Collection[str]) -> str:
+    """Return a text of the library, and the available options for the parameters that it names: `size=`, `mean=`."""
+    named = dict.fromkeys(option_of(name) for name in re.findall(r"\b([a-z_]+)=", text))
+    options = [option for option in named if option in available]
+    return f"{text} On the command line: {', '.join(options)}." if options else text
 
 
 def _hint(parameter: str, value: str, command: click.Command | None) -> str:

@@ -32,7 +32,7 @@ from clairvit.models.images import (
     to_device,
     to_pixels,
 )
-from clairvit.models.model import Model, check_placement
+from clairvit.models.model import Model, check_traceable
 
 ErrorHandler = Callable[[str, ClairError], None]  # called with the name of an image and why it cannot be read
 TENSORS_NOT_NORMALISED = (
@@ -142,7 +142,7 @@ def iter_batches(
         on_error: Called for each image that cannot be read; without it the first one raises.
         workers: Threads that decode; 0 decodes in this one, None chooses. A dataset that is not `concurrent` has none.
     """
-    check_placement(model.module, model.name)
+    check_traceable(model.module, model.name)
     threads = decode_workers() if workers is None else workers
     threads = min(threads, len(dataset)) if dataset.concurrent and len(dataset) > 1 else 0
     with read_ahead(lambda row: dataset.read(row, model), range(len(dataset)), workers=threads, ahead=size) as reads:

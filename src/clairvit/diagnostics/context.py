@@ -62,7 +62,8 @@ class Gap:
 class DoctorContext:
     """What checks share. Passes that several of them need run once."""
 
-    model: Model
+    model: Model  # with the inputs of the first image, where each has a row of its own
+    model_of_all: Model  # with those of all images
     batch: Batch  # the first MAX_IMAGES images
     images: Any  # all of them, as `cv.evaluate` takes them
     method: str | None  # for the check 'deletion'; None: the first of a list that applies

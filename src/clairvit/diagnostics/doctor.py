@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from clairvit.models.image_files import DEMO
 from clairvit.models.images import prepare
 from clairvit.models.load import load
 from clairvit.models.model import Model
+from clairvit.models.submodules import compiled_in_place
 from clairvit.models.wrap import wrap
 from clairvit.perturbation.progress import report_progress
 
@@ -29,6 +31,7 @@ def doctor(
     *,
     method: str | MethodSpec | None = None,
     seed: int = 0,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
     """Check whether a model can be explained as it is, and how far its explanations can be trusted.
 
@@ -38,6 +41,8 @@ def doctor(
             the kind that the model was trained on, so that "deletion better than random" can be tested.
         method: The method whose maps are compared with random ones; None is attnlrp+plus, or another that applies.
         seed: Seed of the random maps.
+        inputs: As in `cv.explain`. Of inputs with a row per image, all checks but that of deletion take the first image
+            alone, with its row.
 
     Returns:
         A `Diagnosis` with one `Check` (pass, warn, fail or skip) per line. An exception inside a check is a failure of
@@ -67,6 +72,7 @@ def doctor(
         raise WrongType(
             f"doctor got a {type(loaded).__name__}; expected a cv.Model, a torch.nn.Module or a name such as 'pets'."
         )
+    loaded = loaded.with_inputs(**(inputs or {}))
     with buffers_restored(loaded.module), torch.random.fork_rng(devices=_cuda_devices(loaded)):
         return _run_checks(loaded, DEMO if images is None else images, method, seed)
 
@@ -76,8 +82,10 @@ def _run_checks(model: Model, images: Any, method: str | None, seed: int) -> Dia
     all_images = images if isinstance(images, list | tuple | torch.Tensor) else [images]
     if isinstance(all_images, torch.Tensor) and all_images.ndim == 3:
         all_images = all_images[None]
-    batch = prepare(all_images[:MAX_IMAGES], _without_meta_tensors(model))
-    context = DoctorContext(model, batch, all_images, method, seed, snapshot(model.module))
+    model.check_input_rows(len(all_images))
+    batch = prepare(all_images[: 1 if model.has_input_rows else MAX_IMAGES], _without_obstacles(model))
+    one = model.for_row(0)
+    context = DoctorContext(one, model, batch, all_images, method, seed, snapshot(one.module))
     checks = registered_checks()
     with report_progress("checks", len(checks)) as advance:
         for registered in checks:
@@ -86,10 +94,14 @@ def _run_checks(model: Model, images: Any, method: str | None, seed: int) -> Dia
     return Diagnosis(model.name, _image_names(all_images, batch.names), tuple(context.checks.values()))
 
 
-def _without_meta_tensors(model: Model) -> Model:
-    """Return the model, with an identity as its module if that is on the meta device ('device' fails then)."""
+def _without_obstacles(model: Model) -> Model:
+    """Return the model, with an identity as its module if no images are prepared for that: a check reports it.
+
+    'device' fails for a module on the meta device, 'compile' for one that was compiled in place.
+    """
     tensors = itertools.chain(model.module.parameters(), model.module.buffers())
-    return replace(model, module=nn.Identity()) if any(tensor.is_meta for tensor in tensors) else model
+    unusable = any(tensor.is_meta for tensor in tensors) or compiled_in_place(model.module)
+    return replace(model, module=nn.Identity()) if unusable else model
 
 
 def _image_names(images: Any, first: tuple[str, ...]) -> tuple[str, ...]:

@@ -187,7 +187,7 @@ def deletion_method(context: DoctorContext) -> str | None:
 
 def measure_deletion(context: DoctorContext, method: str) -> DeletionResult:
     """Return deletion scores of a method and of enough random maps on all images."""
-    model, images, seed = context.model, context.images, context.seed
+    model, images, seed = context.model_of_all, context.images, context.seed
     ours = evaluate(model, images, method, "deletion", baselines=False, seed=seed)
     count = max(1, math.ceil(MIN_RANDOM_MAPS / max(1, len(ours.values))))
     random = [evaluate(model, images, "random", "deletion", baselines=False, seed=seed + k) for k in range(count)]

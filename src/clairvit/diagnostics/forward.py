@@ -14,7 +14,6 @@ from clairvit.diagnostics.context import (
     abbreviated,
     check,
     failed,
-    first_line,
     passed,
     plural,
     skipped,
@@ -33,6 +32,7 @@ from clairvit.diagnostics.inspection import (
 )
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
+from clairvit.models.forward_errors import forward_failure
 from clairvit.tracing.gradient_barriers import gradient_barriers
 
 CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
@@ -47,12 +47,7 @@ def forward_runs(context: DoctorContext) -> Check:
     except ClairError:
         raise
     except Exception as error:  # the forward pass is user code; what it raises becomes the finding
-        return failed(
-            f"The forward failed on {plural(len(context.pixels), 'image')} of {rows} × {columns} pixels "
-            f"({type(error).__name__}: {first_line(error)}).",
-            "If that is not a size it takes, state the right one: cv.wrap(module, size=…), or give images as tensors "
-            "of that size.",
-        )
+        return failed(*forward_failure(context.model, context.pixels, error))
     return passed(
         f"{plural(len(logits), 'image')} of {rows} × {columns} pixels → {plural(context.classes, 'score')} each.",
         shape=list(logits.shape),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -115,10 +115,10 @@ class Diagnosis:
         }
 
     def __str__(self) -> str:
-        width = max((len(check.name) for check in self.checks), default=0)
+        width = max((len(check.name) for check in condensed(self.checks)), default=0)
         indent = " " * (len("pass") + 2 + width + 2)
         lines: list[str] = []
-        for check in self.checks:
+        for check in condensed(self.checks):
             start = f"{check.status}  {check.name:<{width}}  "
             lines += textwrap.wrap(check.finding, WIDTH, initial_indent=start, subsequent_indent=indent)
             if check.advice:
@@ -126,3 +126,20 @@ class Diagnosis:
                     f"→ {check.advice}", WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  "
                 )
         return "\n".join([*lines, "", self.summary()])
+
+
+def condensed(checks: Sequence[Check]) -> list[Check]:
+    """Return checks as they are printed: those that another one kept from running are one line, the last."""
+    because: dict[str, list[str]] = {}
+    for check in checks:
+        if check.status == "skip" and "because" in check.details:
+            because.setdefault(str(check.details["because"]), []).append(check.name)
+    several = {cause: names for cause, names in because.items() if len(names) > 1}
+    kept = [check for check in checks if check.status != "skip" or check.details.get("because") not in several]
+    return [
+        *kept,
+        *(
+            Check(f"{len(names)} others", "skip", f"Not checked, because of '{cause}': {', '.join(names)}.")
+            for cause, names in several.items()
+        ),
+    ]

@@ -11,9 +11,9 @@ from torch import nn
 
 from clairvit.diagnostics.context import DoctorContext, abbreviated, check, failed, passed, plural, warned
 from clairvit.diagnostics.report import Check
+from clairvit.methods.collect import HALF_DIGITS
 from clairvit.models.model import Model
-
-HALF = (torch.float16, torch.bfloat16)
+from clairvit.models.submodules import COMPILED_ADVICE, compiled_in_place, compiled_sentence
 
 
 @check("model")
@@ -56,9 +56,9 @@ def precision(context: DoctorContext) -> Check:
     """Warn of half precision, which rounds maps to three digits, and of mixed precision."""
     counts = Counter(str(p.dtype).removeprefix("torch.") for p in context.model.module.parameters())
     kinds = {p.dtype for p in context.model.module.parameters() if p.is_floating_point()}
-    half = sorted(str(kind).removeprefix("torch.") for kind in kinds & {*HALF})
+    half = sorted(str(kind).removeprefix("torch.") for kind in kinds & {*HALF_DIGITS})
     if half:
-        digits = {"float16": 3, "bfloat16": 2}[half[0]]
+        digits = HALF_DIGITS[getattr(torch, half[0])]
         return warned(
             f"Parameters are {' and '.join(sorted(counts))}: activations and gradients carry about {digits} digits, "
             "so that small relevances are rounding noise.",
@@ -130,17 +130,9 @@ def trainable_parameters(context: DoctorContext) -> Check:
 @check("compile", needs=("model",))
 def compiled(context: DoctorContext) -> Check:
     """Check that no submodule was compiled in place; torch.compile(module) is removed by `wrap`."""
-    module = context.model.module
-    in_place = [
-        name or "the module" for name, part in module.named_modules() if getattr(part, "_compiled_call_impl", None)
-    ]
+    in_place = compiled_in_place(context.model.module)
     if in_place:
-        return failed(
-            f"{abbreviated(in_place)} was compiled in place (module.compile()) and runs compiled code, which cannot "
-            "be traced.",
-            "Build the model again without .compile(), or use torch.compile(module), which is removed.",
-            compiled=in_place,
-        )
+        return failed(compiled_sentence(in_place), COMPILED_ADVICE, compiled=in_place)
     if "torch.compile" in context.model.wrappers:
         return passed("torch.compile was removed: the module inside it is explained, with the same weights.")
     return passed("Not compiled.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from clairvit.errors import Alternative, NotApplicable
+from clairvit.errors import Alternative, NotApplicable, either
 
 _ATTENTION = ("rollout", "raw-attention")
 _PERTURBATION = ("lime", "kernelshap", "rise", "leave-one-out", "occlusion")
@@ -20,13 +20,20 @@ ALTERNATIVES: dict[Alternative, tuple[str, ...]] = {
 }
 
 
-def with_named_methods(error: NotApplicable) -> NotApplicable:
-    """Return the error with methods of its alternative: "Use a gradient method: ixg, saliency or gradcam."."""
-    if error.alternative is None:
+# Where none of them fits the model; the first asks for a gradient, the others for answers alone.
+LAST_RESORT = ("saliency", "leave-one-out", "occlusion")
+
+
+def with_named_methods(error: NotApplicable, fits: Callable[[str], bool] = lambda _: True) -> NotApplicable:
+    """Return the error with methods of its alternative that fit: "Use a gradient method: ixg, saliency or gradcam."."""
+    names = error.methods if error.alternative is None else ALTERNATIVES[error.alternative]
+    if not names:
         return error
-    *names, last = ALTERNATIVES[error.alternative]
-    listed = f"{', '.join(names)} or {last}" if names else last
-    return NotApplicable(f"{str(error).removesuffix('.')}: {listed}.", parameters=error.parameters)
+    fitting = [name for name in names if fits(name)]
+    kind = f"{error.alternative}: " if error.alternative and fitting else ""
+    fitting = fitting or [name for name in LAST_RESORT if fits(name)]
+    use = f" Use {kind}{either(fitting)}." if fitting else ""
+    return NotApplicable(f"{error.reason}{use}", parameters=error.parameters)
 
 
 @contextmanager
@@ -35,6 +42,6 @@ def advice(text: str) -> Iterator[None]:
     try:
         yield
     except NotApplicable as error:
-        if error.alternative is not None:
+        if error.alternative is not None or error.methods:
             raise
         raise NotApplicable(f"{error} {text}", parameters=error.parameters) from error

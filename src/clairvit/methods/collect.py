@@ -22,6 +22,7 @@ from clairvit.models.readout import readout_text
 from clairvit.targets.base import TargetBatch, join_targets
 from clairvit.tracing.recording import Recording
 
+HALF_DIGITS = {torch.float16: 3, torch.bfloat16: 2}  # decimal digits of half precision
 ROUNDINGS = 16  # a map whose values differ by no more than so many roundings of the largest one is constant
 
 
@@ -48,6 +49,7 @@ def collect(
     comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
     common = _common_fields(model, batch, recording, targets, seed, weights_hash, on_host)
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
+    about_model = (*activated, *recording.structure.notes, *_precision_note(model), *_softmax_note(model, batch))
     shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
     unmoved = _listed_once(results, on_host)
     properties = {text: of_maps for check in checks for text, of_maps in check.read(on_host).items()}
@@ -79,7 +81,7 @@ def collect(
             text_relevance=_text_relevance(model, runs),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
-            notes=(*batch.notes, *notes, *activated),
+            notes=(*batch.notes, *notes, *about_model),
         )
     return comparison
 
@@ -120,6 +122,22 @@ def _common_fields(
         versions=versions(),
         origin=Origin.of(model, join_targets([target.by_row(recording.logits) for target in targets])),
     )
+
+
+def _precision_note(model: Model) -> tuple[str, ...]:
+    """Return a note that a model in half precision rounds its maps."""
+    digits = HALF_DIGITS.get(model.dtype)
+    if digits is None:
+        return ()
+    kind = str(model.dtype).removeprefix("torch.")
+    return (f"{model.name} runs in {kind}, about {digits} digits: small relevances are rounding noise.",)
+
+
+def _softmax_note(model: Model, batch: Batch) -> tuple[str, ...]:
+    """Return a note that nothing states a softmax, for a model whose user has not described it at all."""
+    if not model.assumes_classes or not set(batch.notes) & set(model.assumptions):
+        return ()
+    return ("A softmax was assumed: one class per image. If several can be right at once, give activation='sigmoid'.",)
 
 
 def _class_probabilities(probabilities: Tensor | None, classes: Sequence[int | None]) -> tuple[float | None, ...]:

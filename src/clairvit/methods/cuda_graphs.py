@@ -35,7 +35,8 @@ from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all, singles
 from clairvit.methods.spec import MethodSpec
-from clairvit.models.model import Model, extract_scores
+from clairvit.models.model import Model
+from clairvit.models.scores import extract_scores
 from clairvit.models.submodules import submodules, tensors_of
 from clairvit.numerics import widened
 from clairvit.targets.base import TargetBatch, class_agnostic_target, score_values

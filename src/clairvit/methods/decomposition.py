@@ -338,6 +338,7 @@ def _checked_output(layer: LayerView, output: Tensor | None) -> Tensor:
     if output is None or output.shape != layer.layer.x.shape:
         raise NotApplicable(
             f"The output of layer {layer.index} was not seen as tokens like its input; expected blocks that are "
-            "modules with the same tokens on both sides. Use globenc or genatt."
+            "modules with the same tokens on both sides.",
+            methods=("globenc", "genatt"),
         )
     return output

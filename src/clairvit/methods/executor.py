@@ -14,7 +14,6 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, Total, VectorAggregation, reading
-from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_product import LayerProduct
@@ -245,7 +244,8 @@ def _check_layout(spec: MethodSpec, trace: Trace) -> None:
     if allowed and trace.layout.pooling not in allowed:
         raise NotApplicable(
             f"'{spec.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
-            f"{trace.recording.model.name} has {trace.layout.pooling} pooling. Use gradcam or decompx."
+            f"{trace.recording.model.name} has {trace.layout.pooling} pooling.",
+            methods=("gradcam", "decompx"),
         )
 
 
@@ -259,7 +259,8 @@ class _LayerPass:
             raise NotApplicable(
                 f"{trace.recording.model.name}: no attention call was seen, and '{spec.text}' needs the layers of a "
                 "Vision Transformer. Attention of another form than softmax(q kᵀ) v (factorised, linear) is not read, "
-                "nor one that runs outside torch (xformers, flash-attn kernels: switch that off); use saliency."
+                "nor one that runs outside torch (xformers, flash-attn kernels: switch that off).",
+                methods=("saliency",),
             )
         self.used = aggregation.used(count)
         if spec.method.output == "matrix":
@@ -463,5 +464,5 @@ class _Timed:
             result.seconds += seconds
             if isinstance(error, NotApplicable):
                 # The frames of its traceback would hold the trace until the next collection.
-                result.error = with_named_methods(error).with_traceback(None)
+                result.error = error.with_traceback(None)
         return isinstance(error, NotApplicable)

@@ -21,18 +21,18 @@ from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits, record_for, run_all
 from clairvit.methods.recipe import method_text_for
-from clairvit.methods.recommended import DefaultMethod, default_method, defaults_for
+from clairvit.methods.recommended import DefaultMethod, default_method, defaults_for, kind_of_model, reason_for_default
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.coerce import LabelledImages, ModelLike, model_and_images
-from clairvit.models.images import Batch, UnusualRange, prepare, prepare_part, unusual_notes
+from clairvit.models.images import Batch, UnusualRange, image_name, prepare, prepare_part, unusual_notes
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch, class_agnostic_target
 from clairvit.targets.resolve import readout_models, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
-from clairvit.tracing.structure import model_structure
+from clairvit.tracing.structure import ModelStructure, model_structure
 
 if TYPE_CHECKING:
     from clairvit.methods.recipe import Recipe
@@ -89,7 +89,8 @@ def explain(
         by_head: Keep the maps of each attention head in `.heads`.
         batch_size: At most so many perturbed images in one pass; None: chosen by size, halved when memory runs out.
         autocast: "bfloat16" makes perturbed passes faster and less exact.
-        inputs: Further inputs of the module's forward by name, with one row for all images: {"input_ids": …}.
+        inputs: Further inputs of the module's forward by name: {"input_ids": …}. A tensor has one row for all images,
+            or one for each: these are then explained one by one, each with its own row.
         **options: Options of the method, e.g. fusion="max".
 
     Returns:
@@ -142,22 +143,28 @@ def _explain_by_default(request: _Request, images: Any) -> Comparison:
     if first is None:
         raise BadInput("The data set has no images; expected at least one.")
     notes: list[str] = []
-    *preferred, last = defaults_for(model_structure(request.model, first.pixels))
+    structure = model_structure(request.model, first.pixels)
+    *preferred, last = defaults_for(structure)
     for item in preferred:
         try:
             (explanation,) = _explain_images(replace(request, specs=(resolve_method(item.method),)), images).values()
         except NotApplicable as error:
             notes.append(f"The default {item.method} does not fit this model: {error}")
         else:
-            return _with_default_notes(explanation, item, notes)
+            return _with_default_notes(explanation, item, structure, notes)
     (explanation,) = _explain_images(replace(request, specs=(resolve_method(last.method),)), images).values()
-    return _with_default_notes(explanation, last, notes)
+    return _with_default_notes(explanation, last, structure, notes)
 
 
-def _with_default_notes(explanation: Explanation, item: DefaultMethod, notes: Sequence[str]) -> Comparison:
+def _with_default_notes(
+    explanation: Explanation, item: DefaultMethod, structure: ModelStructure, notes: Sequence[str]
+) -> Comparison:
     """Return the explanation with the reason for its method, unless it is the usual one."""
     if item.method != default_method():
-        reason = f"{item.method} was used, the default for this kind of model: {item.reason}."
+        why = reason_for_default(item, structure)
+        reason = f"{item.method} was used, the default for this kind of model: {why}."
+        if item.models != kind_of_model(structure):
+            reason = f"{item.method} was used: {why}."
         explanation = replace(explanation, notes=(*explanation.notes, *notes, reason))
     comparison = Comparison()
     comparison[explanation.method], comparison.cost = explanation, explanation.cost
@@ -284,6 +291,8 @@ def _explain_readouts(request: _Request, images: Any, run: Callable[[_Request, A
     Targets of single images that read different outputs (a region of each image) are explained image by image.
     """
     targets = request.targets or (None,)
+    if request.model.has_input_rows:
+        return _explain_singly(request, images, run)
     models = [readout_models(request.model, target) for target in targets]
     if all(len(readouts) == 1 for readouts in models):
         if all(readouts[0] is models[0][0] for readouts in models):
@@ -293,22 +302,36 @@ def _explain_readouts(request: _Request, images: Any, run: Callable[[_Request, A
             for target, readouts in zip(targets, models, strict=True)
         ]
         return _concat_comparisons([run(part, images) for part in requests])
-    parts, names = _single_images(images, request.model)
+    return _explain_singly(request, images, run)
+
+
+def _explain_singly(request: _Request, images: Any, run: Callable[[_Request, Any], Comparison]) -> Comparison:
+    """Explain images one by one, each with its own target and its own row of the model's further inputs."""
+    if not isinstance(images, LabelledImages):
+        images = prepare(images, request.model)
+    request.model.check_input_rows(len(images))
     comparisons = []
-    for row, part in enumerate(parts):
-        own = tuple(_target_rows(target, range(row, row + 1), parts) for target in targets)
-        single = tuple(target[0] if isinstance(target, list) else target for target in own)
-        comparisons.append(_explain_readouts(replace(request, targets=single), part, run))
-    return _concat_comparisons(comparisons, [1] * len(names))
+    for row in range(len(images)):
+        model = request.model.for_row(row)
+        targets = request.targets
+        if targets is not None:
+            own = tuple(_target_rows(target, range(row, row + 1), images) for target in targets)
+            targets = tuple(target[0] if isinstance(target, list) else target for target in own)
+        comparisons.append(
+            _explain_readouts(replace(request, model=model, targets=targets), _single_image(images, row, model), run)
+        )
+    if not comparisons:
+        raise BadInput("The data set has no images; expected at least one.")
+    return _concat_comparisons(comparisons, [1] * len(comparisons))
 
 
-def _single_images(images: Any, model: Model) -> tuple[list[Any], tuple[str, ...]]:
-    """Return images one by one, and their names."""
+def _single_image(images: LabelledImages | Batch, row: int, model: Model) -> Batch:
+    """Return one image as a batch, under its name among all images."""
     if isinstance(images, LabelledImages):
-        return [images[i : i + 1] for i in range(len(images))], images.names
-    batch = prepare(images, model)
-    rows = range(len(batch))
-    return [replace(batch, pixels=batch.pixels[i : i + 1], names=batch.names[i : i + 1]) for i in rows], batch.names
+        batch = prepare(images[row : row + 1], model)
+        given = tuple(image_name(image, row) for image in images[row : row + 1])
+        return replace(batch, names=given)
+    return replace(images, pixels=images.pixels[row : row + 1], names=images.names[row : row + 1])
 
 
 def _explain_images(request: _Request, images: Any) -> Comparison:

@@ -10,8 +10,8 @@ import torch
 from clairvit.errors import BadInput
 from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.images import prepare
-from clairvit.models.language import image_token_id
 from clairvit.models.readout import unwrap_readout
+from clairvit.models.sources.hf_outputs import image_token_id
 from clairvit.targets.token import NextToken
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 

@@ -48,7 +48,8 @@ def tokens_to_grid(tokens: Tensor, trace: Trace, index: int) -> Tensor:
     if maps is None:
         raise NotApplicable(
             f"The {tokens.shape[1]} tokens of layer {index} ({len(tokens)} × for {len(trace.pixels)} images) do not "
-            "form a grid on the image. Use saliency."
+            "form a grid on the image.",
+            methods=("saliency",),
         )
     return maps
 
@@ -58,7 +59,8 @@ def check_plane(trace: Trace, name: str) -> None:
     if trace.pixels.ndim == 5:
         raise NotApplicable(
             f"'{name}' is defined on rows and columns of an image, and {trace.recording.model.name} takes clips, whose "
-            "patches lie in frames too. Use leave-one-out, kernelshap or saliency."
+            "patches lie in frames too.",
+            methods=("leave-one-out", "kernelshap", "saliency"),
         )
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-from clairvit.errors import NotApplicable
+from clairvit.errors import ClairError, NotApplicable
 from clairvit.execution import ExecutionOptions
+from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.executor import Result, run
 from clairvit.methods.explanation import Cost
 from clairvit.methods.result import as_map_result
-from clairvit.methods.spec import MethodSpec
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
-from clairvit.targets.base import TargetBatch
+from clairvit.targets.base import TargetBatch, class_agnostic_target
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.rules import PLAIN, RuleTable
@@ -66,6 +69,8 @@ def run_all(
             recorders = {recorder for spec in readers for recorder in spec.requires.recorders}
             trace = run_backward(recording, target, rules, keep=keep, scope=scope, recorders=recorders)
             for spec, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
+                if isinstance(result.error, NotApplicable):
+                    result.error = with_named_methods(result.error, functools.partial(_fits, recording, target))
                 results[spec.text].append(result)
             if len(readers) > len(group) and table is not None:
                 others[table] = trace
@@ -75,6 +80,33 @@ def run_all(
             columns = zip(*(results[member.text] for member in spec.members), strict=True)
             results[spec.text] = [_ensemble_result(spec, column) for column in columns]
     return results
+
+
+_asks_what_fits: ContextVar[bool] = ContextVar("_asks_what_fits", default=False)
+
+
+def _fits(recording: Recording, target: TargetBatch, name: str) -> bool:
+    """Return whether a method that is to be advised fits the model: by running it on the first image.
+
+    Methods of many passes are not run: they need answers alone, which the recording shows to exist.
+    """
+    spec = resolve_method(name)
+    is_quick = not (spec.method.slow or spec.own_cost().forwards)
+    capturing = recording.pixels.is_cuda and torch.cuda.is_current_stream_capturing()
+    if _asks_what_fits.get() or capturing or not is_quick:
+        return True
+    if name not in recording.fitting:
+        asking = _asks_what_fits.set(True)
+        try:
+            first = record_for([spec], recording.model, recording.pixels[:1].detach())
+            single = class_agnostic_target(1) if target.class_agnostic else target.by_row(recording.logits).take([0])
+            (result,) = run_all([spec], first, [single])[spec.text]
+            recording.fitting[name] = result.error is None
+        except ClairError:
+            recording.fitting[name] = False
+        finally:
+            _asks_what_fits.reset(asking)
+    return recording.fitting[name]
 
 
 def spent_on(recording: Recording, specs: Sequence[MethodSpec], targets: int = 1) -> Cost:

@@ -74,6 +74,18 @@ def defaults_for(structure: ModelStructure) -> tuple[DefaultMethod, ...]:
     return items[first:]
 
 
+def reason_for_default(item: DefaultMethod, structure: ModelStructure) -> str:
+    """Return why a default method was used for a model of this structure, in a few words."""
+    kind = kind_of_model(structure)
+    if item.models != kind:
+        return "the usual methods for this kind of model do not fit"
+    if kind == "cnn" and structure.sites:
+        return "no attention of this model is between its image tokens"
+    if kind == "cnn" and not structure.stages:
+        return "neither attention nor feature maps were seen in this model"
+    return item.reason
+
+
 def default_method() -> str:
     """Return the method string that is used for a plain Vision Transformer where none is named."""
     return default_methods()[0].method

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,14 +41,15 @@ from clairvit.metrics.context import EvalContext, planar_maps
 from clairvit.metrics.robustness import explain_noisy_copies
 from clairvit.metrics.similarity import spearman
 from clairvit.models.activation import probabilities
-from clairvit.models.coerce import ModelLike, as_images, as_model
+from clairvit.models.coerce import ModelLike, as_model, model_and_images
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
+from clairvit.models.readout import bound_inputs
 from clairvit.numerics import pool_to_grid, widened
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch, class_agnostic_target
-from clairvit.targets.resolve import readouts_by_image, resolve_for
+from clairvit.targets.resolve import readouts_by_image, readouts_of, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.outlier_tokens import outlier_patches
 from clairvit.tracing.trace import run_backward
@@ -103,6 +104,7 @@ def check_maps(
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> CheckResult:
     """Check how far maps of any origin can be trusted, at about 12 forwards per map.
 
@@ -115,6 +117,7 @@ def check_maps(
         seed: The seed of random patches and noise.
         batch_size: At most so many perturbed images in one pass; None: chosen by size.
         autocast: "bfloat16" makes perturbed passes faster and less exact.
+        inputs: As in `cv.explain`.
 
     Returns:
         A `CheckResult` with one `MapCheck` per map.
@@ -128,8 +131,7 @@ def check_maps(
         >>> cv.check_maps("pets", "demo", torch.ones(1, 14, 14)).verdict
         'not better than chance'
     """
-    images = as_images(images)
-    model = as_model(model, images)
+    model, images = model_and_images(model, images, inputs)
     batch = prepare(images, model)
     tensor = torch.as_tensor(maps)
     axes = "rows, columns" if batch.pixels.ndim == 4 else "frames, rows, columns"
@@ -148,7 +150,8 @@ def check_maps(
         ExecutionOptions.from_caller(batch_size, autocast),
         class_specific=spec is None or spec.method.class_specific,
     )
-    result = _run_groups(material, _resolve_groups(model, batch.pixels, target))
+    readouts = readouts_by_image(model, target, len(batch.pixels))
+    result = _run_groups(material, _resolve_groups(readouts, batch.pixels, target))
     return replace(result, cost=result.cost + Cost(forwards=1))  # the scores that the target is resolved by
 
 
@@ -231,12 +234,16 @@ def _models_and_targets(explanation: Explanation, model: ModelLike | None, targe
     base = (origin.models[0].base or origin.models[0]) if model is None and origin is not None else model
     assert base is not None
     checked_model = as_model(base, explanation.pixels)
+    if target is not None and model is None and origin is not None:
+        bases = [explained.base or explained for explained in origin.models]  # inputs of a map's image belong to it
+        return _resolve_groups(readouts_of(bases, target), explanation.pixels, target)
     if target is not None:
-        return _resolve_groups(checked_model, explanation.pixels, target)
+        readouts = readouts_by_image(checked_model, target, len(explanation.pixels))
+        return _resolve_groups(readouts, explanation.pixels, target)
     if origin is not None:
         _check_weights(checked_model, explanation)
         return [
-            (group_rows, checked_model if explained.base is None else explained, resolved)
+            (group_rows, explained if explained.base or bound_inputs(explained.module) else checked_model, resolved)
             for group_rows, explained, resolved in origin.groups()
         ]
     if explanation.class_specific and None in explanation.classes:
@@ -248,10 +255,9 @@ def _models_and_targets(explanation: Explanation, model: ModelLike | None, targe
     return [(rows, checked_model, _resolve(checked_model, explanation.pixels, classes))]
 
 
-def _resolve_groups(model: Model, pixels: Tensor, target: Any) -> list[Group]:
+def _resolve_groups(readouts: Sequence[Model], pixels: Tensor, target: Any) -> list[Group]:
     """Return the images whose targets read the same output of the model, that output's model, and their targets."""
     rows_of: dict[int, list[int]] = {}
-    readouts = readouts_by_image(model, target, len(pixels))
     for row, readout in enumerate(readouts):
         rows_of.setdefault(id(readout), []).append(row)
     groups = []

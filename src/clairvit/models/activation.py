@@ -43,6 +43,8 @@ _PROBLEM_TYPES: dict[str, Activation] = {
     "multi_label_classification": "sigmoid",
     "single_label_classification": "softmax",
 }
+NOTHING_STATED = "nothing else is stated"  # the reason for softmax where nothing says what the scores mean
+HEADS = ("head", "fc", "classifier", "cls_classifier", "heads")  # names of the layer that gives class scores
 _TRANSPARENT = (nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten)  # a last module that leaves the values as they are
 
 
@@ -119,7 +121,7 @@ def infer_activation(module: nn.Module, *, classifier: bool = True) -> StatedAct
         _from_last_module(module)
         or _from_losses(module)
         or (StatedActivation("raw", "the model has a single output") if columns == 1 else None)
-        or StatedActivation("softmax", "nothing else is stated")
+        or StatedActivation("softmax", NOTHING_STATED)
     )
 
 
@@ -144,8 +146,7 @@ def head_outputs(module: nn.Module) -> int | None:
     get_classifier: Any = getattr(module, "get_classifier", None)  # timm's, which also finds nested heads
     classifier = get_classifier() if callable(get_classifier) else None
     first = classifier[0] if isinstance(classifier, tuple | list) and classifier else classifier
-    names = ("head", "fc", "classifier", "cls_classifier", "heads")
-    for head in (first, *(getattr(module, name, None) for name in names), module):
+    for head in (first, *(getattr(module, name, None) for name in HEADS), module):
         last = _last_module(head) if isinstance(head, nn.Module) else None
         if isinstance(last, nn.Linear):
             return last.out_features

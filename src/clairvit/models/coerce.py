@@ -206,6 +206,11 @@ class _Labels(Sequence[int | str | None]):
 
 def as_images(images: Any) -> Any:
     """Return a data set, DataLoader, iterator, row or list of (image, label) as `LabelledImages`; the rest as it is."""
+    if isinstance(images, Model | nn.Module):
+        raise WrongType(
+            f"The images are a {type(images).__name__}; expected the model first, then the images, such as "
+            "cv.explain(model, 'photo.jpg')."
+        )
     if isinstance(images, (LabelledImages, *_ONE_OR_MORE_IMAGES)):
         return images
     if isinstance(images, list | tuple):

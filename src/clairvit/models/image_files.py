@@ -430,8 +430,10 @@ def check_file(path: Path) -> None:
         folder = path.parent
         near = did_you_mean(path.name, _names_in(folder)) if folder.is_dir() else ""
         missing = "" if folder.is_dir() else f" (there is no folder '{folder}')"
+        kind = "image" if path.suffix else "image or folder"
         raise BadInput(
-            f"There is no image '{path}'{missing}.{near} Give the path of an image, or 'demo' for the built-in cat."
+            f"There is no {kind} '{path}'{missing}.{near} Give the path of an image or of a folder with images, or "
+            "'demo' for the built-in cat."
         )
 
 

@@ -25,7 +25,7 @@ from clairvit.models.image_files import (
     read_with_notes,
     warn_notes,
 )
-from clairvit.models.model import Model, check_placement
+from clairvit.models.model import Model, check_traceable
 from clairvit.models.preprocess import Preprocess
 
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
@@ -86,7 +86,7 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
 
 def prepare_part(images: Any, model: Model) -> Batch:
     """Return images as `prepare` does, without a warning: that is given once for all parts (`unusual_notes`)."""
-    check_placement(model.module, model.name)
+    check_traceable(model.module, model.name)
     if isinstance(images, Batch):
         return replace(images, pixels=to_device(images.pixels, model))
     if model.preprocess.frames is not None:

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from clairvit.errors import BadInput, ClairError, ModelUnavailable, NotApplicable
-from clairvit.models.sources.hf_outputs import is_transformers, writes_text
+from clairvit.models.sources.hf_outputs import image_token_id, is_transformers, next_token_obstacle, writes_text
 
 _SEQUENCE_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")  # [1, N], of the text
 _RESAMPLERS = ("perceiver_config", "qformer_config")  # latents in the place of patches: they have no place in the image
@@ -36,24 +36,12 @@ def check_language_model(module: nn.Module, name: str) -> None:
             f"{name} ({type(module).__name__}) writes no text, and cv.NextToken explains a word of one; expected a "
             "vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemma, SmolVLM). Name a class instead."
         )
-    config, inputs = module.config, inspect.signature(module.forward).parameters
-    decoder_only = not getattr(config, "is_encoder_decoder", False) and image_token_id(config) is not None
-    if not decoder_only or not {"input_ids", "pixel_values"} <= set(inputs):
+    obstacle = next_token_obstacle(type(module), module.config)
+    if obstacle:
         raise NotApplicable(
-            f"{name} ({type(module).__name__}) does not put image tokens into the sequence of its language model; "
-            "expected a decoder with an image token (LLaVA, Qwen2-VL, PaliGemma, SmolVLM)."
+            f"{name} ({type(module).__name__}) {obstacle}; expected a decoder that takes an image as a whole, as "
+            "tokens of its text (LLaVA 1.5, Qwen2-VL, PaliGemma, SmolVLM)."
         )
-    if hasattr(config, "image_grid_pinpoints"):
-        raise NotApplicable(
-            f"{name} ({type(module).__name__}) cuts an image into tiles of different sizes, whose tokens form no grid; "
-            "expected a model that takes the image as a whole (LLaVA 1.5, Qwen2-VL, PaliGemma, SmolVLM)."
-        )
-
-
-def image_token_id(config: Any) -> int | None:
-    """Return the token that stands for the image in a text; None if the model has none."""
-    number: int | None = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
-    return number
 
 
 # Images

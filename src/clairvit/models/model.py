@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,8 +14,16 @@ from torch import Tensor, nn
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import Activation, activation_for, check_activation, probabilities
 from clairvit.models.preprocess import Preprocess
-from clairvit.models.readout import BoundInputs, Readout
-from clairvit.models.submodules import named_submodules, submodules, tensors_of
+from clairvit.models.readout import BoundInputs, Readout, unwrap_readout
+from clairvit.models.scores import extract_scores
+from clairvit.models.submodules import (
+    COMPILED_ADVICE,
+    compiled_in_place,
+    compiled_sentence,
+    named_submodules,
+    submodules,
+    tensors_of,
+)
 
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
@@ -151,6 +159,7 @@ class Model:
         wrappers: What `cv.wrap` took off the module: "torch.compile", "DataParallel", …
         returns: What the module returns where that is neither class scores nor an embedding ("class scores for every
             pixel …"), and which target reads it; "" for a classifier or an embedding.
+        assumes_classes: Nothing states that the output are class scores; the first forward pass is looked at.
         text_encoder: What embeds prompts for `cv.Text`; None for a model without a text tower.
         base: The model that this one reads another output of; None for a model of its own.
 
@@ -173,6 +182,7 @@ class Model:
     assumptions: tuple[str, ...] = ()  # notes about preprocessing that nothing states, shown with results
     wrappers: tuple[str, ...] = ()  # wrappers removed from the module: "torch.compile", "DataParallel", …
     returns: str = ""  # what the module returns where that is no row of scores, and which target reads it
+    assumes_classes: bool = field(default=False, repr=False)  # neither labels, a head of a library nor the user say so
     text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
     base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
     _readouts: dict[Hashable, Model] = field(default_factory=dict, init=False, repr=False)  # `read` of this model
@@ -237,13 +247,21 @@ class Model:
         """Return the scores [B, C] of pixels [B, 3, H, W] or clips [B, 3, T, H, W], whatever type is returned."""
         if self.returns:
             raise NotApplicable(self.returns)
-        scores = extract_scores(self.module(pixels))
+        scores = self.scores(self.module(pixels))
         if len(scores) != len(pixels):
             raise BadInput(
                 f"{self.name} returned scores of shape {list(scores.shape)} for {len(pixels)} images; expected one row "
                 "for each image. Look for squeeze() in its forward, then cv.wrap it again."
             )
         return scores
+
+    def scores(self, output: Any) -> Tensor:
+        """Return the scores [B, C] in what the module returned, whatever type that is."""
+        return (
+            output
+            if isinstance(output, Tensor) and output.ndim == 2
+            else extract_scores(output, unwrap_readout(self.module), len(self.labels))
+        )
 
     def read(
         self,
@@ -281,6 +299,7 @@ class Model:
                 "activation": "raw",
                 "activation_reason": "",
                 "activated": False,
+                "assumes_classes": False,
             } | changes
             module = readout(base.module, function)
             base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
@@ -290,11 +309,11 @@ class Model:
         """Return a model of the same module that is given further inputs next to the image.
 
         Args:
-            **inputs: By the names of the module's forward: tensors with one row, which every image gets, and anything
-                else as it is.
+            **inputs: By the names of the module's forward: tensors with one row, which every image gets, or with a row
+                for each of the images that are passed with the model; and anything else as it is.
 
         Raises:
-            BadInput: The module's forward has no such input.
+            BadInput: The module's forward has no such input, or inputs have different numbers of rows.
 
         Example:
             >>> import clairvit as cv, torch
@@ -307,6 +326,30 @@ class Model:
         """
         base = self.base or self
         return replace(base, module=BoundInputs(base.module, inputs), returns="") if inputs else self
+
+    @property
+    def has_input_rows(self) -> bool:
+        """Return whether the model has inputs with a row per image, so that it runs image by image."""
+        return isinstance(self.module, BoundInputs) and self.module.rows is not None
+
+    def check_input_rows(self, images: int) -> None:
+        """Raise BadInput unless inputs with a row per image have as many rows as there are images."""
+        if isinstance(self.module, BoundInputs):
+            self.module.check_count(images)
+
+    def for_row(self, row: int) -> Model:
+        """Return the model with the inputs of one image; the model itself where all images have the same."""
+        if not isinstance(self.module, BoundInputs) or self.module.rows is None:
+            return self
+        return replace(self, module=self.module.for_row(row))
+
+
+def check_traceable(module: nn.Module, name: str) -> None:
+    """Raise BadInput unless the tensors of a module lie on one device and none of its parts was compiled in place."""
+    check_placement(module, name)
+    names = compiled_in_place(module)
+    if names:
+        raise BadInput(f"{name}: {compiled_sentence(names)} {COMPILED_ADVICE}")
 
 
 def check_placement(module: nn.Module, name: str) -> None:
@@ -368,32 +411,3 @@ def _check_materialised(places: Sequence[tuple[str, nn.Module]], name: str) -> N
                     f"{name} is on the meta device ('{prefix}{key}' has a shape and no numbers); give it weights "
                     "first: module.to_empty(device='cpu'), then module.load_state_dict(weights)."
                 )
-
-
-def extract_scores(output: Any) -> Tensor:
-    """Return the class scores (or embedding) [B, C] in a module's output: tensor, dataclass, tuple or mapping."""
-    if isinstance(output, Tensor):
-        scores = output
-    else:
-        for name in ("logits", "image_embeds", "pooler_output", "last_hidden_state"):
-            value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-            if isinstance(value, Tensor) and (name != "last_hidden_state" or value.ndim == 2):
-                scores = value.flatten(1) if name == "pooler_output" else value  # a CNN's is [B, d, 1, 1]
-                break
-        else:
-            tensors = [item for item in output if isinstance(item, Tensor)] if isinstance(output, tuple | list) else []
-            if not tensors:
-                raise BadInput(
-                    f"The model returned a {type(output).__name__} without 'logits'; expected a tensor [B, classes]. "
-                    "Say what to read of it: target=cv.Output(function), where function(output) returns one number per "
-                    "image, [B]."
-                )
-            scores = tensors[0]
-    if scores.ndim == 1:
-        scores = scores[:, None]
-    if scores.ndim != 2:
-        raise BadInput(
-            f"The model returned scores of shape {tuple(scores.shape)}; expected [B, classes]. Say what to read of "
-            "them: target=cv.Output(function), where function(output) returns one number per image, [B]."
-        )
-    return scores

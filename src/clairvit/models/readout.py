@@ -64,7 +64,11 @@ class SizedReadout(Readout):
 
 
 class BoundInputs(nn.Module):
-    """Run a module on images together with fixed other inputs, which are repeated for every image."""
+    """Run a module on images together with other inputs.
+
+    Inputs of one row are repeated for every image. Those with a row per image are of images whose number and order are
+    known: they run by `for_row`, image by image, and never in a batch whose rows could be other images or variants.
+    """
 
     def __init__(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
         super().__init__()
@@ -75,16 +79,39 @@ class BoundInputs(nn.Module):
             raise BadInput(
                 f"{type(module).__name__} has no input '{unknown[0]}'; expected one of {', '.join(names or ())}."
             )
-        for name, value in inputs.items():
-            if isinstance(value, Tensor) and value.ndim and len(value) != 1:
-                raise BadInput(
-                    f"The input '{name}' has shape {list(value.shape)}; expected one row, [1, …], which every image is "
-                    "run with. Explain images with inputs of their own one by one."
-                )
+        rows = {name: len(value) for name, value in inputs.items() if _has_rows(value)}
+        if len(set(rows.values())) > 1:
+            listed = " and ".join(f"'{name}' has {count} rows" for name, count in rows.items())
+            raise BadInput(f"The input {listed}; expected one row for all images, [1, …], or one for each image.")
         self.inputs = dict(inputs)
+        self.rows = next(iter(rows.values()), None)  # None: one row for all images
+        self._by_row: dict[int, BoundInputs] = {}
+
+    def for_row(self, row: int) -> BoundInputs:
+        """Return the module with the inputs of one image: always the same one, so that it is looked at once."""
+        if row not in self._by_row:
+            inputs = {name: value[row : row + 1] if _has_rows(value) else value for name, value in self.inputs.items()}
+            self._by_row[row] = BoundInputs(self.module, inputs)
+        return self._by_row[row]
+
+    def check_count(self, images: int) -> None:
+        """Raise BadInput unless inputs with a row per image have so many rows."""
+        if self.rows not in (None, images):
+            name = next(name for name, value in self.inputs.items() if _has_rows(value))
+            raise BadInput(
+                f"The input '{name}' has shape {list(self.inputs[name].shape)}, and there "
+                f"{'is 1 image' if images == 1 else f'are {images} images'}; expected one row for all of them, [1, …], "
+                f"or one for each, [{images}, …]."
+            )
 
     def forward(self, pixels: Tensor) -> Any:
         """Return what the module returns for pixels [B, 3, H, W] and the other inputs."""
+        if self.rows is not None:
+            name = next(name for name, value in self.inputs.items() if _has_rows(value))
+            raise BadInput(
+                f"The input '{name}' has {self.rows} rows, one for each image, and this function runs all images with "
+                f"the same inputs; expected one row, [1, …]. Run it image by image, with {name}[i : i + 1]."
+            )
         inputs = {name: _for_images(value, pixels) for name, value in self.inputs.items()}
         if self.image_input is None:
             return self.module(pixels, **inputs)
@@ -200,6 +227,15 @@ def unwrap_readout(module: nn.Module) -> nn.Module:
     return module
 
 
+def bound_inputs(module: nn.Module) -> Mapping[str, Any]:
+    """Return the inputs next to the image that the user's module is given, by name."""
+    inputs: dict[str, Any] = {}
+    while isinstance(module, _WRAPPERS):
+        inputs |= module.inputs if isinstance(module, BoundInputs | NextTokenScores) else {}
+        module = module.module
+    return inputs
+
+
 def token_stream(module: nn.Module) -> nn.Module | None:
     """Return the part of a module whose blocks are the layers, where a readout says so; None: all of it."""
     while isinstance(module, _WRAPPERS):
@@ -259,6 +295,11 @@ def _forward_inputs(module: nn.Module) -> tuple[tuple[str, ...] | None, str | No
     kinds = {parameter.kind for parameter in parameters.values()}
     names = None if inspect.Parameter.VAR_KEYWORD in kinds else tuple(parameters)
     return names, next((name for name in IMAGE_INPUTS if name in parameters), None)
+
+
+def _has_rows(value: Any) -> bool:
+    """Return whether an input has a row per image."""
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) != 1
 
 
 def _for_images(value: Any, pixels: Tensor) -> Any:

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+COMPILED_ADVICE = "Build the model again without .compile(), or use torch.compile(module), which is removed."
+MOST_NAMED = 3  # compiled submodules that a message lists
+
 
 def submodules(module: nn.Module) -> list[nn.Module]:
     """Return the module and all modules inside it, each once, parents first."""
@@ -31,6 +34,27 @@ def named_submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:
             if child is not None:
                 places.append((f"{prefix}{name}.", child))
     return places
+
+
+def compiled_in_place(module: nn.Module) -> list[str]:
+    """Return the names of the submodules that `module.compile()` compiled in place: they run code that hides them."""
+    if not any("_compiled_call_impl" in part.__dict__ for part in submodules(module)):
+        return []
+    return [
+        prefix.removesuffix(".") or "the module"
+        for prefix, part in named_submodules(module)
+        if part.__dict__.get("_compiled_call_impl") is not None
+    ]
+
+
+def compiled_sentence(names: list[str]) -> str:
+    """Return what is wrong with submodules that were compiled in place."""
+    others = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    were = "was" if len(names) == 1 else "were"
+    return (
+        f"{', '.join(names[:MOST_NAMED])}{others} {were} compiled in place (module.compile()) and "
+        f"{'runs' if len(names) == 1 else 'run'} compiled code, which cannot be traced."
+    )
 
 
 def tensors_of(part: nn.Module) -> Iterator[tuple[str, Tensor]]:

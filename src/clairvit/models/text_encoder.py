@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.models.model import extract_scores
 from clairvit.models.readout import evaluation_copy
+from clairvit.models.scores import extract_scores
 from clairvit.numerics import widened
 
 Tokenizer = Callable[..., Any]

@@ -11,6 +11,8 @@ from torch import nn
 
 from clairvit.errors import BadInput
 from clairvit.models.activation import (
+    HEADS,
+    NOTHING_STATED,
     Activation,
     StatedActivation,
     check_activation,
@@ -65,11 +67,13 @@ def wrap(
         size: Rows and columns of the image that the module takes, which is also the centre crop.
         labels: Class names in class order, an id → name or name → id dict, or a JSON file of any of these; left out,
             those of a transformers configuration.
-        resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover.
-        interpolation: nearest, lanczos, bilinear, bicubic, box or hamming.
+        resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover; the size
+            unless given.
+        interpolation: nearest, lanczos, bilinear, bicubic (unless given), box or hamming.
         name: The name in results; the class's unless given.
         layout: Grid, tokens next to the patches and pooling, if they are not to be inferred.
-        classifier: False for an embedding, which has no predicted class; timm and transformers modules say so.
+        classifier: False for an embedding, which has no predicted class; modules of timm, transformers and open_clip
+            say so. Of others the first forward pass is looked at: an output that seems to be an embedding is refused.
         activation: What the scores mean: softmax (one class of several), sigmoid (each class for itself) or raw (no
             probabilities). None reads it off the module: transformers' problem_type, a loss that it holds, a last
             nn.Sigmoid or nn.Softmax (scores that are taken as they are); a single output column is raw, everything
@@ -121,21 +125,24 @@ def wrap(
     preprocess = dataclasses.replace(
         preprocess, frames=clip_frames(module) if frames is None else _check_frames(frames)
     )
-    if classifier is None:
-        classifier = not (_is_headless(module) or isinstance(traced, Backbone | ImageTower) or returns)
+    is_classifier = classifier
+    if is_classifier is None:
+        is_classifier = not (_is_headless(module) or isinstance(traced, Backbone | ImageTower) or returns)
     model = Model(
         traced,
         name,
         preprocess,
         _labels(module, read_labels(labels), returns),
         layout,
-        classifier,
+        is_classifier,
         assumptions=assumptions,
         wrappers=removed_wrappers,
         returns=returns,
         text_encoder=encoder,
     )
-    return with_activation(model, None if activation is None else check_activation(activation))
+    model = with_activation(model, None if activation is None else check_activation(activation))
+    nothing_stated = classifier is None and not model.labels and model.activation_reason == NOTHING_STATED
+    return dataclasses.replace(model, assumes_classes=nothing_stated and library_head_outputs(module) is None)
 
 
 @runtime_checkable
@@ -209,9 +216,18 @@ def _labels(module: nn.Module, labels: tuple[str, ...] | None, returns: str) -> 
 
 
 def _is_headless(module: nn.Module) -> bool:
-    """Return whether a module has no classes: timm's have num_classes 0, transformers' are called …Model."""
+    """Return whether a module is known to have no classes.
+
+    Those of timm have num_classes 0, those of transformers are called …Model, those of open_clip and clip are towers of
+    a pair; in those of timm, torchvision and DINO an identity may take the place of the head.
+    """
     named_model = hasattr(module, "config") and "Model" in type(module).__name__.partition("With")[0][-5:]
-    return getattr(module, "num_classes", None) == 0 or named_model
+    library = type(module).__module__.partition(".")[0]
+    is_tower = library in ("open_clip", "clip")
+    without_head = library in ("timm", "torchvision", "dinov2", "dinov3") and any(
+        isinstance(getattr(module, name, None), nn.Identity) for name in HEADS
+    )
+    return getattr(module, "num_classes", None) == 0 or named_model or is_tower or without_head
 
 
 def image_channels(module: nn.Module) -> int:
@@ -285,6 +301,8 @@ def _preprocess(
     stated, assumed_from = _stated_preprocess(module, size, processor)
     preprocess = options.applied_to(for_channels(stated, channels))
     missing = options.missing() if assumed_from is not None else ()
+    if size is not None and not {"mean", "std"} & set(missing):
+        missing = ()  # resize and interpolation have defaults, which `wrap` states
     if channels == stated.channels:
         return preprocess, assumption(missing, preprocess, assumed_from or "")
     of_channels = tuple(name for name in ("mean", "std") if name in options.missing())

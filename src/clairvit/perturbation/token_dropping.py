@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clairvit.models.model import Layout, extract_scores
+from clairvit.models.model import Layout
 from clairvit.perturbation.attention_override import AttentionOverride, KeyMask, mask_tokens
 from clairvit.perturbation.batching import out_of_memory
 from clairvit.perturbation.position_slicing import PositionSlicing
@@ -117,7 +117,7 @@ def run_tokens(
         nullcontext() if visible is None else KeyMask(visible),
         positions or nullcontext(),
     ):
-        return extract_scores(module(placeholder)).detach()
+        return recording.model.scores(module(placeholder)).detach()
 
 
 def _attention_of_any_length(tokens: Tensor) -> AbstractContextManager[None]:

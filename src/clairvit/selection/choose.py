@@ -26,7 +26,7 @@ from clairvit.metrics.confidence_intervals import Array
 from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate
 from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
-from clairvit.models.coerce import ModelLike, as_images, as_model
+from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.model import Model
 from clairvit.perturbation.rng import check_seed
 from clairvit.selection.calibrate import CalibrationRequest, cross_fitted_scores, fit_calibration, image_metrics
@@ -68,6 +68,7 @@ def choose(
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Selection:
     """Rank methods by how faithful they are to this model on these images, with intervals and corrected tests.
 
@@ -94,6 +95,7 @@ def choose(
         seed: The seed of everything random.
         batch_size: As in `cv.evaluate`.
         autocast: As in `cv.evaluate`.
+        inputs: As in `cv.explain`.
 
     Returns:
         A `Selection`: `.best`, `.clear` (is it significantly better than all others?), `.ranking`, `.answer` (in
@@ -109,10 +111,11 @@ def choose(
         >>> len(picked.ranking), picked.by
         (4, 'deletion(steps=3)')
     """
-    images = as_images(images)
-    model = as_model(model, images)
-    readouts = readout_models(model, target)
-    if calibrate or tune_start or len(readouts) == 1:  # what is fitted is fitted to one output of the model
+    model, images = model_and_images(model, images, inputs)
+    readouts = readout_models(model.for_row(0), target)
+    if not model.has_input_rows and (
+        calibrate or tune_start or len(readouts) == 1
+    ):  # what is fitted is fitted to one output of the model
         model = readout_model(model, target)
     on_read_error = error_handler(on_error)
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
@@ -163,7 +166,7 @@ def choose(
         scores.update({(calibrated.method, metric): score for metric, score in calibrated.scores.items()})
     by_label = isinstance(target, str) and target == LABEL
     first_target = None if by_label else target[first] if isinstance(target, list | tuple) else target
-    costs = tuple(_map_cost(model, pixels, text, first_target, batch_size) for text in compared)
+    costs = tuple(_map_cost(model.for_row(first), pixels, text, first_target, batch_size) for text in compared)
     data = _ranking_input(compared, scores, specs, criteria, by, starts, panel, costs, seed)
     settings = {
         "target": "predicted" if target is None else LABEL if by_label else "given",

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.activation import Activation, log_probabilities, probabilities
-from clairvit.models.model import Model, extract_scores
+from clairvit.models.model import Model
+from clairvit.models.scores import extract_scores
 from clairvit.numerics import to_device, widened
 
 Function = Callable[[Tensor], Tensor]  # scores [B, C] -> [B]

@@ -79,7 +79,7 @@ def find_class(spec: int | str, labels: Sequence[str], classes: int) -> int:
         )
     raise UnknownName(
         f"There is no class '{spec}' among the model's {len(labels)}.{did_you_mean(name, labels)} "
-        f"Type a class name, or an index from 0 to {classes - 1}."
+        f"Type a class name, or an index from 0 to {classes - 1}; `clairvit classes` and `model.labels` list the names."
     )
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from clairvit.errors import NotApplicable
-from clairvit.models.model import Model, extract_scores
+from clairvit.models.model import Model
 from clairvit.models.readout import Readout
+from clairvit.models.scores import extract_scores
 from clairvit.models.sources.adapters import embedding_part
 from clairvit.numerics import widened
 from clairvit.targets.base import ScoreContext, TargetBatch

@@ -124,12 +124,22 @@ def check_same_readout(model: Model, spec: TargetLike) -> None:
 
 
 def readouts_by_image(model: Model, spec: TargetLike, count: int) -> list[Model]:
-    """Return the model whose scores the target of each of `count` images is about; a list has one per image."""
+    """Return the model whose scores the target of each of `count` images is about; a list has one per image.
+
+    A model that has inputs with a row per image is one model for each.
+    """
+    model.check_input_rows(count)
+    return readouts_of([model.for_row(row) for row in range(count)], spec)
+
+
+def readouts_of(models: Sequence[Model], spec: TargetLike) -> list[Model]:
+    """Return the model whose scores the target of each image is about, given the model of each image."""
     if not isinstance(spec, list | tuple):
-        return [readout_model(model, spec)] * count
-    if len(spec) != count:
-        raise BadInput(f"{len(spec)} targets were given for {count} images; expected one for each.")
-    return [as_target(item).readout(model) for item in spec]
+        readouts = {id(model): readout_model(model, spec) for model in models}
+        return [readouts[id(model)] for model in models]
+    if len(spec) != len(models):
+        raise BadInput(f"{len(spec)} targets were given for {len(models)} images; expected one for each.")
+    return [as_target(item).readout(model) for model, item in zip(models, spec, strict=True)]
 
 
 def as_target(spec: Any) -> Target:

@@ -100,6 +100,11 @@ class Layer:
         """dy/dA, [B, H, N, N]."""
         return self.between_tokens().G(self.dO)
 
+    @property
+    def _token_count(self) -> int | None:
+        """Return the number of tokens of the block's input; None where it was not seen."""
+        return None if self.tokens is None else int(self.tokens.shape[1])
+
     def between_tokens(self) -> AttentionCall:
         """Return the attention, if it is one between all image tokens or of a decoder; else raise NotApplicable."""
         call = self.attention
@@ -109,6 +114,12 @@ class Layer:
                 "reduced": "from all tokens to fewer, spatially reduced keys",
                 "channel": "between channels",
             }.get(call.kind, "from a pool")
+            if call.kind == "window" and self.grid is None and self._token_count == call.keys:
+                raise NotApplicable(
+                    f"Layer {self.index} attends between {call.keys} tokens, others than those of the first layers "
+                    "(queries or text were added), and attention methods need the same tokens in all layers.",
+                    alternative="a gradient method",
+                )
             if self.grid is not None and len(self.grid) == 3 and call.kind == "window":
                 between = "within one frame, or among the frames of one place"
             raise NotApplicable(

@@ -50,6 +50,7 @@ class Recording:
     backwards: int = field(default=0)
     options: ExecutionOptions = field(default_factory=ExecutionOptions)  # how perturbed inputs of it are run
     _without_rule: dict[RuleTable, tuple[str, ...]] = field(default_factory=dict)  # names of operations
+    fitting: dict[str, bool] = field(default_factory=dict)  # method -> whether it fits the model, of those asked about
 
     def __repr__(self) -> str:
         """Return one line: model, images and passes."""

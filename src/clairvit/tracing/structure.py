@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import BadInput, CaptureError, ClairError, NotApplicable
+from clairvit.models.forward_errors import forward_failure
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
 from clairvit.models.submodules import submodules
@@ -46,6 +47,7 @@ from clairvit.tracing.grid import (
     square_patches,
 )
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
+from clairvit.tracing.output_source import UNKNOWN, OutputSourceFinder, check_output
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import without_views
 from clairvit.tracing.rules.table import HeadsJoin, RuleTable
@@ -83,6 +85,7 @@ class ModelStructure:
     in_order: bool  # patch tokens lie row by row in the sequence
     barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
     members: tuple[str, ...] = ()  # networks side by side in the module, whose layers do not feed each other
+    notes: tuple[str, ...] = ()  # what had to be assumed about the output, shown with results
     plan: CapturePlan | None = field(default=None, compare=False, repr=False)  # None: every operation must be seen
 
     @cached_property
@@ -168,7 +171,7 @@ def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
         model.module.prepare(pixels[:1])
     modules = tuple(map(id, submodules(model.module)))
     pool = getattr(model.module, "global_pool", None)
-    key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, modules, pool)
+    key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, model.assumes_classes, modules, pool)
     cache = _structures.setdefault(model.module, {})
     if key not in cache:
         cache[key] = _find_structure(model, pixels[:1])
@@ -284,8 +287,8 @@ def tokens_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None
 def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     module = model.module
     pixels = pixels.detach().clone().requires_grad_(True)
-    watch, tokens_read = _ModuleVisits(module, pixels), TokensRead()
-    capture = Capture(1, recorders=(watch, tokens_read))
+    watch, tokens_read, output_source = _ModuleVisits(module, pixels), TokensRead(), OutputSourceFinder(module, pixels)
+    capture = Capture(1, recorders=(watch, tokens_read, *([output_source] if model.assumes_classes else [])))
     watch.calls = capture.calls
     with frozen_eval(module), torch.enable_grad():
         hooks: list[RemovableHandle] = []
@@ -306,6 +309,9 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         _sees_image(call, visits, watch.grad_enabled[first])
         for call, visits, first in zip(calls, around, firsts, strict=True)
     ]
+    # Layers that are hidden from torch may lie between head and scores.
+    source = UNKNOWN if watch.finder.barriers else output_source.source(scores)
+    notes = check_output(model, source, scores) if model.assumes_classes else ()
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
     block_of = _block_of if pixels.ndim == 4 else _block_of_clip
@@ -353,6 +359,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         in_order=model.layout is not None or layout is None or located is not None,
         barriers=tuple(watch.finder.barriers),
         members=members,
+        notes=notes,
         plan=watch.learner.plan(module),
     )
 
@@ -382,13 +389,7 @@ def _first_forward(model: Model, pixels: Tensor) -> Iterator[None]:
     except (torch.OutOfMemoryError, ClairError):  # BadInput is a ValueError too
         raise
     except (AssertionError, ValueError, RuntimeError, TypeError, LookupError, AttributeError) as error:
-        size = " × ".join(map(str, pixels.shape[2:]))
-        kind = "an image" if pixels.ndim == 4 else "a clip"
-        raise BadInput(
-            f"{model.name} failed on {kind} of {size} pixels ({type(error).__name__}: {error}). If that is "
-            "not a size it takes, pass tensors of the right size, or paths and PIL images: these are resized to "
-            "cv.wrap(…, size=)."
-        ) from error
+        raise BadInput(" ".join(forward_failure(model, pixels, error))) from error
 
 
 def _fitting(layout: Layout | None, calls: list[AttentionCall]) -> Layout | None:

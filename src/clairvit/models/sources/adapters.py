@@ -13,8 +13,9 @@ from torch.nn.functional import normalize
 
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.activation import StatedActivation
-from clairvit.models.model import Model, extract_scores
+from clairvit.models.model import Model
 from clairvit.models.readout import HeadInput, evaluation_copy, linear_calls
+from clairvit.models.scores import extract_scores
 from clairvit.models.text_encoder import is_pair
 
 
@@ -227,7 +228,7 @@ def linear_head(model: Model) -> str:
     pixels = torch.zeros(shape, device=model.device, dtype=model.dtype)
     module = evaluation_copy(model.module)
     with torch.inference_mode(False), torch.no_grad(), linear_calls(module, names) as calls:
-        scores = extract_scores(module(pixels))
+        scores = model.scores(module(pixels))
     last = calls[-1] if calls else None
     if last is None or last.input.ndim != 2 or not torch.equal(last.output, scores):
         raise NotApplicable(

@@ -81,6 +81,25 @@ def adapted(module: nn.Module) -> tuple[nn.Module, str]:
     return takes_images(module) if is_row else Backbone(module, pooled=True), ""
 
 
+def image_token_id(config: Any) -> int | None:
+    """Return the token that stands for the image in a text; None if the model has none."""
+    number: int | None = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    return number
+
+
+def next_token_obstacle(model_class: type[nn.Module], config: Any) -> str:
+    """Return why `cv.NextToken` does not apply to a transformers class that writes text; "" if it does."""
+    parameters: Any = inspect.signature(model_class.forward).parameters
+    decoder_only = not getattr(config, "is_encoder_decoder", False) and image_token_id(config) is not None
+    if not decoder_only or not {"input_ids", "pixel_values"} <= set(parameters):
+        return "does not put image tokens into the sequence of its language model"
+    if "cross_attention_mask" in parameters or not hasattr(model_class, "get_image_features"):
+        return "reads the image by cross-attention, and puts no image tokens into the sequence of its language model"
+    if hasattr(config, "image_grid_pinpoints"):
+        return "cuts an image into tiles of different sizes, whose tokens form no grid"
+    return ""
+
+
 def writes_text(model_class: type[nn.Module]) -> bool:
     """Return whether a transformers class returns text, one token after the other."""
     return model_class.__name__.endswith(_GENERATORS)
@@ -96,10 +115,11 @@ def no_scores(model_class: type[nn.Module], config: Any) -> str:
     """
     name, parameters = model_class.__name__, inspect.signature(model_class.forward).parameters
     if writes_text(model_class):
-        return (
-            f"{name} returns text, one token after the other, not {_ROW}. Name a word: target=cv.NextToken('cat', "
-            "prompt='What is this?')."
-        )
+        obstacle = next_token_obstacle(model_class, config)
+        text = f"{name} returns text, one token after the other, not {_ROW}"
+        if obstacle:
+            return f"{text}, and cv.NextToken does not apply, because it {obstacle}. {_vision_tower(model_class)}."
+        return f"{text}. Name a word: target=cv.NextToken('cat', prompt='What is this?')."
     for ending, returned, advice in _TASKS:
         if name.endswith(ending):
             return f"{name} returns {returned}, not {_ROW}. {advice}."
@@ -129,6 +149,13 @@ def no_scores(model_class: type[nn.Module], config: Any) -> str:
     if "ForImageClassification" not in name and _has_queries(config):
         return f"{name} returns an embedding for each of its queries, not {_ROW}. {_OUTPUT}."
     return ""
+
+
+def _vision_tower(model_class: type[nn.Module]) -> str:
+    """Return the advice to explain the vision tower, unless that needs more than an image (Llama 3.2 Vision)."""
+    if "aspect_ratio_ids" in inspect.signature(model_class.forward).parameters:
+        return "Its vision tower needs the sizes of tiles besides the image, so no target applies to this model"
+    return _TOWER
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
