@@ -79,7 +79,7 @@ def collect(
             text_relevance=_text_relevance(model, runs),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
-            notes=(*batch.notes, *notes, *activated),
+            notes=(*batch.notes, *recording.notes, *notes, *activated),
         )
     return comparison
 

@@ -40,7 +40,7 @@ from clairvit.numerics import widened
 from clairvit.targets.base import TargetBatch, class_agnostic_target, score_values
 from clairvit.targets.class_ import find_class
 from clairvit.tracing.attention_reductions import is_large
-from clairvit.tracing.capture_plan import fingerprint
+from clairvit.tracing.fingerprint import fingerprint
 from clairvit.tracing.recording import Recording
 
 EAGER_RUNS = 2  # batches before a capture: the first inspects the model, the second runs by its plan

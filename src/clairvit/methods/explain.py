@@ -32,7 +32,7 @@ from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch, class_agnostic_target
 from clairvit.targets.resolve import readout_models, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
-from clairvit.tracing.structure import model_structure
+from clairvit.tracing.structure import ModelStructure, model_structure
 
 if TYPE_CHECKING:
     from clairvit.methods.recipe import Recipe
@@ -142,7 +142,10 @@ def _explain_by_default(request: _Request, images: Any) -> Comparison:
     if first is None:
         raise BadInput("The data set has no images; expected at least one.")
     notes: list[str] = []
-    *preferred, last = defaults_for(model_structure(request.model, first.pixels))
+    structure = model_structure(request.model, first.pixels)
+    *preferred, last = defaults_for(structure)
+    if first is images:
+        request = replace(request, structure=structure)
     for item in preferred:
         try:
             (explanation,) = _explain_images(replace(request, specs=(resolve_method(item.method),)), images).values()
@@ -256,6 +259,7 @@ class _Request:
     by_head: bool = False
     skip: bool = False
     once: bool = False  # maps that are the same for every target are computed for the first one only
+    structure: ModelStructure | None = None  # of the model for these images, where it was found in this call
 
 
 def _target_list(target: Any, targets: Sequence[Any] | None) -> tuple[Any, ...] | None:
@@ -385,8 +389,8 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
     passes = _capturable_passes(request, batch.pixels)
     replayed = None if passes is None else GRAPHS.replay(passes)
     if replayed is None:
-        recording = record_for(specs, model, batch.pixels, request.execution)
-        weights_hash = state_hash(model.module)
+        recording = record_for(specs, model, batch.pixels, request.execution, request.structure)
+        weights_hash = state_hash(model.module, recording.structure.weights)
     else:
         recording, weights_hash = replayed.recording, replayed.weights_hash()
     on_host = Tensor.cpu if replayed is None else replayed.on_host

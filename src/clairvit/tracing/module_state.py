@@ -18,6 +18,7 @@ Result = TypeVar("Result")
 # Traces that are running: token -> the thread, the modules and parameters whose state it changes, and all that it uses.
 _running: dict[object, tuple[int, frozenset[int], frozenset[int]]] = {}
 _changed = threading.Condition()
+_this_thread = threading.local()
 
 INFERENCE_WEIGHTS = (
     "The model's weights were made under torch.inference_mode(), and their flags could not be put back afterwards; "
@@ -32,6 +33,22 @@ def own_grad_mode() -> Iterator[None]:
     """Enable gradients whatever mode the caller is in: evaluation code often runs under no_grad or inference_mode."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
+
+
+@contextmanager
+def traced_forward() -> Iterator[None]:
+    """Mark that this thread runs a forward pass that is traced; refuse to begin one inside another."""
+    if getattr(_this_thread, "traces", False):
+        raise CaptureError(
+            "An explanation was started while a forward pass was being traced, from a forward hook or from the "
+            "model's own code; its operations would be taken for those of that pass. Keep what the hook is given, and "
+            "explain after the pass."
+        )
+    _this_thread.traces = True
+    try:
+        yield
+    finally:
+        _this_thread.traces = False
 
 
 @contextmanager
