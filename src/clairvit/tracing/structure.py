@@ -80,6 +80,7 @@ class ModelStructure:
     barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
     plan: CapturePlan | None = field(default=None, compare=False, repr=False)  # None: every operation must be seen
     weights: Hashable = field(default=None, compare=False, repr=False)  # the `weights_check` it was found with
+    written: frozenset[Path] = field(default=frozenset(), compare=False, repr=False)  # by the module's own forward
     facts: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # what else was found out since
 
     @cached_property
@@ -120,13 +121,12 @@ class _Remembered:
 
     structure: ModelStructure
     state: Fingerprint | None  # None: it cannot be told, so that the structure is never used again
-    ignored: frozenset[Path]  # what the module's own forward writes
 
     def holds_for(self, module: nn.Module, weights: Hashable) -> bool:
         """Return whether nothing has changed that decides the structure."""
         if self.state is None or self.structure.weights != weights:
             return False
-        return self.state == fingerprint(module, self.ignored)
+        return self.state == fingerprint(module, self.structure.written)
 
 
 FIRST_PASS = "first pass"  # the image that the structure was found with, and its scores: until a second one is made
@@ -161,12 +161,13 @@ def forget_structures(module: nn.Module) -> None:
 def _look_at(model: Model, pixels: Tensor, weights: Hashable) -> _Remembered:
     """Find the structure, and which attributes the module's own forward writes: these decide nothing."""
     before = fingerprint(model.module)
-    structure = replace(_find_structure(model, pixels), weights=weights)
+    structure = _find_structure(model, pixels)
     after = fingerprint(model.module)
     if before is None or after is None:
-        return _Remembered(structure, None, frozenset())
-    ignored = before.changed_paths(after)
-    return _Remembered(structure, fingerprint(model.module, ignored) if ignored else after, ignored)
+        return _Remembered(replace(structure, weights=weights), None)
+    written = before.changed_paths(after)
+    state = fingerprint(model.module, written) if written else after
+    return _Remembered(replace(structure, weights=weights, written=written), state)
 
 
 @dataclass(eq=False)
