@@ -242,8 +242,8 @@ class Model:
         scores = extract_scores(self.module(pixels))
         if scores.is_complex():
             raise BadInput(
-                f"{self.name} returned complex scores ({scores.dtype}); expected real numbers. Say what to read of them: "
-                "target=cv.Output(lambda output: output.abs()[:, 0])."
+                f"{self.name} returned complex scores ({scores.dtype}); expected real numbers. Say what to read of "
+                "them: target=cv.Output(lambda output: output.abs()[:, 0])."
             )
         if len(scores) != len(pixels):
             raise BadInput(

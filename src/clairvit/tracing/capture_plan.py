@@ -38,7 +38,7 @@ _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.Transfo
 class Boundary:
     """The moment when a module is entered, or left."""
 
-    module: WeakModule[nn.Module] = WeakModule()
+    module: WeakModule[nn.Module] = WeakModule()  # noqa: RUF009 (a descriptor)
     leaving: bool
 
 

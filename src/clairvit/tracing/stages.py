@@ -29,7 +29,7 @@ class Stage:
     """The output of one call of one module."""
 
     name: str  # as in named_modules(): "layer4"
-    module: WeakModule[nn.Module] = WeakModule()
+    module: WeakModule[nn.Module] = WeakModule()  # noqa: RUF009 (a descriptor)
     call: int  # which of the module's calls in one forward: a shared nn.ReLU has many
     grid: Grid
 

@@ -55,7 +55,8 @@ class AttentionSite:
     """One attention call of the model: what kind it is and which module is its block."""
 
     kind: Kind
-    block: WeakModule[nn.Module | None] = WeakModule()  # None: no called module holds this attention alone
+    # None: no called module holds this attention alone
+    block: WeakModule[nn.Module | None] = WeakModule()  # noqa: RUF009 (a descriptor)
     grid: tuple[int, ...] | None  # of the block's tokens
     queries: int
     keys: int
