@@ -160,7 +160,7 @@ def test_the_state_of_a_module_changes_with_what_a_graph_depends_on() -> None:
 
 
 def run_once(cache: GraphCache, asked: PassesRequest) -> None:
-    recording: Any = SimpleNamespace(calls=())
+    recording: Any = SimpleNamespace(calls=(), structure=SimpleNamespace(written=frozenset()))
     cache.count(asked, class_agnostic_target(2), recording, {})
 
 
@@ -169,9 +169,12 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
     """A cache whose captures are plain objects that hold 1 byte."""
     made: list[Any] = []
 
-    def capture(asked: PassesRequest, target: Any, results: Any) -> Any:
-        graph = SimpleNamespace(memory=1, pixels=asked.pixels, state=module_state(asked.model.module))
-        graph.replay = lambda _: SimpleNamespace(number=len(made), results={}, checks=[], recording=None)
+    def capture(asked: PassesRequest, target: Any, results: Any, structure: Any) -> Any:
+        state = module_state(asked.model.module, structure.written)
+        graph = SimpleNamespace(memory=1, pixels=asked.pixels, state=state, structure=structure)
+        graph.replay = lambda _: SimpleNamespace(
+            number=len(made), results={}, checks=[], recording=None, structure_holds=lambda: True
+        )
         made.append(graph)
         return graph
 

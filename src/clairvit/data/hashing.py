@@ -65,17 +65,19 @@ def weights_hash(model: Model) -> str:
 _HASHES: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, str]] = weakref.WeakKeyDictionary()
 
 
-def state_hash(module: nn.Module) -> str:
+def state_hash(module: nn.Module, check: Hashable = None) -> str:
     """Return a hash of the content of all parameters and buffers: names, dtypes, shapes and bytes.
 
     It is the same on every machine and device. A second call for the same module is cheap: the bytes are read again
     only if a tensor was replaced, changed in place, or differs in the sum, or in a sample, of its bits. What
-    reads another output of a module has the module's hash.
+    reads another output of a module has the module's hash. `check` is `weights_check(module)`, where it is known.
     """
     module = unwrap_readout(module)
-    state = _state(module)
-    check = _change_check(state)
     cached = _HASHES.get(module)
+    if check is not None and cached is not None and cached[0] == check:
+        return cached[1]
+    state = _state(module)
+    check = change_check(state)
     if cached is not None and cached[0] == check:
         return cached[1]
     total = hashlib.blake2b(digest_size=16)
@@ -85,6 +87,11 @@ def state_hash(module: nn.Module) -> str:
             total.update(content)
     _HASHES[module] = check, total.hexdigest()
     return total.hexdigest()
+
+
+def weights_check(module: nn.Module) -> Hashable:
+    """Return a value, cheap to compute, that changes with any parameter or buffer of a module or of what it reads."""
+    return change_check(_state(unwrap_readout(module)))
 
 
 def model_record(model: Model) -> dict[str, Any]:
@@ -152,7 +159,7 @@ def _contents(name: str, value: Any) -> Iterator[bytes | memoryview]:
         yield dense.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _change_check(state: Sequence[tuple[str, Any]]) -> Hashable:
+def change_check(state: Sequence[tuple[str, Any]]) -> Hashable:
     """Return a value, cheap to compute, that changes with the tensors: identity, version and checksum of each."""
     parts: list[Any] = []
     by_device: dict[torch.device, list[Tensor]] = {}

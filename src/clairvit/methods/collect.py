@@ -81,7 +81,7 @@ def collect(
             text_relevance=_text_relevance(model, runs),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
-            notes=(*batch.notes, *notes, *about_model),
+            notes=(*batch.notes, *recording.notes, *notes, *about_model),
         )
     return comparison
 

@@ -7,7 +7,8 @@ launch. The captured operations are those of the ordinary path: nothing is compu
 
 Why a replay is right: during a capture the host cannot read a number from the GPU (CUDA refuses), so that nothing
 which depends on the images can have decided what was captured. What the host can decide by is compared at every
-replay: the state of the module (`capture_plan.fingerprint`), the addresses of its tensors, the precision settings.
+replay: the state of the module (`tracing/fingerprint.py`), the addresses of its tensors, the precision settings, and,
+where weights have changed, the structure of the model.
 The first replay must give the maps of the ordinary run, or the graph is dropped. Methods that read numbers on the way
 (searches, random draws, attention flow) cannot be captured and run as ever.
 """
@@ -19,7 +20,7 @@ import gc
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -42,8 +43,9 @@ from clairvit.numerics import widened
 from clairvit.targets.base import TargetBatch, class_agnostic_target, score_values
 from clairvit.targets.class_ import find_class
 from clairvit.tracing.attention_reductions import is_large
-from clairvit.tracing.capture_plan import fingerprint
+from clairvit.tracing.fingerprint import Path, fingerprint
 from clairvit.tracing.recording import Recording
+from clairvit.tracing.structure import ModelStructure, model_structure
 
 EAGER_RUNS = 2  # batches before a capture: the first inspects the model, the second runs by its plan
 MOST_GRAPHS = 16  # of all models together
@@ -146,6 +148,7 @@ class ReplayResult:
     checks: list[MapChecks]
     on_host: Callable[[Tensor], Tensor]  # the copy of a tensor on the CPU; waits for the GPU
     weights_hash: Callable[[], str]  # waits for the GPU
+    structure_holds: Callable[[], bool]  # whether the model is still built as it was captured; waits for the GPU
 
 
 class PackedTensors:
@@ -191,11 +194,13 @@ class PassesGraph:
     outputs: PackedTensors  # all of these, packed
     numbers: PackedTensors  # those that the host reads
     recording: Callable[..., Recording]  # of a model, pixels and logits; without activations
-    state: Hashable  # of the module
+    structure: ModelStructure
+    state: Any  # of the module, as `module_state` tells it
     weights: list[Tensor]  # keeps what the graph reads at its addresses
     specs: tuple[MethodSpec, ...]  # keeps the methods of the key alive
     memory: int = 0  # bytes that it holds
     weights_hash: tuple[bytes, str] | None = None  # checksums, and the hash of the weights that have them
+    sums: bytes | None = None  # of weights for which the structure is known to hold
     lock: threading.Lock = field(default_factory=threading.Lock)
     copy_done: Any = None  # torch.cuda.Event: the outputs of the last replay have been copied
 
@@ -225,8 +230,21 @@ class PassesGraph:
         checks = [replace(check, answers=copy(check.answers)) for check in self.checks]
         sums = copy(self.checksums)
         return ReplayResult(
-            recording, results, checks, on_host, lambda: self.hash_of(request.model.module, on_host(sums))
+            recording,
+            results,
+            checks,
+            on_host,
+            weights_hash=lambda: self.hash_of(request.model.module, on_host(sums)),
+            structure_holds=lambda: self.structure_holds(request, on_host(sums)),
         )
+
+    def structure_holds(self, request: PassesRequest, sums: Tensor) -> bool:
+        """Return whether the model has the structure that was captured; other weights may read other tokens."""
+        values = sums.numpy().tobytes()
+        if self.sums not in (None, values) and model_structure(request.model, request.pixels) != self.structure:
+            return False
+        self.sums = values
+        return True
 
     def hash_of(self, module: nn.Module, sums: Tensor) -> str:
         """Return the hash of the weights: the known one if the tensors have the same checksums."""
@@ -260,7 +278,8 @@ class GraphCache:
         before = torch.cuda.Event()  # type: ignore[no-untyped-call]
         before.record()
         replayed = graph.replay(request)  # the GPU is at work while the host compares
-        if module_state(request.model.module) == graph.state:
+        state = module_state(request.model.module, graph.structure.written)
+        if state == graph.state and replayed.structure_holds():
             baselines = _baseline_results(request, replayed.recording, before)
             replayed.results.update(baselines)
             replayed.checks.extend(checks_of_maps(baselines))
@@ -289,7 +308,7 @@ class GraphCache:
                 return
             self._runs[key] = 0
             self._captures[key] += 1
-        graph = capture_graph(request, target, results)
+        graph = capture_graph(request, target, results, recording.structure)
         with self._lock:
             if graph is None:
                 self._rejected.add(key)
@@ -336,17 +355,21 @@ def _baseline_results(request: PassesRequest, recording: Recording, before: Any)
     return results
 
 
-def capture_graph(request: PassesRequest, target: TargetBatch, expected: Results) -> PassesGraph | None:
+def capture_graph(
+    request: PassesRequest, target: TargetBatch, expected: Results, structure: ModelStructure
+) -> PassesGraph | None:
     """Return the graph of the passes over a batch whose results are known; None where there is none, or it differs."""
-    state = module_state(request.model.module)
+    state = module_state(request.model.module, structure.written)
     if state is None:
         return None
     device = request.pixels.device
     before = torch.cuda.memory_reserved(device)
     pool, stream = torch.cuda.graph_pool_handle(), STREAMS.take(device)
     try:
-        graph = _capture(request, target, state, pool, stream)
-        results = graph.replay(request).results
+        graph = _capture(request, target, structure, state, pool, stream)
+        replayed = graph.replay(request)
+        replayed.structure_holds()  # notes the checksums of the weights
+        results = replayed.results
     except RuntimeError:  # CUDA refuses to capture a transfer to the host; memory may run out
         graph = None
     if graph is None:  # outside of `except`: there the traceback keeps the tensors of the capture
@@ -390,7 +413,9 @@ class CaptureStreams:
 STREAMS = CaptureStreams()
 
 
-def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool: Any, stream: Any) -> PassesGraph:
+def _capture(
+    request: PassesRequest, target: TargetBatch, structure: ModelStructure, state: Any, pool: Any, stream: Any
+) -> PassesGraph:
     pixels, weights = request.pixels.clone(), _tensors(request.model.module)
     index = torch.tensor([[index] for index in target.classes], device=pixels.device)
     on_device = ClassIndexTarget(
@@ -404,7 +429,7 @@ def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool:
     )
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        recording = record_for(request.captured_specs, request.model, pixels)
+        recording = record_for(request.captured_specs, request.model, pixels, structure=structure)
         logits = recording.logits.detach()
         if request.label is None:
             index.copy_(logits.argmax(-1, keepdim=True))
@@ -427,6 +452,7 @@ def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool:
         recorders={},
         forwards=recording.forwards,
         backwards=recording.backwards,
+        notes=recording.notes,
     )
     return PassesGraph(
         graph,
@@ -439,6 +465,7 @@ def _capture(request: PassesRequest, target: TargetBatch, state: Hashable, pool:
         outputs,
         numbers,
         light,
+        structure,
         state,
         weights,
         tuple(request.specs),
@@ -465,9 +492,12 @@ def _release(pool: Any, stream: Any) -> None:
     torch.cuda.empty_cache()
 
 
-def module_state(module: nn.Module) -> Hashable:
-    """Return what decides which operations a module runs and on which memory; None if it cannot be told."""
-    state = fingerprint(module)
+def module_state(module: nn.Module, written: Collection[Path] = frozenset()) -> Any:
+    """Return what decides which operations a module runs and on which memory; None if it cannot be told.
+
+    `written` are the places that its own forward writes to.
+    """
+    state = fingerprint(module, written)
     return None if state is None else (state, tuple(tensor.data_ptr() for tensor in _tensors(module)))
 
 

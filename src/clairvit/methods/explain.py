@@ -145,6 +145,8 @@ def _explain_by_default(request: _Request, images: Any) -> Comparison:
     notes: list[str] = []
     structure = model_structure(request.model, first.pixels)
     *preferred, last = defaults_for(structure)
+    if first is images:
+        request = replace(request, structure=structure)
     for item in preferred:
         try:
             (explanation,) = _explain_images(replace(request, specs=(resolve_method(item.method),)), images).values()
@@ -263,6 +265,7 @@ class _Request:
     by_head: bool = False
     skip: bool = False
     once: bool = False  # maps that are the same for every target are computed for the first one only
+    structure: ModelStructure | None = None  # of the model for these images, where it was found in this call
 
 
 def _target_list(target: Any, targets: Sequence[Any] | None) -> tuple[Any, ...] | None:
@@ -415,8 +418,8 @@ def _explain_batch(request: _Request, batch: Batch) -> Comparison:
     passes = _capturable_passes(request, batch.pixels)
     replayed = None if passes is None else GRAPHS.replay(passes)
     if replayed is None:
-        recording = record_for(specs, model, batch.pixels, request.execution)
-        weights_hash = state_hash(model.module)
+        recording = record_for(specs, model, batch.pixels, request.execution, request.structure)
+        weights_hash = state_hash(model.module, recording.structure.weights)
     else:
         recording, weights_hash = replayed.recording, replayed.weights_hash()
     on_host = Tensor.cpu if replayed is None else replayed.on_host

@@ -21,22 +21,31 @@ from clairvit.targets.base import TargetBatch, class_agnostic_target
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.rules import PLAIN, RuleTable
-from clairvit.tracing.structure import model_structure
+from clairvit.tracing.structure import ModelStructure, model_structure
 from clairvit.tracing.trace import GradientScope, Trace, run_backward
 
 
 def record_for(
-    specs: Sequence[MethodSpec], model: Model, pixels: Tensor, options: ExecutionOptions | None = None
+    specs: Sequence[MethodSpec],
+    model: Model,
+    pixels: Tensor,
+    options: ExecutionOptions | None = None,
+    structure: ModelStructure | None = None,
 ) -> Recording:
-    """Run one forward that records all that these methods require; `options` are for perturbed passes that follow."""
+    """Run one forward that records all that these methods require; `options` are for perturbed passes that follow.
+
+    `structure` is that of the model for these images, where it is known in this call.
+    """
     single = singles(specs)
-    passable = not model_structure(model, pixels).barriers  # else methods that read gradients are refused, one by one
+    structure = structure or model_structure(model, pixels)
+    passable = not structure.barriers  # else methods that read gradients are refused, one by one
     recording = record(
         model,
         pixels,
         rules=[table for table in by_rules(single) if table is not None] or [PLAIN],
         differentiable=passable and any(spec.passes in ("backward", "local") for spec in single),
         recorders=dict.fromkeys(recorder for spec in single for recorder in spec.requires.recorders),
+        structure=structure,
     )
     recording.options = options or recording.options
     return recording

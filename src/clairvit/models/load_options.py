@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,16 @@ class LoadOptions:
 
 
 _generator_lock = threading.RLock()
+
+
+def _release_in_child() -> None:
+    """Make a new lock in a child process: a thread that is not there may hold the old one."""
+    global _generator_lock
+    _generator_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 @contextmanager

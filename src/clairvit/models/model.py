@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -28,6 +29,7 @@ from clairvit.models.submodules import (
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
 
+MOST_READOUTS = 16  # of one model: a target may hold a mask as large as its image
 Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed", "query"]
 
 
@@ -185,7 +187,7 @@ class Model:
     assumes_classes: bool = field(default=False, repr=False)  # neither labels, a head of a library nor the user say so
     text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
     base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
-    _readouts: dict[Hashable, Model] = field(default_factory=dict, init=False, repr=False)  # `read` of this model
+    _readouts: OrderedDict[Hashable, Model] = field(default_factory=OrderedDict, init=False, repr=False)  # of `read`
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
@@ -248,6 +250,11 @@ class Model:
         if self.returns:
             raise NotApplicable(self.returns)
         scores = self.scores(self.module(pixels))
+        if scores.is_complex():
+            raise BadInput(
+                f"{self.name} returned complex scores ({scores.dtype}); expected real numbers. Say what to read of "
+                "them: target=cv.Output(lambda output: output.abs()[:, 0])."
+            )
         if len(scores) != len(pixels):
             raise BadInput(
                 f"{self.name} returned scores of shape {list(scores.shape)} for {len(pixels)} images; expected one row "
@@ -277,7 +284,8 @@ class Model:
         module returns (a region, a query, the next token) reads such a row here, and everything works on it.
 
         Args:
-            key: Equal keys give the same model, so that what is known about it is found once.
+            key: Equal keys give the same model, so that what is known about it is found once. The last
+                `MOST_READOUTS` are kept.
             function: Of what the module returns for n images: scores [n, C] or [n], differentiable.
             readout: Makes the module that runs this one and reads its output by the function.
             **changes: Fields of the new model: labels, activation (raw unless given), classifier, layout.
@@ -293,7 +301,8 @@ class Model:
             (True, 'raw')
         """
         base = self.base or self
-        if key not in base._readouts:
+        model = base._readouts.pop(key, None)
+        if model is None:
             fields: dict[str, Any] = {
                 "labels": (),
                 "activation": "raw",
@@ -301,9 +310,11 @@ class Model:
                 "activated": False,
                 "assumes_classes": False,
             } | changes
-            module = readout(base.module, function)
-            base._readouts[key] = replace(base, module=module, returns="", base=base, **fields)
-        return base._readouts[key]
+            model = replace(base, module=readout(base.module, function), returns="", base=base, **fields)
+        base._readouts[key] = model  # the last one used comes last
+        while len(base._readouts) > MOST_READOUTS:
+            base._readouts.popitem(last=False)
+        return model
 
     def with_inputs(self, **inputs: Any) -> Model:
         """Return a model of the same module that is given further inputs next to the image.

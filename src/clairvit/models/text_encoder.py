@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.readout import evaluation_copy
 from clairvit.models.scores import extract_scores
+from clairvit.models.submodules import submodules, tensors_of
 from clairvit.numerics import widened
 
 Tokenizer = Callable[..., Any]
@@ -110,11 +111,22 @@ class TextEncoder:
         """Drop the embeddings if the weights of an open tower were changed or replaced: the user may train it."""
         if not self._towers:
             return
-        versions = tuple((id(p), p.data_ptr(), _version(p)) for p in self._towers[0].module.parameters())
+        versions = _weights_versions(self._towers[0].module)
         if self._versions != [versions]:
             if self._versions:
                 self._embeddings.clear()
             self._versions[:] = [versions]
+
+
+_SAMPLED = 64  # numbers of a tensor
+
+
+def _weights_versions(module: nn.Module) -> tuple[Any, ...]:
+    """Return what changes with the weights: identity, version and a sample of the numbers of each tensor."""
+    tensors = [tensor.detach() for part in submodules(module) for _, tensor in tensors_of(part) if tensor.numel()]
+    samples = [tensor.flatten()[:: max(1, tensor.numel() // _SAMPLED)].double() for tensor in tensors]
+    numbers = torch.cat(samples).cpu().numpy().tobytes() if samples else b""
+    return (*((tensor.data_ptr(), tensor.shape, _version(tensor)) for tensor in tensors), numbers)
 
 
 def _version(parameter: Tensor) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -52,30 +51,29 @@ _STRATEGIES = (
 # its own checks (AssertionError, ValueError), a grid side that is no whole number (TypeError, ZeroDivisionError), and
 # tables indexed by the number of tokens (LookupError).
 _WRONG_LENGTH = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ZeroDivisionError)
-_strategies: WeakKeyDictionary[nn.Module, dict[ModelStructure, DropStrategy]] = WeakKeyDictionary()
-_padding: WeakKeyDictionary[nn.Module, dict[ModelStructure, bool]] = WeakKeyDictionary()
 
 
 def drop_strategy(recording: Recording) -> DropStrategy:
-    """Return the model's strategy, selected once per module and structure.
+    """Return the model's strategy, selected once per structure, which changes with the weights.
 
     The few passes of the selection belong to the model: no method counts them.
     """
-    strategies = _strategies.setdefault(recording.model.module, {})
-    if recording.structure not in strategies:
-        strategies[recording.structure] = select_strategy(recording)
-    return strategies[recording.structure]
+    facts = recording.structure.facts
+    if "drop strategy" not in facts:
+        facts["drop strategy"] = select_strategy(recording)
+    strategy: DropStrategy = facts["drop strategy"]
+    return strategy
 
 
 def can_pad(recording: Recording) -> bool:
-    """Return whether variants of different lengths may share a pass, tested once per module and structure.
+    """Return whether variants of different lengths may share a pass, tested once per structure.
 
     They may not where the head reads patches (a mean would count the padding) or heads are mixed after the softmax.
     """
-    results = _padding.setdefault(recording.model.module, {})
-    if recording.structure not in results:
-        results[recording.structure] = _pads_correctly(recording, drop_strategy(recording))
-    return results[recording.structure]
+    facts = recording.structure.facts
+    if "can pad" not in facts:
+        facts["can pad"] = _pads_correctly(recording, drop_strategy(recording))
+    return bool(facts["can pad"])
 
 
 def droppable_tokens(recording: Recording) -> Tensor | None:
@@ -211,7 +209,7 @@ def select_strategy(recording: Recording) -> DropStrategy:
     noise = torch.randn(2, *pixels.shape[1:], generator=torch.Generator().manual_seed(0)).to(pixels)
     full_precision = torch.autocast(pixels.device.type, enabled=False)  # rounding would hide differences
     with frozen_eval(recording.model.module), full_precision:  # our hooks see no other thread's passes
-        reference = record(recording.model, noise, differentiable=False)
+        reference = record(recording.model, noise, differentiable=False, structure=recording.structure)
         tokens = droppable_tokens(reference)
         assert tokens is not None
         for strategy in _STRATEGIES:
@@ -228,7 +226,8 @@ def _pads_correctly(recording: Recording, strategy: DropStrategy) -> bool:
         return False
     noise = torch.randn(2, *pixels.shape[1:], generator=torch.Generator().manual_seed(0)).to(pixels)
     with frozen_eval(recording.model.module), torch.autocast(pixels.device.type, enabled=False):
-        tokens = droppable_tokens(record(recording.model, noise, differentiable=False))
+        recorded = record(recording.model, noise, differentiable=False, structure=recording.structure)
+        tokens = droppable_tokens(recorded)
         assert tokens is not None
         for counts in ((layout.patches, 1), (max(2, layout.patches // 2), 1)):
             keep = torch.zeros(2, layout.patches, dtype=torch.bool, device=tokens.device)

@@ -81,8 +81,9 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
         check_language_model(module, model.name)
         self._token_id(module)
         key = ("next token", self.prompt, self.answer, _Identity(self.processor))
-        if key in base._readouts:
-            return base._readouts[key]
+        readout = base._readouts.get(key)
+        if readout is not None:
+            return readout
         prompt = continued(module, self._prompt(base, module), self.answer_ids(model))
         words = self._vocabulary(module)
         return base.read(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
@@ -29,7 +30,7 @@ from clairvit.tracing.capture import Capture
 from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.residual_branches import Branch, ResidualBranches
 from clairvit.tracing.recording import record
-from clairvit.tracing.structure import AttentionSite, ModelStructure, model_structure, tokens_among
+from clairvit.tracing.structure import MOST_STRUCTURES, AttentionSite, ModelStructure, model_structure, tokens_among
 
 Where = Literal["block", "attention", "mlp", "head"]
 Pool = Literal["mean", "max", "token"]
@@ -125,11 +126,14 @@ class ActivationReadout(Readout):
     def __init__(self, model: Model, site: ActivationSite, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__(model.module, function)
         self.model, self.site = model, site
-        self._branches: dict[ModelStructure, Branch] = {}
+        self._places: OrderedDict[torch.Size, _Place] = OrderedDict()  # by the shape of an image
 
     def prepare(self, pixels: Tensor) -> None:
         """Find the block, and the sum inside it, by passes over one image [1, 3, H, W] that are made once."""
-        self._place(pixels)
+        self._places[pixels.shape[1:]] = self._find_place(pixels)
+        self._places.move_to_end(pixels.shape[1:])
+        while len(self._places) > MOST_STRUCTURES:
+            self._places.popitem(last=False)
 
     def read_layout(self, layout: Layout) -> Layout | None:
         """Return the layout with the rows that are read: those of the patches, one of them, or the class token."""
@@ -167,6 +171,12 @@ class ActivationReadout(Readout):
         return patches.mean(1) if self.site.pool == "mean" else patches.amax(1)
 
     def _place(self, pixels: Tensor) -> _Place:
+        """Return the place that `prepare` found."""
+        if pixels.shape[1:] not in self._places:
+            self.prepare(pixels[:1])
+        return self._places[pixels.shape[1:]]
+
+    def _find_place(self, pixels: Tensor) -> _Place:
         """Return where the activation is computed; raise BadInput or NotApplicable if the model has no such one."""
         structure = model_structure(self.model, pixels)
         _check_blocks(structure, self.site, self.model.name)
@@ -183,7 +193,8 @@ class ActivationReadout(Readout):
 
     def _branch(self, structure: ModelStructure, pixels: Tensor) -> Branch:
         """Return the term of the sum that adds the attention's or the MLP's output to the residual stream."""
-        if structure not in self._branches:
+        key = ("branch", self.site.layer, self.site.where)
+        if key not in structure.facts:
             branches = record(self.model, pixels[:1], recorders=(ResidualBranches,))[ResidualBranches]
             pair = branches.branches_in_block(self.site.layer)
             if pair is None:
@@ -191,8 +202,9 @@ class ActivationReadout(Readout):
                     f"Layer {self.site.layer} of {self.model.name} does not add attention and MLP to the residual "
                     "stream by two sums, so that their outputs are not known exactly; expected where='block'."
                 )
-            self._branches[structure] = pair[0 if self.site.where == "attention" else 1]
-        return self._branches[structure]
+            structure.facts[key] = pair[0 if self.site.where == "attention" else 1]
+        branch: Branch = structure.facts[key]
+        return branch
 
 
 def activation_model(model: Model) -> Model:

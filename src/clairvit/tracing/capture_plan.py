@@ -5,25 +5,21 @@ its first operation (q kᵀ, or the fused call) and the next one afterwards: a w
 these two places switch the capture on and off, and the operations of norms, MLPs and projections run without it.
 
 A plan is used only after a check: a pass with one capture on throughout and a second one on inside the windows, which
-must see the same attention calls. It holds for the module as it was in that pass (`fingerprint`); whenever something
-has been changed since (submodules, hooks, flags, methods of their classes), it is checked again. A planned pass that
-does not meet the expected attention calls is repeated without a plan (`recording.py`). Rule tables that swap the
-backward of other operations, and recorders that ask for operations, see every call as before.
+must see the same attention calls. It belongs to the structure, which is found again whenever something has been changed
+(`fingerprint.py`). A planned pass that does not meet the expected attention calls is repeated without a plan
+(`recording.py`). Rule tables that swap the backward of other operations, and recorders that ask for operations, see
+every call as before.
 """
 
 from __future__ import annotations
 
-import functools
-import types
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode
 from torch.utils.hooks import RemovableHandle
 
@@ -32,9 +28,8 @@ from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.module_state import this_thread_only
+from clairvit.tracing.weak_module import WeakModule
 
-Fingerprint = tuple[Any, ...]
-_PLAIN_VALUES = frozenset([bool, int, float, str, type(None)])
 # These decide by themselves whether they run as one fused call, and a function mode is part of that decision.
 _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer)
 
@@ -43,7 +38,7 @@ _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.Transfo
 class Boundary:
     """The moment when a module is entered, or left."""
 
-    module: nn.Module
+    module: WeakModule[nn.Module] = WeakModule()  # noqa: RUF009 (a descriptor)
     leaving: bool
 
 
@@ -57,16 +52,10 @@ class Window:
 
 @dataclass(eq=False)
 class CapturePlan:
-    """The windows of all attention calls of a forward pass, and the state of the module for which they were checked."""
+    """The windows of all attention calls of a forward pass, and whether a pass has shown them to be right."""
 
     windows: tuple[Window, ...]
-    confirmed: Fingerprint | None = None
-    rejected: list[Fingerprint] = field(default_factory=list)  # states in which a planned pass went wrong
-
-    def reject(self, state: Fingerprint) -> None:
-        """Use the plan no more while the module is in this state."""
-        self.confirmed = None
-        self.rejected = [*self.rejected[-3:], state]
+    holds: bool | None = None  # None: not checked yet; False: a planned pass saw other attention calls
 
     @contextmanager
     def installed(self, switch: WindowSwitch) -> Iterator[None]:
@@ -172,50 +161,3 @@ def same_calls(calls: Sequence[AttentionCall], others: Sequence[AttentionCall]) 
 
     pairs = [[part for call in one for part in call.parts or (call,)] for one in (calls, others)]
     return list(map(tensors, pairs[0])) == list(map(tensors, pairs[1]))
-
-
-def fingerprint(module: nn.Module) -> Fingerprint | None:
-    """Return what decides which operations a module runs, in a form that can be compared; None: it cannot be told.
-
-    These are its submodules, their hooks and classes, and, for modules other than torch's own, the methods of the
-    class and the plain values (flags, names, sizes) among their attributes and those of their configurations. Weak
-    references stand for objects: none is kept alive, and a new object at an old address is another one. Not told:
-    global variables and closures that a forward reads.
-    """
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        return None
-    state: list[Any] = []
-    classes: dict[type, None] = {}
-    configurations: dict[int, Any] = {}
-    for part in submodules(module):
-        attributes = part.__dict__
-        if "forward" in attributes or "__call__" in attributes:
-            return None  # patched: what it does may change without a trace of it
-        state += (weakref.ref(part), part.training, *attributes["_forward_hooks"], *attributes["_forward_pre_hooks"])
-        if not type(part).__module__.startswith("torch.nn."):
-            classes[type(part)] = None
-            for name, value in attributes.items():
-                if type(value) in _PLAIN_VALUES:
-                    state.append((name, value))
-                elif _is_configuration(value.__class__):
-                    configurations[id(value)] = value
-    for configuration in configurations.values():
-        state += ((name, value) for name, value in vars(configuration).items() if type(value) in _PLAIN_VALUES)
-    for kind in classes:
-        for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
-            state += _methods(base)
-    return tuple(state)
-
-
-@functools.cache
-def _is_configuration(kind: type) -> bool:
-    """Return whether objects of this type have values of their own: a configuration, a namespace, a dataclass."""
-    has_values = any("__dict__" in vars(base) for base in kind.__mro__)
-    return has_values and not issubclass(kind, Tensor | nn.Module | type | types.FunctionType)
-
-
-def _methods(kind: type) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(kind).items():
-        function = getattr(value, "__func__", getattr(value, "fget", value))
-        if isinstance(function, types.FunctionType):
-            yield name, weakref.ref(function)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -15,9 +18,23 @@ from clairvit.errors import CaptureError
 from clairvit.models.submodules import submodules
 
 Result = TypeVar("Result")
-# Traces that are running: token -> the thread, the modules and parameters whose state it changes, and all that it uses.
-_running: dict[object, tuple[int, frozenset[int], frozenset[int]]] = {}
+Flag = tuple[Any, str, Any]  # a module or parameter, one of its attributes, and the value before the trace
+
+
+@dataclass(frozen=True)
+class _RunningTrace:
+    """A trace that is running in a thread."""
+
+    thread: int
+    changed: frozenset[int]  # ids of the modules and parameters whose state it changes
+    used: frozenset[int]  # ids of all that it uses
+    module: weakref.ref[nn.Module]
+    before: list[Flag]  # what it puts back in the end
+
+
+_running: dict[object, _RunningTrace] = {}
 _changed = threading.Condition()
+_this_thread = threading.local()
 
 INFERENCE_WEIGHTS = (
     "The model's weights were made under torch.inference_mode(), and their flags could not be put back afterwards; "
@@ -35,14 +52,29 @@ def own_grad_mode() -> Iterator[None]:
 
 
 @contextmanager
+def traced_forward() -> Iterator[None]:
+    """Mark that this thread runs a forward pass that is traced; refuse to begin one inside another."""
+    if getattr(_this_thread, "traces", False):
+        raise CaptureError(
+            "An explanation was started while a forward pass was being traced, from a forward hook or from the "
+            "model's own code; its operations would be taken for those of that pass. Keep what the hook is given, and "
+            "explain after the pass."
+        )
+    _this_thread.traces = True
+    try:
+        yield
+    finally:
+        _this_thread.traces = False
+
+
+@contextmanager
 def frozen_eval(module: nn.Module) -> Iterator[None]:
     """Set evaluation mode, freeze parameters, switch checkpointing off; restore everything, also after Ctrl-C.
 
     Hooks and flags live on the module and not on the thread, so one trace at a time may use a module, or any model
     that shares a submodule or a weight with it.
     """
-    with _exclusive(module):
-        before: list[tuple[Any, str, Any]] = []
+    with _exclusive(module) as before:
         try:
             for submodule in submodules(module):
                 attributes = submodule.__dict__
@@ -61,8 +93,12 @@ def frozen_eval(module: nn.Module) -> Iterator[None]:
                         parameter.requires_grad = False
             yield
         finally:
-            for owner, name, value in before:
-                setattr(owner, name, value)
+            _restore(before)
+
+
+def _restore(before: list[Flag]) -> None:
+    for owner, name, value in before:
+        setattr(owner, name, value)
 
 
 def this_thread_only(hook: Callable[..., Result]) -> Callable[..., Result | None]:
@@ -76,18 +112,21 @@ def this_thread_only(hook: Callable[..., Result]) -> Callable[..., Result | None
     def checked(*args: Any, **kwargs: Any) -> Result | None:
         return hook(*args, **kwargs) if threading.get_ident() == thread else None
 
+    checked.thread = thread  # type: ignore[attr-defined]
     return checked
 
 
 @contextmanager
-def _exclusive(module: nn.Module) -> Iterator[None]:
+def _exclusive(module: nn.Module) -> Iterator[list[Flag]]:
     """Wait until no other thread traces a model that shares a module, or a parameter that has to be frozen.
+
+    Yields the list of what has to be put back, which a child process that is forked meanwhile needs too.
 
     Models around the same frozen weights are traced at the same time: nothing of a frozen parameter is changed.
     One entry of one dictionary says that a trace is running, so that an interruption leaves it there or not, never half
     of it. The same thread may enter again.
     """
-    thread, token, parts = threading.get_ident(), object(), submodules(module)
+    thread, token, parts, before = threading.get_ident(), object(), submodules(module), list[Flag]()
     modules = frozenset(map(id, parts))
     parameters = tuple(p for part in parts for p in part._parameters.values() if p is not None)
     used = modules.union(map(id, parameters))
@@ -98,16 +137,47 @@ def _exclusive(module: nn.Module) -> Iterator[None]:
     def free() -> bool:
         mine = changed()
         return all(
-            other == thread or (theirs.isdisjoint(used) and mine.isdisjoint(they_use))
-            for other, theirs, they_use in _running.values()
+            trace.thread == thread or (trace.changed.isdisjoint(used) and mine.isdisjoint(trace.used))
+            for trace in _running.values()
         )
 
     try:
         with _changed:
             _changed.wait_for(free)
-            _running[token] = (thread, changed(), used)
-        yield
+            _running[token] = _RunningTrace(thread, changed(), used, weakref.ref(module), before)
+        yield before
     finally:
         with _changed:
             _running.pop(token, None)
             _changed.notify_all()
+
+
+def _forget_other_threads() -> None:
+    """End the traces of other threads in a child process: only the thread that forked goes on there.
+
+    Their flags and hooks are still on the modules, and the lock may be held by a thread that is not there.
+    """
+    global _changed
+    _changed = threading.Condition()
+    for token, trace in list(_running.items()):
+        if trace.thread == threading.get_ident():
+            continue
+        del _running[token]
+        _restore(trace.before)
+        module = trace.module()
+        for part in () if module is None else submodules(module):
+            _remove_hooks(part, trace.thread)
+
+
+def _remove_hooks(part: nn.Module, thread: int) -> None:
+    """Remove the hooks that `this_thread_only` made for a thread."""
+    kinds: tuple[dict[int, Any], ...] = (part._forward_hooks, part._forward_pre_hooks)
+    keys = [key for hooks in kinds for key, hook in hooks.items() if getattr(hook, "thread", None) == thread]
+    flags = (part._forward_hooks_with_kwargs, part._forward_pre_hooks_with_kwargs, part._forward_hooks_always_called)
+    for key in keys:
+        for entries in (*kinds, *flags):
+            entries.pop(key, None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import CaptureError
@@ -17,16 +17,21 @@ from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture, stream_hooks
-from clairvit.tracing.capture_plan import CapturePlan, Fingerprint, WindowSwitch, fingerprint, same_calls
+from clairvit.tracing.capture_plan import CapturePlan, WindowSwitch, same_calls
 from clairvit.tracing.gradient_barriers import blocked_gradient
-from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
+from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only, traced_forward
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.rules import ActiveRuleTable, RuleTable, rule_table
 from clairvit.tracing.rules.coverage import uncovered_operations
 from clairvit.tracing.stages import StageRecorder
-from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
+from clairvit.tracing.structure import FIRST_PASS, ModelStructure, forget_structures, model_structure, tokens_among
 
 R = TypeVar("R", bound=Recorder)
+
+RANDOM = (
+    "Two passes over the same image gave different scores, in evaluation mode too (dropout that stays on, noise, a "
+    "state that changes): another run gives another map."
+)
 
 
 @dataclass(eq=False)
@@ -51,6 +56,7 @@ class Recording:
     options: ExecutionOptions = field(default_factory=ExecutionOptions)  # how perturbed inputs of it are run
     _without_rule: dict[RuleTable, tuple[str, ...]] = field(default_factory=dict)  # names of operations
     fitting: dict[str, bool] = field(default_factory=dict)  # method -> whether it fits the model, of those asked about
+    notes: tuple[str, ...] = ()  # about the pass, for every result that is made of it
 
     def __repr__(self) -> str:
         """Return one line: model, images and passes."""
@@ -143,8 +149,12 @@ def record(
     differentiable: bool = True,
     recorders: Iterable[type[Recorder]] = (),
     start: Tensor | None = None,
+    structure: ModelStructure | None = None,
 ) -> Recording:
     """Run the model once over `pixels` [B, 3, H, W].
+
+    A pass that makes other attention calls than the structure says, or enters other blocks, shows that the structure
+    is out of date, because of something that the model's fingerprint does not tell. It is then found again, once.
 
     Args:
         model: The model.
@@ -153,28 +163,21 @@ def record(
         differentiable: Keep the graph for backward passes.
         recorders: What to record beyond block inputs and attention; read it as `recording[OpLog]`.
         start: Replaces the first block's input (a CNN's first feature map), shaped as the model shapes it.
+        structure: The structure, where it was found in this call already; None: found, or remembered.
 
     Raises:
         NotApplicable: The graph is asked for, and a layer of the model blocks the gradient.
         CaptureError: The model took another path than on its first image of this size.
     """
-    structure = model_structure(model, pixels)
-    if differentiable and structure.barriers:
-        raise blocked_gradient(structure.barriers, "A trace with a backward", attention=bool(structure.sites))
-    pixels = pixels.detach().clone().requires_grad_(differentiable)
     tables = tuple(map(rule_table, rules))
     kinds = tuple(dict.fromkeys(recorders))
-
-    def forward_pass(*, planned: bool) -> tuple[_ForwardPass, dict[type[Recorder], Recorder], Tensor]:
-        used = {kind: kind() for kind in kinds}
-        switch = ActiveRuleTable.among(tables) if differentiable else None
-        forward = _ForwardPass(structure, pixels, switch, used.values(), start)
-        return forward, used, forward.run(model, planned=planned)
-
     with frozen_eval(model.module), torch.set_grad_enabled(differentiable):
-        forward, used, logits = forward_pass(planned=True)
-        if forward.has_left_plan:  # never a guess: the same pass again, every operation seen
-            forward, used, logits = forward_pass(planned=False)
+        structure = structure or model_structure(model, pixels)
+        forward = _run_forward(model, structure, pixels, tables, kinds, start, differentiable=differentiable)
+        if forward.differs:
+            forget_structures(model.module)
+            structure = model_structure(model, pixels)
+            forward = _run_forward(model, structure, pixels, tables, kinds, start, differentiable=differentiable)
     calls = forward.checked_calls(differentiable)
     layers = structure.layer_calls
     inputs: tuple[Tensor | None, ...] = tuple(
@@ -183,8 +186,8 @@ def record(
     recording = Recording(
         model=model,
         structure=structure,
-        pixels=pixels,
-        logits=logits,
+        pixels=forward.pixels,
+        logits=forward.logits,
         inputs=inputs or forward.stages.maps(),
         end=forward.end(),
         calls=tuple(calls[i] for i in layers),
@@ -193,11 +196,54 @@ def record(
         switch=forward.switch,
         rules=tables,
         differentiable=differentiable,
-        recorders=used,
+        recorders=forward.recorders,
+        notes=_notes(model, structure, forward),
     )
-    for recorder in used.values():
+    for recorder in forward.recorders.values():
         recorder.finish(recording)
     return recording
+
+
+def _run_forward(
+    model: Model,
+    structure: ModelStructure,
+    pixels: Tensor,
+    rules: tuple[RuleTable, ...],
+    kinds: Collection[type[Recorder]],
+    start: Tensor | None,
+    *,
+    differentiable: bool,
+) -> _ForwardPass:
+    """Return a forward pass over a copy of the pixels; a planned one that leaves its plan is repeated without."""
+    if differentiable and structure.barriers:
+        raise blocked_gradient(structure.barriers, "A trace with a backward", attention=bool(structure.sites))
+    leaf = pixels.detach().clone().requires_grad_(differentiable)
+
+    def forward_pass(*, planned: bool) -> _ForwardPass:
+        switch = ActiveRuleTable.among(rules) if differentiable else None
+        forward = _ForwardPass(structure, leaf, switch, {kind: kind() for kind in kinds}, start)
+        forward.logits = forward.run(model, planned=planned)
+        return forward
+
+    forward = forward_pass(planned=True)
+    return forward_pass(planned=False) if forward.has_left_plan else forward  # never a guess: every operation seen
+
+
+def _notes(model: Model, structure: ModelStructure, forward: _ForwardPass) -> tuple[str, ...]:
+    """Return a note where two passes over one image gave different scores.
+
+    They are the pass that found the structure and the first recording after it, both made anyway; what they show is
+    remembered with the structure.
+    """
+    first = structure.facts.pop(FIRST_PASS, None)
+    if first is not None and forward.start is None and torch.equal(first[0], forward.pixels[:1]):
+        device, scores = forward.pixels.device.type, forward.logits.detach()[:1]
+        dtypes = [scores.dtype, model.dtype]
+        dtypes += [torch.get_autocast_dtype(device)] if torch.is_autocast_enabled(device) else []
+        rounding = max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5  # of a deep network, in batches of any size
+        scale = first[1].abs().max()
+        structure.facts["random"] = not bool(((scores - first[1]).abs() <= rounding * scale).all())
+    return (RANDOM,) if structure.facts.get("random") else ()
 
 
 class _LastSum(Recorder):
@@ -221,11 +267,14 @@ class _ForwardPass:
         structure: ModelStructure,
         pixels: Tensor,
         switch: ActiveRuleTable | None,
-        recorders: Collection[Recorder],
+        recorders: Mapping[type[Recorder], Recorder],
         start: Tensor | None,
     ) -> None:
         self.structure, self.pixels, self.switch, self.start = structure, pixels, switch, start
+        self.recorders = recorders
+        self.logits = pixels  # replaced by those of the pass
         self.inputs: list[Tensor] = []  # of each block
+        self._entered: list[nn.Module] = []
         self.stages = StageRecorder(structure.stages, start)
         last = structure.last_layer_call
         self._last_block = structure.sites[last].block if last >= 0 else None
@@ -234,12 +283,12 @@ class _ForwardPass:
         self.has_left_plan = False  # a planned pass did not meet the attention calls it expected
         self._output: Tensor | None = None  # of the last block
         self._last_sum = _LastSum()
-        for recorder in recorders:
+        for recorder in recorders.values():
             recorder.start(structure, pixels)
         self.capture = Capture(
             len(pixels),
             switch,
-            [*recorders, *([] if structure.whole_blocks else [self._last_sum])],
+            [*recorders.values(), *([] if structure.whole_blocks else [self._last_sum])],
             sequence_first=structure.sequence_first,
             final_call=-1 if self._hooks_end or last < 0 else last + 1,
             differentiated=structure.decoder_calls,
@@ -249,40 +298,53 @@ class _ForwardPass:
     def run(self, model: Model, *, planned: bool) -> Tensor:
         """Return the logits; with `planned` the capture is on only where attention is computed, if that is known."""
         plan = self.structure.plan if planned and not self.capture.sees_operations else None
-        state = None if plan is None else fingerprint(model.module)  # before hooks of ours are part of it
         hooks = self.stages.hooks()
         try:
             hooks += self._block_hooks()
             hooks += stream_hooks(model.module, self.capture)
-            if plan is None or state is None or state in plan.rejected:
-                with self.capture:
-                    return model.logits(self.pixels)
-            if plan.confirmed == state:
-                return self._run_planned(model, plan, state)
-            return self._check_plan(model, plan, state)
+            with traced_forward():
+                if plan is None or plan.holds is False:
+                    with self.capture:
+                        return model.logits(self.pixels)
+                if plan.holds:
+                    return self._run_planned(model, plan)
+                return self._check_plan(model, plan)
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _run_planned(self, model: Model, plan: CapturePlan, state: Fingerprint) -> Tensor:
+    def _run_planned(self, model: Model, plan: CapturePlan) -> Tensor:
         with plan.installed(WindowSwitch(self.capture)):
             logits = model.logits(self.pixels)
-        sizes = [(call.queries, call.keys) for call in self.capture.calls]
-        self.has_left_plan = sizes != [(site.queries, site.keys) for site in self.structure.sites]
+        self.has_left_plan = self._sizes_differ()
         if self.has_left_plan:
-            plan.reject(state)
+            plan.holds = False
         return logits
 
-    def _check_plan(self, model: Model, plan: CapturePlan, state: Fingerprint) -> Tensor:
-        """Run with the capture on throughout; confirm the plan if a second one in its windows sees the same calls."""
+    def _check_plan(self, model: Model, plan: CapturePlan) -> Tensor:
+        """Run with the capture on throughout; the plan holds if a second one in its windows sees the same calls."""
         second = Capture(len(self.pixels), heads_apart=self.structure.heads_apart)
         with self.capture, plan.installed(WindowSwitch(second)):
             logits = model.logits(self.pixels)
-        if same_calls(self.capture.calls, second.calls):
-            plan.confirmed = state
-        else:
-            plan.reject(state)
+        plan.holds = same_calls(self.capture.calls, second.calls)
         return logits
+
+    @property
+    def differs(self) -> bool:
+        """Whether the pass made other attention calls than the structure says, or entered other blocks."""
+        return self._sizes_differ() or self._blocks_differ()
+
+    def _blocks_differ(self) -> bool:
+        calls, sites = self.capture.calls, self.structure.sites
+        return any(
+            sites[i].block is not None
+            and not (0 <= calls[i].block < len(self._entered) and self._entered[calls[i].block] is sites[i].block)
+            for i in self.structure.layer_calls
+        )
+
+    def _sizes_differ(self) -> bool:
+        sizes = [(call.queries, call.keys) for call in self.capture.calls]
+        return sizes != [(site.queries, site.keys) for site in self.structure.sites]
 
     def _block_hooks(self) -> list[RemovableHandle]:
         blocks = {id(site.block): site.block for site in self.structure.layers if site.block is not None}
@@ -299,6 +361,7 @@ class _ForwardPass:
         if self.start is not None and not self.inputs:
             tokens.copy_(self.start)  # in place, so that a residual next to the module starts from it too
         self.inputs.append(tokens)
+        self._entered.append(module)
         # A block that overwrites its input gets a copy; ours must stay what it was.
         block_input = tokens.clone() if self.structure.writes_in_place else tokens
         self.capture.enter_block(block_input)
@@ -331,8 +394,13 @@ class _ForwardPass:
         calls, sites = self.capture.calls, self.structure.sites
         if len(calls) != len(sites):
             raise CaptureError(
-                f"The model made {len(calls)} attention calls, {len(sites)} on an earlier run of the same image size; "
-                "expected the same path every time. Switch off random depth or early exits, then trace again."
+                f"The model made {len(calls)} attention calls, {len(sites)} in the pass before it over an image of the "
+                "same size; expected the same path every time. Switch off random depth or early exits, then try again."
+            )
+        if self._blocks_differ():
+            raise CaptureError(
+                "The model went through other blocks than in the pass before it over an image of the same size; "
+                "expected the same path every time. Explain its parts by themselves."
             )
         for call, site in zip(calls, sites, strict=True):
             call.kind = site.kind

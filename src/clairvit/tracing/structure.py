@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from clairvit.data.hashing import weights_check
 from clairvit.errors import BadInput, CaptureError, ClairError, NotApplicable
 from clairvit.models.forward_errors import forward_failure
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
-from clairvit.models.submodules import submodules
 from clairvit.numerics import widened
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind, joined
@@ -36,6 +36,7 @@ from clairvit.tracing.call_graph import CallGraph, TokensRead
 from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.capture_plan import CapturePlan, PlanLearner
 from clairvit.tracing.decoder import decoder_kinds
+from clairvit.tracing.fingerprint import Fingerprint, Path, fingerprint
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
 from clairvit.tracing.grid import (
     MOST_OTHER_TOKENS,
@@ -46,12 +47,13 @@ from clairvit.tracing.grid import (
     one_image,
     square_patches,
 )
-from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
+from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only, traced_forward
 from clairvit.tracing.output_source import UNKNOWN, OutputSourceFinder, check_output
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import without_views
 from clairvit.tracing.rules.table import HeadsJoin, RuleTable
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
+from clairvit.tracing.weak_module import WeakModule
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class AttentionSite:
     """One attention call of the model: what kind it is and which module is its block."""
 
     kind: Kind
-    block: nn.Module | None  # None: no called module holds this attention alone
+    # None: no called module holds this attention alone
+    block: WeakModule[nn.Module | None] = WeakModule()  # noqa: RUF009 (a descriptor)
     grid: tuple[int, ...] | None  # of the block's tokens
     queries: int
     keys: int
@@ -87,6 +90,9 @@ class ModelStructure:
     members: tuple[str, ...] = ()  # networks side by side in the module, whose layers do not feed each other
     notes: tuple[str, ...] = ()  # what had to be assumed about the output, shown with results
     plan: CapturePlan | None = field(default=None, compare=False, repr=False)  # None: every operation must be seen
+    weights: Hashable = field(default=None, compare=False, repr=False)  # the `weights_check` it was found with
+    written: frozenset[Path] = field(default=frozenset(), compare=False, repr=False)  # by the module's own forward
+    facts: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # what else was found out since
 
     @cached_property
     def layer_calls(self) -> tuple[int, ...]:
@@ -161,21 +167,59 @@ class ModelStructure:
         return tuple(self.sites[index] for index in self.layer_calls)
 
 
-_structures: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], ModelStructure]] = WeakKeyDictionary()
+@dataclass(frozen=True, eq=False)
+class _Remembered:
+    """A structure, and the state of the module that it was found in."""
+
+    structure: ModelStructure
+    state: Fingerprint | None  # None: it cannot be told, so that the structure is never used again
+
+    def holds_for(self, module: nn.Module, weights: Hashable) -> bool:
+        """Return whether nothing has changed that decides the structure."""
+        if self.state is None or self.structure.weights != weights:
+            return False
+        return self.state == fingerprint(module, self.structure.written)
+
+
+FIRST_PASS = "first pass"  # the image that the structure was found with, and its scores: until a second one is made
+MOST_STRUCTURES = 16  # of one module: one for each size of images
+
+_structures: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, _Remembered]] = WeakKeyDictionary()
 
 
 @own_grad_mode()
 def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
-    """Return the structure, found by one forward of the first image and cached while the model is built the same."""
-    if isinstance(model.module, Readout):
-        model.module.prepare(pixels[:1])
-    modules = tuple(map(id, submodules(model.module)))
-    pool = getattr(model.module, "global_pool", None)
-    key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, model.assumes_classes, modules, pool)
-    cache = _structures.setdefault(model.module, {})
-    if key not in cache:
-        cache[key] = _find_structure(model, pixels[:1])
-    return cache[key]
+    """Return the structure: found by one forward of the first image, remembered until the module is changed."""
+    with frozen_eval(model.module):
+        if isinstance(model.module, Readout):
+            model.module.prepare(pixels[:1])
+        key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, model.assumes_classes)
+        weights = weights_check(model.module)
+        remembered = _structures.setdefault(model.module, OrderedDict())
+        entry = remembered.get(key)
+        if entry is None or not entry.holds_for(model.module, weights):
+            entry = remembered[key] = _look_at(model, pixels[:1], weights)
+            remembered.move_to_end(key)
+            while len(remembered) > MOST_STRUCTURES:
+                remembered.popitem(last=False)
+        return entry.structure
+
+
+def forget_structures(module: nn.Module) -> None:
+    """Forget what was found out about a module: a pass took another path than the structure says."""
+    _structures.pop(module, None)
+
+
+def _look_at(model: Model, pixels: Tensor, weights: Hashable) -> _Remembered:
+    """Find the structure, and which attributes the module's own forward writes: these decide nothing."""
+    before = fingerprint(model.module)
+    structure = _find_structure(model, pixels)
+    after = fingerprint(model.module)
+    if before is None or after is None:
+        return _Remembered(replace(structure, weights=weights), None)
+    written = before.changed_paths(after)
+    state = fingerprint(model.module, written) if written else after
+    return _Remembered(replace(structure, weights=weights, written=written), state)
 
 
 @dataclass(eq=False)
@@ -290,7 +334,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     watch, tokens_read, output_source = _ModuleVisits(module, pixels), TokensRead(), OutputSourceFinder(module, pixels)
     capture = Capture(1, recorders=(watch, tokens_read, *([output_source] if model.assumes_classes else [])))
     watch.calls = capture.calls
-    with frozen_eval(module), torch.enable_grad():
+    with torch.enable_grad(), traced_forward():
         hooks: list[RemovableHandle] = []
         try:
             hooks += watch.hooks()
@@ -361,6 +405,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         members=members,
         notes=notes,
         plan=watch.learner.plan(module),
+        facts={FIRST_PASS: (pixels.detach(), scores.detach())},
     )
 
 

@@ -195,7 +195,13 @@ class Trace:
             if start is None
             else self.pixels.repeat(len(other) // len(self.pixels), *(1,) * (self.pixels.ndim - 1))
         )
-        recorded = functools.partial(record, rules=(rules or PLAIN,), differentiable=rules is not None, start=start)
+        recorded = functools.partial(
+            record,
+            rules=(rules or PLAIN,),
+            differentiable=rules is not None,
+            start=start,
+            structure=self.recording.structure if pixels.shape[1:] == self.pixels.shape[1:] else None,
+        )
         recording, target = self.record_variants(pixels, recorded)
         self.recording.backwards += len(pixels) // len(self.pixels) if rules is not None else 0
         return run_backward(recording, target, rules, keep=False, scope=scope or EVERYTHING)

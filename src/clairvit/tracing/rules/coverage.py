@@ -11,7 +11,6 @@ in what depends on the pixels, or homogeneous as a ReLU; anything else is report
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
