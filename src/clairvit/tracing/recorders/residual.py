@@ -38,7 +38,8 @@ class PostAttentionResidual(Recorder):
         x = self._block_input
         if x is None or len(op.calls) != self._calls + 1:
             return
-        if any(a is x for a in op.args) and isinstance(op.output, Tensor) and op.output.shape == x.shape:
+        terms = [a for a in op.args if isinstance(a, Tensor) and a.shape == x.shape]
+        if len(terms) == 2 and any(a is x for a in terms):  # not 0 + x, the first step of sum([x, attention])
             total = op.output.detach()
             # In place, the MLP will be added to the same tensor.
             self._sums[len(op.calls) - 1] = total.clone() if op.kind == ops.ADD_IN_PLACE else total
