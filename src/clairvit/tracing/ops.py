@@ -255,7 +255,9 @@ class Spread:
     value: Tensor
 
 
-def written_norm(x: Tensor, spread: Spread, weight: Tensor | None, bias: Tensor | None, axes: tuple[int, ...]) -> Tensor:
+def written_norm(
+    x: Tensor, spread: Spread, weight: Tensor | None, bias: Tensor | None, axes: tuple[int, ...]
+) -> Tensor:
     """Return the norm that a model has written out; not centred where there are no axes to take the mean of."""
     y = (x - x.mean(axes, keepdim=True) if axes else x) * spread.value
     y = y if weight is None else y * weight

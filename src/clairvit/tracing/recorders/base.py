@@ -38,6 +38,7 @@ class Op(NamedTuple):
     after_blocks: bool  # the last block, or its attention, is done
     trait: Trait | None = None  # what the output is of one activation: a statistic, a norm that is written out
     held: Tensor | None = None  # the factor of a product that rules hold fixed: a norm's spread, an activation's gate
+    holds_spread: bool = False
 
 
 class Recorder:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+import torch
 from torch import Tensor
 
 from clairvit.tracing import ops
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 class LastNorm(Recorder):
     """Record the norm before the last block's attention; where patches are averaged, the one after the last block."""
 
-    kinds = frozenset({ops.NORM}) | ops.PRODUCTS | ops.QUOTIENTS | ops.SUMS  # also one that is written out
+    kinds = None  # a norm may be written out
 
     def __init__(self) -> None:
         self.tokens: Tensor | None = None  # in a trace [B, N, d]; None: no such norm
         self.gradient: Tensor | None = None
+        self.is_unrecognised = False  # there is a norm, in a form that is not known
         self._input: Tensor | None = None  # of the norm
+        self._views: list[Tensor] = []  # of the input
+        self._origin: object = None  # of what is computed from the input entry by entry
         self._calls = 0  # attention calls before it
         self._last_call = -1
         self._after_blocks = False
@@ -48,14 +52,27 @@ class LastNorm(Recorder):
             return
         part = None if op.trait is None else op.trait.norm
         if self.tokens is None:
-            normalised = ops.first_argument(op.args, op.kwargs) if op.kind == ops.NORM else part and part.x
+            self._look_for_unknown_norm(op)
+            normalised = ops.first_argument(op.args, op.kwargs) if op.kind == ops.NORM else part and part.of_original
             if normalised is self._input:
                 self.tokens = op.output
-        elif part is not None and part.x is self._input and any(a is self.tokens for a in op.args):
+        elif part is not None and part.of_original is self._input and any(a is self.tokens for a in op.args):
             self.tokens = op.output  # its weight or bias
 
+    def _look_for_unknown_norm(self, op: Op) -> None:
+        """Notice statistics of the input, and fused norms of other names."""
+        reads_input = any(a is x for a in op.args for x in (self._input, *self._views))
+        if reads_input and op.function in ops.REARRANGEMENTS and isinstance(op.output, Tensor):
+            self._views.append(op.output)
+        if reads_input and op.trait is not None:
+            self._origin = op.trait.origin
+        is_statistic = op.trait is not None and op.trait.statistic and op.trait.origin is self._origin
+        is_other = reads_input and (op.kind == ops.GROUP_NORM or op.function is torch.native_layer_norm)
+        self.is_unrecognised |= is_statistic or is_other
+
     def finish(self, recording: Recording) -> None:
-        self._input = None
+        self._input, self._origin, self._views = None, None, []
+        self.is_unrecognised &= self.tokens is None
 
     def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:
         return () if self.tokens is None else (self.tokens,)

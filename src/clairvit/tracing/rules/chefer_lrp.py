@@ -148,7 +148,13 @@ def _z_plus_by_sizes(layer: Affine, c: Tensor) -> Tensor | None:
     relevance by rounding c_j is at most 32 gamma_K. A GPU would have to be waited for, and half precision rounds z.
     """
     x, weight, bias, z = layer.x, layer.weight, layer.bias, layer.output
-    if z is None or weight.ndim != 2 or layer.product is not None or not x.is_cpu or {x.dtype, z.dtype, weight.dtype} not in _NOT_HALF:
+    if (
+        z is None
+        or weight.ndim != 2
+        or layer.product is not None
+        or not x.is_cpu
+        or {x.dtype, z.dtype, weight.dtype} not in _NOT_HALF
+    ):
         return None
     sizes = weight.abs()
     T = layer(x.abs(), sizes)

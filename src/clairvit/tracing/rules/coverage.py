@@ -11,7 +11,7 @@ in what depends on the pixels, or homogeneous as a ReLU; anything else is report
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -26,14 +26,44 @@ _LINEAR = frozenset(
         *("Unsqueeze", "Squeeze", "Expand", "Clone", "Contiguous", "ToCopy", "Cat", "Stack", "Unbind", "Split"),
         *("SplitWithSizes", "Chunk", "Select", "Slice", "Narrow", "Index", "IndexSelect", "IndexPut", "IndexAdd"),
         *("IndexCopy", "Gather", "Scatter", "ScatterAdd", "Take", "Copy", "CopySlices", "CopyBackwards", "Fill"),
-        *("MaskedFill", "MaskedSelect", "MaskedScatter", "Where", "Repeat", "RepeatInterleave", "Flip", "Roll", "Rot90"),
+        *(
+            "MaskedFill",
+            "MaskedSelect",
+            "MaskedScatter",
+            "Where",
+            "Repeat",
+            "RepeatInterleave",
+            "Flip",
+            "Roll",
+            "Rot90",
+        ),
         *("Tile", "Diagonal", "DiagEmbed", "Tril", "Triu", "Movedim", "PixelShuffle", "PixelUnshuffle", "Im2Col"),
         *("Col2Im", "UnfoldBackward", "Unfold", "ConstantPadNd", "ReflectionPad1D", "ReflectionPad2D", "Nop"),
-        *("ReplicationPad1D", "ReplicationPad2D", "AvgPool2D", "AvgPool3D", "AdaptiveAvgPool2D", "MkldnnAdaptiveAvgPool2D"),
+        *(
+            "ReplicationPad1D",
+            "ReplicationPad2D",
+            "AvgPool2D",
+            "AvgPool3D",
+            "AdaptiveAvgPool2D",
+            "MkldnnAdaptiveAvgPool2D",
+        ),
         *("UpsampleBilinear2D", "UpsampleBicubic2D", "UpsampleNearest2D", "UpsampleLinear1D", "UpsampleNearest1D"),
         *("UpsampleBilinear2DAa", "UpsampleBicubic2DAa", "UpsampleNearestExact2D", "GridSampler2D", "FftR2C", "FftC2R"),
         *("FftC2C", "Real", "Imag", "ViewAsReal", "ViewAsComplex", "Complex", "SelectReal", "ChannelShuffle"),
-        *("Relu", "LeakyRelu", "RreluWithNoise", "Abs", "Maximum", "Minimum", "Fmax", "Fmin", "Max", "Min", "Amax", "Amin"),
+        *(
+            "Relu",
+            "LeakyRelu",
+            "RreluWithNoise",
+            "Abs",
+            "Maximum",
+            "Minimum",
+            "Fmax",
+            "Fmin",
+            "Max",
+            "Min",
+            "Amax",
+            "Amin",
+        ),
         *("MaxPool2DWithIndices", "MaxPool3DWithIndices", "AdaptiveMaxPool2D", "Sort", "Topk", "Median", "Clamp"),
         *("ClampMin", "ClampMax", "Dropout", "NativeDropout", "AccumulateGrad", "Identity", "LiftFresh", "Detach"),
     }
@@ -41,8 +71,30 @@ _LINEAR = frozenset(
 # Linear in each factor: fine where one of them alone depends on the pixels.
 _MULTILINEAR = frozenset(
     {
-        *("Mul", "Mm", "Bmm", "Mv", "Dot", "Linear", "MkldnnLinear", "Addmm", "Addbmm", "Baddbmm", "Addmv", "Addr", "Addcmul"),
-        *("Convolution", "ConvolutionOverrideable", "CudnnConvolution", "MkldnnConvolution", "Bilinear", "Kron", "Prelu"),
+        *(
+            "Mul",
+            "Mm",
+            "Bmm",
+            "Mv",
+            "Dot",
+            "Linear",
+            "MkldnnLinear",
+            "Addmm",
+            "Addbmm",
+            "Baddbmm",
+            "Addmv",
+            "Addr",
+            "Addcmul",
+        ),
+        *(
+            "Convolution",
+            "ConvolutionOverrideable",
+            "CudnnConvolution",
+            "MkldnnConvolution",
+            "Bilinear",
+            "Kron",
+            "Prelu",
+        ),
         *("PreluKernel", "EmbeddingBag", "Sparse"),
     }
 )
@@ -74,26 +126,30 @@ def has_rules_of_operations(table: RuleTable) -> bool:
     return "norm" in table.rules
 
 
-def uncovered_operations(end: Tensor, table: RuleTable) -> tuple[str, ...]:
-    """Return the names of the operations between the pixels and `end` that the table should have had a rule for.
+def uncovered_operations(scores: Tensor, outputs: Iterable[Any], table: RuleTable) -> tuple[str, ...]:
+    """Return the names of the operations between the pixels and the output that the table should have had a rule for.
 
     Args:
-        end: The scores, in the graph of a recording that followed this table among others.
+        scores: The scores, in the graph of a recording that followed this table among others.
+        outputs: The nodes of what the module returned. What turns that into scores is the target's, not the model's:
+            it keeps its ordinary gradient.
         table: A rule table.
 
     Returns:
         One name per operation, last to first, such as "mul", "sqrt" or the name of a custom autograd function.
     """
-    if end.grad_fn is None or not has_rules_of_operations(table):
+    if scores.grad_fn is None or not has_rules_of_operations(table):
         return ()
-    followed, means = _followed_nodes(end.grad_fn, table)
+    followed, means = _followed_nodes(_last_of_model(scores.grad_fn, set(outputs)), table)
     names = {node: _name(node) for node in followed}
     live = _live(followed)
-    scores = _attention_scores(followed, names, live, table)
+    attention = _attention_scores(followed, names, live, table)
+    sums = _weighted_sums(followed, names, live, attention, table)
     return tuple(
-        _reported_name(node)
+        "sum of a product" if node in sums else _reported_name(node)
         for node, parents in followed.items()
-        if live[node] and node not in scores and node not in means and not _is_covered(node, names[node], parents, live, table)
+        if node in sums
+        or (live[node] and node not in attention | means and not _is_covered(node, names[node], parents, live, table))
     )
 
 
@@ -102,18 +158,29 @@ def note_on(names: tuple[str, ...], table: str) -> str:
     base = table.partition("(")[0]
     kinds = list(dict.fromkeys(names))
     listed = ", ".join(kinds[:3]) + (", …" if len(kinds) > 3 else "")
-    plural = "s" * (len(names) > 1)
-    return (
-        f"{len(names)} operation{plural} of the model had no {_NAMES.get(base, base)} rule ({listed}); relevance may be "
-        "wrong."
-    )
+    operations = f"{len(names)} operation{'s' * (len(names) > 1)}"
+    return f"{operations} of the model had no {_NAMES.get(base, base)} rule ({listed}); relevance may be wrong."
 
 
-def _followed_nodes(start: Any, table: RuleTable) -> tuple[dict[Any, tuple[Any, ...]], set[Any]]:
+def _last_of_model(start: Any, outputs: set[Any]) -> list[Any]:
+    """Return the nodes of the module's output that the scores are computed from; the scores' own if there is none."""
+    reached, visited, pending = [], {start}, [start]
+    while pending:
+        node = pending.pop()
+        if node in outputs:
+            reached.append(node)
+            continue
+        new = [parent for parent, _ in node.next_functions if parent is not None and parent not in visited]
+        visited.update(new)
+        pending.extend(new)
+    return reached or [start]
+
+
+def _followed_nodes(starts: Sequence[Any], table: RuleTable) -> tuple[dict[Any, tuple[Any, ...]], set[Any]]:
     """Return node -> parents of all nodes that a backward under the table visits, and those read for a mean alone."""
     followed: dict[Any, tuple[Any, ...]] = {}
     second, first = set(), set()  # nodes by the output that is read
-    pending = [start]
+    pending = [*starts]
     while pending:
         node = pending.pop()
         if node in followed:
@@ -160,14 +227,14 @@ def _attention_scores(
     followed: dict[Any, tuple[Any, ...]], names: dict[Any, str], live: dict[Any, bool], table: RuleTable
 ) -> set[Any]:
     """Return the products q kᵀ that feed a softmax with a rule, which is the rule of both, and what is between them."""
-    if "softmax" not in table.rules:
+    if "softmax" not in table.rules and "attention" not in table.rules:
         return set()
     products = set()
     pending = [
         parent
         for node, parents in followed.items()
-        if getattr(node, "role", None) == "softmax"
-        for parent in parents
+        if getattr(node, "role", None) in ("softmax", "attention")
+        for parent in (parents if node.role == "softmax" else parents[3:])  # of a fused attention its mask
         if parent is not None
     ]
     visited = set(pending)
@@ -176,7 +243,7 @@ def _attention_scores(
         parents = [parent for parent in followed[node] if parent is not None and live[parent]]
         if names[node] in _MULTILINEAR and len(parents) > 1:
             products.add(node)
-        elif names[node] in _LINEAR | _MULTILINEAR or names[node] == "Div" or getattr(node, "role", None) == "add":
+        elif names[node] in _LINEAR | _MULTILINEAR or names[node] == "Div" or _is_linear_role(node):
             products.add(node)
             new = [parent for parent in parents if parent not in visited]
             visited.update(new)
@@ -184,9 +251,25 @@ def _attention_scores(
     return products
 
 
-def _is_covered(
-    node: Any, name: str, parents: tuple[Any, ...], live: dict[Any, bool], table: RuleTable
-) -> bool:
+def _weighted_sums(
+    followed: dict[Any, tuple[Any, ...]],
+    names: dict[Any, str],
+    live: dict[Any, bool],
+    scores: set[Any],
+    table: RuleTable,
+) -> set[Any]:
+    """Return the sums of products with constants, entry by entry: linear layers, where a table has a rule for these."""
+    if "linear" not in table.rules:
+        return set()
+    return {
+        node
+        for node, parents in followed.items()
+        if names[node] == "Sum" and node not in scores and live[node] and names.get(parents[0]) == "Mul"
+        if sum(parent is not None and live[parent] for parent in followed[parents[0]]) == 1
+    }
+
+
+def _is_covered(node: Any, name: str, parents: tuple[Any, ...], live: dict[Any, bool], table: RuleTable) -> bool:
     """Return whether relevance goes right through a node: it has a rule, or its gradient is the proportional share."""
     role = getattr(node, "role", None)
     depends = [parent is not None and live[parent] for parent in parents]
