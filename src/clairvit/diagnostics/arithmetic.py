@@ -19,12 +19,15 @@ from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_c
 from clairvit.tracing.recorders.bias_terms import LearnedBiasTerms
 from clairvit.tracing.recorders.residual_sums import ResidualSums
 from clairvit.tracing.recording import Recording, record
+from clairvit.tracing.rules import rule_table
+from clairvit.tracing.rules.coverage import note_on
 from clairvit.tracing.structure import model_structure
 from clairvit.tracing.trace import Trace, run_backward
 
 # Two independent terms of one size give C = √2; at C = 2 the sum is half as large as its terms, and a rule that splits
 # relevance in proportion (AttnLRP) passes on twice as much as it got, with opposite signs.
 MAX_CANCELLATION = 2.0
+RULE_TABLES = ("attnlrp", "linear", "chefer")
 AMPLIFIED_TABLES = ("attnlrp", "reslrp")  # without and with a bound on how much relevance grows at residual sums
 
 
@@ -48,6 +51,26 @@ def gradient_reaches_tokens(context: DoctorContext) -> Check:
             images=names,
         )
     return passed("The gradient of the score reaches the tokens after the last block.")
+
+
+@check("rules", needs=("trace", "gradient"))
+@own_grad_mode()
+def rules_cover_operations(context: DoctorContext) -> Check:
+    """Check that rule tables have a rule for every operation of the model that needs one."""
+    recording = record(context.model, context.pixels[:1], rules=RULE_TABLES)
+    without = {rules: recording.operations_without_rule(rule_table(rules)) for rules in RULE_TABLES}
+    recording.release_graph()
+    details: dict[str, Any] = {"without_rule": without}
+    notes = [note_on(names, rules) for rules, names in without.items() if names]
+    if notes:
+        return failed(
+            " ".join(dict.fromkeys(notes)),
+            "Do not trust lrp, deep-taylor, transatt, cp-lrp, decompx, attnlrp, reslrp and libra-* on this model. Write "
+            "the operation with torch's own (torch.nn.LayerNorm, torch.nn.GELU, torch.nn.Linear), or use methods with "
+            "true gradients: ixg, gradcam, genatt.",
+            **details,
+        )
+    return passed("Every operation that is not linear in the tokens has a rule (AttnLRP, CP-LRP, LRP).", **details)
 
 
 @check("completeness", needs=("token gradient",))

@@ -51,6 +51,12 @@ CLASSIFIER_ROW = ELEMENTWISE | {
 def last_norm_features(trace: Trace) -> tuple[Tensor | None, Tensor | None]:
     """Return what class activation maps read of a ViT (see `cam_features`), [B, N, d], and its gradient."""
     normed = trace[LastNorm]
+    if normed.is_unrecognised:
+        raise NotApplicable(
+            "Class activation maps read the norm before the last attention (where patches are averaged: before the "
+            "mean), and this model computes it in a form that is not recognised; expected torch.nn.LayerNorm, or "
+            "(x - mean) / sqrt(var + eps) · weight + bias. Use at=input.",
+        )
     if normed.tokens is None and trace.layout.pooling == "avg":
         return trace.final_tokens, trace.final_gradient
     return normed.tokens, normed.gradient

@@ -75,7 +75,7 @@ class BlockDecomposition:
         if any(len(path) == 0 or len(path[-1].carriers) != 1 for path in to_values):
             raise no_residual(index)
         to_sum = linear_path(steps[min(places) + 1 : total + 1], attended, steps[total].outputs[0])
-        if not to_sum or not _stands_alone(to_sum, _dependent(log.steps[: first + total + 1], start), start):
+        if not to_sum or not _stands_alone(to_sum, dependent(log.steps[: first + total + 1], start), start):
             raise no_residual(index)
         end = None if following is None else following - first
         return BlockDecomposition(
@@ -278,7 +278,7 @@ def _reads(step: Step, tensor: Tensor) -> bool:
     return any(t is tensor for t in step.inputs)
 
 
-def _dependent(steps: list[Step], start: Tensor) -> set[int]:
+def dependent(steps: Sequence[Step], start: Tensor) -> set[int]:
     """Return the ids of all tensors that depend on the block's input."""
     dependent = {id(start)}
     for step in steps:

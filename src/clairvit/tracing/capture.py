@@ -24,7 +24,17 @@ from torch.utils.hooks import RemovableHandle
 from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, common_form, joined, repeated
-from clairvit.tracing.lineage import Held, Lineage, TensorTable, held_factor, is_weight, norm_before_bias, plain_name
+from clairvit.tracing.lineage import (
+    Held,
+    Lineage,
+    TensorTable,
+    held_factor,
+    is_formula,
+    is_view,
+    is_weight,
+    norm_before_bias,
+    plain_name,
+)
 from clairvit.tracing.module_state import this_thread_only
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import ResidualStream
@@ -131,6 +141,8 @@ class Capture(TorchFunctionMode):
             _follow(self._attending, args, out)
         if self._products:
             _follow(self._products, args, out)
+        if self._activated is not None and args and args[0] is self._activated and is_view(func):
+            self._activated = out
         if self._lineage is not None:
             self._lineage.follow(func, args, kwargs, out)
             if func in ops.REARRANGEMENTS:
@@ -147,6 +159,7 @@ class Capture(TorchFunctionMode):
             op = Op(
                 *(func, args, kwargs, out, kind, self._block, self.calls, _multi_head_depth.get() > 0),
                 *(self._after_blocks, self.attended, self._lineage.of(out), self._lineage.held),
+                self._lineage.holds_spread,
             )
             for on_op in interested:
                 on_op(op)
@@ -396,7 +409,7 @@ class Capture(TorchFunctionMode):
         if affine is not None:
             total = self._linear_product(*affine)
             return args[0].copy_(total) if ops.is_in_place(func, kwargs) else total
-        if "add" not in switch.roles:
+        if "add" not in switch.roles or is_formula(self._lineage, *args):
             return func(*args, **kwargs)
         if not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
             return func(*args, **kwargs)
@@ -462,13 +475,22 @@ class Capture(TorchFunctionMode):
         if switch is None or len(args) != 2 or kwargs or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         a, b = args
-        if "product" in switch.roles and self._activated is not None and ops.kind_of(func) == ops.MULTIPLY:
+        if "product" in switch.roles and self._activated is not None and ops.kind_of(func) in ops.PRODUCTS:
             gate, x = (b, a) if b is self._activated else (a, b)
             if gate is self._activated and isinstance(x, Tensor) and x.shape == gate.shape and x.requires_grad:
-                return with_custom_backward("product", switch, torch.mul, (gate, x), {})
+                if not ops.is_in_place(func, kwargs):
+                    return with_custom_backward("product", switch, torch.mul, (gate, x), {})
+                old = a.clone()  # whose place the product takes
+                factors = (gate, old) if gate is b else (old, x)
+                return a.copy_(with_custom_backward("product", switch, torch.mul, factors, {}))
         assert self._lineage is not None
         held = held_factor(self._lineage, plain_name(func), a, b)
-        return func(*args, **kwargs) if held is None else self._with_held_factor(func, a, b, held, switch)
+        if held is None:
+            return func(*args, **kwargs)
+        out = self._with_held_factor(func, a, b, held, switch)
+        if not held.held.statistic:
+            self._activated = out
+        return out
 
     def _multiply_add(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute c + a b as the sum of a product."""

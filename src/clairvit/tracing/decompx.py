@@ -15,12 +15,13 @@ from torch import Tensor
 
 from clairvit.errors import NotApplicable
 from clairvit.tracing import ops
-from clairvit.tracing.block_decomposition import BlockDecomposition
+from clairvit.tracing.block_decomposition import BlockDecomposition, dependent
 from clairvit.tracing.linearised import PathStep, applied, is_join, is_sum, last_uses, linear_path, shifted
-from clairvit.tracing.recorders.op_log import OpLog
+from clairvit.tracing.recorders.op_log import OpLog, Step
 from clairvit.tracing.recording import Recording
 
 Sharing = Literal["none", "absdot", "abssim", "norm", "equal", "cls"]
+_PRODUCTS = ops.MATRIX_PRODUCTS | ops.CONVOLUTIONS | {ops.PRODUCT, ops.BIASED_PRODUCT, ops.BIASED_MATMUL}
 _ATTENTION = (ops.ATTENTION, *ops.MATRIX_PRODUCTS)
 # Operations at which the search for the linear layer of the values ends: all that change values but these few
 _PASSED = (None, ops.CONV1D, ops.GROUP_NORM, ops.ADD_IN_PLACE, ops.MULTIPLY_IN_PLACE, ops.DIVIDE)
@@ -38,6 +39,8 @@ def shares(recording: Recording, index: int, sharing: Sharing) -> Tensor:
         raise NotApplicable(
             f"Nothing was seen that leads from layer {index} to the scores; expected torch operations all the way."
         )
+    if sharing != "none":
+        _check_bias_places(path, log.steps[first:], start)
     deferred = _deferred(path, recording, index) if sharing != "none" else set[int]()
     parts = {id(start): _each_token_alone(recording, start)}  # D of each tensor
     constants = {id(start): torch.zeros_like(start)}  # C of each tensor
@@ -54,6 +57,33 @@ def shares(recording: Recording, index: int, sharing: Sharing) -> Tensor:
             del parts[unused], constants[unused]
     _check_sum(parts[id(log.scores)], constants[id(log.scores)], log.scores)
     return parts[id(log.scores)]
+
+
+def _check_bias_places(path: Sequence[PathStep], steps: Sequence[Step], start: Tensor) -> None:
+    """Raise NotApplicable where it is not known at which operation of the library form a bias would be added."""
+    activations = dependent(steps, start)
+    maker = {id(t): link.step for link in path for t in link.step.outputs}
+    for link in path:
+        step, source = link.step, maker.get(id(link.carriers[0]))
+        is_norm = step.kind == ops.NORM and step.function is ops.written_norm
+        unknown_norm = (step.holds_spread and not step.is_part) or (is_norm and step.args[4] not in ((), (-1,)))
+        others = [t for t in step.inputs if id(t) not in activations]
+        weighted = (step.kind in _PRODUCTS or step.function is torch.tensordot) and bool(others)
+        if source is not None and source.kind == ops.LINEAR and is_sum(step):
+            weighted |= ops.linear_arguments(source.args, source.kwargs).get("bias") is None and _is_vector(others)
+        if source is not None and source.kind == ops.MULTIPLY and step.function in (torch.sum, Tensor.sum):
+            weighted |= any(id(t) not in activations for t in source.inputs)
+        if unknown_norm or weighted:
+            what = "a norm" if unknown_norm else "a linear layer"
+            name = getattr(step.function, "__name__", str(step.function))
+            raise NotApplicable(
+                f"The model writes out {what} ('{name}') in a way that hides where its bias belongs, and bias=… "
+                "distributes biases one by one; expected torch.nn.Linear and torch.nn.LayerNorm. Use bias=none."
+            )
+
+
+def _is_vector(constants: Sequence[Tensor]) -> bool:
+    return len(constants) == 1 and constants[0].ndim == 1
 
 
 def _each_token_alone(recording: Recording, start: Tensor) -> Tensor:

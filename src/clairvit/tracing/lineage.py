@@ -88,6 +88,11 @@ def plain_name(function: Any) -> str:
     return name.rstrip("_").removeprefix("special_").removeprefix("linalg_")
 
 
+def is_view(function: Any) -> bool:
+    """Return whether a function moves the entries of its first argument and changes none."""
+    return plain_name(function) in _VIEWS
+
+
 @dataclass(frozen=True, eq=False)
 class Trait:
     """What a tensor is of an activation, its origin."""
@@ -113,6 +118,12 @@ class NormPart:
     count: int  # entries that share a spread
     weight: Tensor | float | None = None
     bias: Tensor | None = None
+    original: Tensor | None = None  # what x is a copy or cast of
+
+    @property
+    def of_original(self) -> Tensor:
+        """What it normalises, before a cast or copy."""
+        return self.x if self.original is None else self.original
 
     @property
     def spread(self) -> Tensor | None:
@@ -160,11 +171,19 @@ class Lineage:
 
     def __init__(self) -> None:
         self._traits = TensorTable[Trait]()
+        self._constants = TensorTable[bool]()  # where there are no gradients that tell
         self.held: Tensor | None = None  # the factor that is held of the last operation, if that is such a product
+        self.holds_spread = False  # and that factor is a statistic
 
     def of(self, tensor: Any) -> Trait | None:
         """Return the trait of a tensor; None if it is no function of one activation, as far as was seen."""
         return self._traits.get(tensor)
+
+    def depends(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is an activation: one with a gradient, or, where there is none, no constant."""
+        if torch.is_grad_enabled():
+            return tensor.requires_grad
+        return not is_weight(tensor) and self._constants.get(tensor) is None
 
     def origin_of(self, tensor: Tensor) -> Trait:
         """Return the trait of a tensor, which is its own origin if it has no other."""
@@ -176,13 +195,18 @@ class Lineage:
 
     def follow(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Take an operation into account, after it ran."""
-        self.held = None
+        self.held, self.holds_spread = None, False
         name = plain_name(function)
-        if name not in _FOLLOWED:
+        if name not in _FOLLOWED and torch.is_grad_enabled():
             return
         operands = [*(ops.einsum_operands(args) if name == "einsum" else args), *kwargs.values()]
-        inputs = [a for a in operands if isinstance(a, Tensor) and depends_on_image(a)]
+        inputs = [a for a in operands if isinstance(a, Tensor) and self.depends(a)]
         if not inputs:
+            lists = [a for a in args if isinstance(a, list | tuple)]
+            if isinstance(out, Tensor) and not any(isinstance(x, Tensor) for a in lists for x in a):
+                self._constants.set(out, True)
+            return
+        if name not in _FOLLOWED:
             return
         if name in _VIEWS and self.of(inputs[0]) is None:
             return  # its entries are those of another tensor, which is an origin of its own
@@ -225,7 +249,7 @@ class Lineage:
         norm = self._norm(name, args, inputs, out)
         if norm is not None:
             return Trait(first.origin, norm=norm)
-        bent = bent or (name in _PRODUCTS and len(inputs) > 1) or (name in _QUOTIENTS and _divides_by(name, args))
+        bent = bent or (name in _PRODUCTS and len(inputs) > 1) or (name in _QUOTIENTS and self._divides_by(name, args))
         statistic = all(trait.statistic for trait in traits)
         of_several = len(inputs) > 1 and name in _LINEAR_MAPS
         trait = Trait(first.origin, statistic, bent, about_mean or (statistic and of_several))  # E[x²] - E[x]²
@@ -239,6 +263,10 @@ class Lineage:
         if len(args) == 2 and name in _PRODUCTS and first.centred is not None and first.scale is None:
             return replace(trait, centred=first.centred, scale=constant)
         return trait
+
+    def _divides_by(self, name: str, args: Sequence[Any]) -> bool:
+        at = 2 if name == "addcdiv" else 1
+        return len(args) > at and isinstance(args[at], Tensor) and self.depends(args[at])
 
     def _norm(self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], out: Any) -> NormPart | None:
         """Return the norm that a product, or a sum with a constant, completes further."""
@@ -255,7 +283,8 @@ class Lineage:
             return None
         if len(inputs) == 2 and name in _PRODUCTS | _QUOTIENTS:
             held = held_factor(self, name, *inputs)
-            self.held = None if held is None else inputs[held.place]
+            if held is not None:
+                self.held, self.holds_spread = inputs[held.place], held.held.statistic
             carried = inputs[1 - held.place] if held is not None else inputs[0]
             if held is None or not held.is_norm:
                 return None
@@ -265,7 +294,9 @@ class Lineage:
                 return None
             factor = inputs[held.place]
             count = carried.numel() // max(factor.numel(), 1)
-            return NormPart(x, factor, name in _QUOTIENTS, centred, count, held.carried.scale)
+            own = self.of(x)
+            copied = None if own is None else own.copied
+            return NormPart(x, factor, name in _QUOTIENTS, centred, count, held.carried.scale, original=copied)
         trait = self.of(inputs[0])
         if len(inputs) != 1 or trait is None or trait.norm is None:
             return None
@@ -295,11 +326,6 @@ class Lineage:
         return None
 
 
-def _divides_by(name: str, args: Sequence[Any]) -> bool:
-    at = 2 if name == "addcdiv" else 1
-    return len(args) > at and isinstance(args[at], Tensor) and depends_on_image(args[at])
-
-
 def _is_uniform(constant: Any) -> bool:
     """Return whether a constant is a vector of equal numbers, as in a mean that is written as a product."""
     if not isinstance(constant, Tensor) or constant.numel() != max(constant.shape, default=1):
@@ -307,16 +333,15 @@ def _is_uniform(constant: Any) -> bool:
     return bool((constant == constant.flatten()[0]).all())
 
 
-def depends_on_image(tensor: Tensor) -> bool:
-    """Return whether a tensor is an activation: one with a gradient, or, where there are none, one that is no weight."""
-    if torch.is_grad_enabled():
-        return tensor.requires_grad
-    return not is_weight(tensor)
-
-
 def is_weight(tensor: Any) -> bool:
     """Return whether a tensor is a parameter or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(getattr(tensor, "_base", None), nn.Parameter)
+
+
+def is_formula(lineage: Lineage, a: Any, b: Any) -> bool:
+    """Return whether a + b is a bent function of one activation, entry by entry, such as x + x · erf(x)."""
+    of_a, of_b = lineage.of(a), lineage.of(b)
+    return of_a is not None and of_b is not None and of_a.origin is of_b.origin and (of_a.bent or of_b.bent)
 
 
 def norm_before_bias(lineage: Lineage, a: Any, b: Any) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -324,14 +349,14 @@ def norm_before_bias(lineage: Lineage, a: Any, b: Any) -> tuple[Tensor, Tensor, 
     for y, bias in ((a, b), (b, a)):
         trait = lineage.of(y)
         norm = None if trait is None else trait.norm
-        if norm is not None and norm.centred and norm.is_shift(bias) and not depends_on_image(bias):
+        if norm is not None and norm.centred and norm.is_shift(bias) and not lineage.depends(bias):
             return y, bias, norm.x
     return None
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A product or quotient of which a rule holds one factor fixed: the divisor of a norm, the gate of an activation."""
+    """A product or quotient of which a rule holds one factor: the divisor of a norm, the gate of an activation."""
 
     place: int  # of the factor that is held
     carried: Trait
@@ -348,7 +373,7 @@ def held_factor(lineage: Lineage, name: str, a: Any, b: Any) -> Held | None:
 
     None where neither is: a product of two activations, or a formula that no rule of norms or activations covers.
     """
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and depends_on_image(a) and depends_on_image(b)):
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and lineage.depends(a) and lineage.depends(b)):
         return None
     of_a, of_b = lineage.of(a), lineage.of(b)
     if of_a is None or of_b is None:  # one of them may be the origin of the other

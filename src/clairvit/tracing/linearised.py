@@ -49,7 +49,7 @@ def linear_path(steps: Sequence[Step], start: Tensor | Sequence[Tensor], end: Te
     starts = (start,) if isinstance(start, Tensor) else start
     reached, activations, path = set(map(id, starts)), set[int](), []
     for step in steps:
-        if step.kind == ops.ACTIVATION:
+        if step.kind == ops.ACTIVATION or (step.held is not None and not step.holds_spread):
             activations.update(id(t) for t in step.outputs)
         carriers = _carriers(step, reached, activations)
         if carriers:
@@ -242,7 +242,7 @@ class Norm:
         """Return the norm that a step computes."""
         if step.function is ops.written_norm:
             x, spread, weight, bias, axes = step.args
-            over = tuple(range(-x.ndim, 0)) if not axes else axes
+            over = axes or tuple(range(-x.ndim, 0))
             return Norm(x, over, weight, bias, 0.0, bool(axes), spread.value)
         call = ops.NormArguments.of(step.function, step.args, step.kwargs)
         axes = tuple(range(-len(call.shape), 0))

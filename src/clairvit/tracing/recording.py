@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import CaptureError
 from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Model
+from clairvit.models.readout import unwrap_readout
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
@@ -54,6 +56,7 @@ class Recording:
     forwards: int = field(default=1)  # passes over the batch, with those of `Trace.rerun`
     backwards: int = field(default=0)
     options: ExecutionOptions = field(default_factory=ExecutionOptions)  # how perturbed inputs of it are run
+    _output_nodes: tuple[Any, ...] = ()  # of what the module returned
     _without_rule: dict[RuleTable, tuple[str, ...]] = field(default_factory=dict)  # names of operations
     fitting: dict[str, bool] = field(default_factory=dict)  # method -> whether it fits the model, of those asked about
     notes: tuple[str, ...] = ()  # about the pass, for every result that is made of it
@@ -89,6 +92,7 @@ class Recording:
     def release_graph(self) -> None:
         """Free the graph; values stay. One tensor of the graph would keep all of it, so each is detached."""
         self.differentiable = False
+        self._output_nodes = ()
         self.logits = self.logits.detach()
         self.inputs = tuple(None if x is None else x.detach() for x in self.inputs)
         self.end = self.inputs[-1] if self.structure.stages else None
@@ -100,7 +104,7 @@ class Recording:
     def operations_without_rule(self, rules: RuleTable) -> tuple[str, ...]:
         """Return the names of the operations that a rule table should have had a rule for, while there is a graph."""
         if rules not in self._without_rule:
-            self._without_rule[rules] = uncovered_operations(self.logits, rules)
+            self._without_rule[rules] = uncovered_operations(self.logits, self._output_nodes, rules)
         return self._without_rule[rules]
 
     def gradients(
@@ -198,6 +202,7 @@ def record(
         differentiable=differentiable,
         recorders=forward.recorders,
         notes=_notes(model, structure, forward),
+        _output_nodes=forward.output_nodes,
     )
     for recorder in forward.recorders.values():
         recorder.finish(recording)
@@ -282,6 +287,7 @@ class _ForwardPass:
         self._ended = False
         self.has_left_plan = False  # a planned pass did not meet the attention calls it expected
         self._output: Tensor | None = None  # of the last block
+        self.output_nodes: tuple[Any, ...] = ()  # of what the module returns
         self._last_sum = _LastSum()
         for recorder in recorders.values():
             recorder.start(structure, pixels)
@@ -302,6 +308,9 @@ class _ForwardPass:
         try:
             hooks += self._block_hooks()
             hooks += stream_hooks(model.module, self.capture)
+            if self.switch is not None:
+                returning = unwrap_readout(model.module)
+                hooks.append(returning.register_forward_hook(this_thread_only(self._return)))
             with traced_forward():
                 if plan is None or plan.holds is False:
                     with self.capture:
@@ -377,6 +386,10 @@ class _ForwardPass:
             self._ended = True
             self._output = tokens_among((out,) if isinstance(out, Tensor) else tuple(out), {})
             self.capture.end_blocks(self._output)
+
+    def _return(self, module: Any, args: Any, out: Any) -> None:
+        leaves = tree_flatten(out)[0] if not isinstance(out, Mapping) else [*out.values()]
+        self.output_nodes = tuple(x.grad_fn for x in leaves if isinstance(x, Tensor) and x.grad_fn is not None)
 
     def end(self) -> Tensor | None:
         """Return the last block's output; None where that block is no module."""

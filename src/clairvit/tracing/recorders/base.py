@@ -39,6 +39,7 @@ class Op(NamedTuple):
     attended: int = 0  # attention calls so far, each counted that computes heads of a layer alone
     trait: Trait | None = None  # what the output is of one activation: a statistic, a norm that is written out
     held: Tensor | None = None  # the factor of a product that rules hold fixed: a norm's spread, an activation's gate
+    holds_spread: bool = False
 
 
 class Recorder:

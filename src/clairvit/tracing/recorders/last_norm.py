@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 class LastNorm(Recorder):
     """Record the norm before the last block's attention; where patches are averaged, the one after the last block."""
 
-    kinds = frozenset({ops.NORM}) | ops.PRODUCTS | ops.QUOTIENTS | ops.SUMS  # also one that is written out
+    kinds = None  # a norm may be written out
 
     def __init__(self) -> None:
         self.tokens: Tensor | None = None  # in a trace [B, N, d]; None: no such norm
         self.gradient: Tensor | None = None
         self._outputs: list[Tensor] = []  # of the norm: several where it is computed anew for each head
         self._norm: tuple[Any, ...] = ()  # its function and arguments
+        self.is_unrecognised = False  # there is a norm, in a form that is not known
         self._input: Tensor | None = None  # of the norm
+        self._views: list[Tensor] = []  # of the input
+        self._origin: object = None  # of what is computed from the input entry by entry
         self._calls = 0  # attention calls before it
         self._last_call = -1
         self._after_blocks = False
@@ -50,10 +53,12 @@ class LastNorm(Recorder):
     def on_op(self, op: Op) -> None:
         if self._input is None or len(op.calls) != self._calls:
             return
+        if self.tokens is None:
+            self._look_for_unknown_norm(op)
         part = None if op.trait is None else op.trait.norm
         if op.kind == ops.NORM:
             self._add(op)
-        elif part is not None and part.x is self._input:  # a step of a norm that is written out
+        elif part is not None and part.of_original is self._input:  # a step of a norm that is written out
             before = next((i for i, out in enumerate(self._outputs) if any(a is out for a in op.args)), None)
             if before is None:
                 self._outputs.append(op.output)
@@ -71,11 +76,23 @@ class LastNorm(Recorder):
         if len(norm) == len(self._norm) and all(_is_same(a, b) for a, b in zip(norm, self._norm, strict=True)):
             self._outputs.append(op.output)
 
+    def _look_for_unknown_norm(self, op: Op) -> None:
+        """Notice statistics of the input, and fused norms of other names."""
+        reads_input = any(a is x for a in op.args for x in (self._input, *self._views))
+        if reads_input and op.function in ops.REARRANGEMENTS and isinstance(op.output, Tensor):
+            self._views.append(op.output)
+        if reads_input and op.trait is not None:
+            self._origin = op.trait.origin
+        is_statistic = op.trait is not None and op.trait.statistic and op.trait.origin is self._origin
+        is_other = reads_input and (op.kind == ops.GROUP_NORM or op.function is torch.native_layer_norm)
+        self.is_unrecognised |= is_statistic or is_other
+
     def finish(self, recording: Recording) -> None:
         first = self._outputs[:1]
         if len(self._outputs) > 1 and not self._norm:  # written out more than once: for other heads, or another norm
             self._outputs = [out for out in self._outputs if out is first[0] or torch.equal(out, first[0])]
-        self._input, self._norm = None, ()
+        self._input, self._norm, self._origin, self._views = None, (), None, []
+        self.is_unrecognised &= self.tokens is None
 
     def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:
         return self._outputs

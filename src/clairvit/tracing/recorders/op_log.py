@@ -31,6 +31,7 @@ class Step:
     versions: tuple[tuple[Tensor, int], ...] = ()
     stale: bool = False
     held: Tensor | None = None  # the factor of a product that is held fixed
+    holds_spread: bool = False  # that factor is a norm's spread
     is_part: bool = False  # of a norm that is written out, and is a step of its own further on
 
     @functools.cached_property
@@ -48,7 +49,14 @@ class Step:
     def replaced(self, change: Callable[[Any], Any], **fields: Any) -> Step:
         """Return the step with every tensor changed."""
         trees = (map_leaves(change, tree) for tree in (self.args, self.kwargs, self.output))
-        return Step(self.function, *trees, **fields, held=change(self.held), is_part=self.is_part)
+        return Step(
+            self.function,
+            *trees,
+            **fields,
+            held=change(self.held),
+            holds_spread=self.holds_spread,
+            is_part=self.is_part,
+        )
 
 
 class OpLog(Recorder):
@@ -95,7 +103,9 @@ class OpLog(Recorder):
         if outputs:
             tensors = (*_tensors((self._args, op.kwargs)), *outputs)
             versions = tuple((t, _version(t)) for t in tensors)
-            step = Step(op.function, self._args, op.kwargs, op.output, versions, held=op.held)
+            step = Step(
+                op.function, self._args, op.kwargs, op.output, versions, held=op.held, holds_spread=op.holds_spread
+            )
             norm = _written_norm(op)
             if norm is not None:
                 self._mark_parts(norm.args[0], op)

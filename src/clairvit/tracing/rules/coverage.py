@@ -11,6 +11,7 @@ in what depends on the pixels, or homogeneous as a ReLU; anything else is report
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -125,29 +126,30 @@ def has_rules_of_operations(table: RuleTable) -> bool:
     return "norm" in table.rules
 
 
-def uncovered_operations(end: Tensor, table: RuleTable) -> tuple[str, ...]:
-    """Return the names of the operations between the pixels and `end` that the table should have had a rule for.
+def uncovered_operations(scores: Tensor, outputs: Iterable[Any], table: RuleTable) -> tuple[str, ...]:
+    """Return the names of the operations between the pixels and the output that the table should have had a rule for.
 
     Args:
-        end: The scores, in the graph of a recording that followed this table among others.
+        scores: The scores, in the graph of a recording that followed this table among others.
+        outputs: The nodes of what the module returned. What turns that into scores is the target's, not the model's:
+            it keeps its ordinary gradient.
         table: A rule table.
 
     Returns:
         One name per operation, last to first, such as "mul", "sqrt" or the name of a custom autograd function.
     """
-    if end.grad_fn is None or not has_rules_of_operations(table):
+    if scores.grad_fn is None or not has_rules_of_operations(table):
         return ()
-    followed, means = _followed_nodes(end.grad_fn, table)
+    followed, means = _followed_nodes(_last_of_model(scores.grad_fn, set(outputs)), table)
     names = {node: _name(node) for node in followed}
     live = _live(followed)
-    scores = _attention_scores(followed, names, live, table)
+    attention = _attention_scores(followed, names, live, table)
+    sums = _weighted_sums(followed, names, live, attention, table)
     return tuple(
-        _reported_name(node)
+        "sum of a product" if node in sums else _reported_name(node)
         for node, parents in followed.items()
-        if live[node]
-        and node not in scores
-        and node not in means
-        and not _is_covered(node, names[node], parents, live, table)
+        if node in sums
+        or (live[node] and node not in attention | means and not _is_covered(node, names[node], parents, live, table))
     )
 
 
@@ -156,18 +158,29 @@ def note_on(names: tuple[str, ...], table: str) -> str:
     base = table.partition("(")[0]
     kinds = list(dict.fromkeys(names))
     listed = ", ".join(kinds[:3]) + (", …" if len(kinds) > 3 else "")
-    plural = "s" * (len(names) > 1)
-    return (
-        f"{len(names)} operation{plural} of the model had no {_NAMES.get(base, base)} rule ({listed}); relevance may be "
-        "wrong."
-    )
+    operations = f"{len(names)} operation{'s' * (len(names) > 1)}"
+    return f"{operations} of the model had no {_NAMES.get(base, base)} rule ({listed}); relevance may be wrong."
 
 
-def _followed_nodes(start: Any, table: RuleTable) -> tuple[dict[Any, tuple[Any, ...]], set[Any]]:
+def _last_of_model(start: Any, outputs: set[Any]) -> list[Any]:
+    """Return the nodes of the module's output that the scores are computed from; the scores' own if there is none."""
+    reached, visited, pending = [], {start}, [start]
+    while pending:
+        node = pending.pop()
+        if node in outputs:
+            reached.append(node)
+            continue
+        new = [parent for parent, _ in node.next_functions if parent is not None and parent not in visited]
+        visited.update(new)
+        pending.extend(new)
+    return reached or [start]
+
+
+def _followed_nodes(starts: Sequence[Any], table: RuleTable) -> tuple[dict[Any, tuple[Any, ...]], set[Any]]:
     """Return node -> parents of all nodes that a backward under the table visits, and those read for a mean alone."""
     followed: dict[Any, tuple[Any, ...]] = {}
     second, first = set(), set()  # nodes by the output that is read
-    pending = [start]
+    pending = [*starts]
     while pending:
         node = pending.pop()
         if node in followed:
@@ -214,14 +227,14 @@ def _attention_scores(
     followed: dict[Any, tuple[Any, ...]], names: dict[Any, str], live: dict[Any, bool], table: RuleTable
 ) -> set[Any]:
     """Return the products q kᵀ that feed a softmax with a rule, which is the rule of both, and what is between them."""
-    if "softmax" not in table.rules:
+    if "softmax" not in table.rules and "attention" not in table.rules:
         return set()
     products = set()
     pending = [
         parent
         for node, parents in followed.items()
-        if getattr(node, "role", None) == "softmax"
-        for parent in parents
+        if getattr(node, "role", None) in ("softmax", "attention")
+        for parent in (parents if node.role == "softmax" else parents[3:])  # of a fused attention its mask
         if parent is not None
     ]
     visited = set(pending)
@@ -230,12 +243,30 @@ def _attention_scores(
         parents = [parent for parent in followed[node] if parent is not None and live[parent]]
         if names[node] in _MULTILINEAR and len(parents) > 1:
             products.add(node)
-        elif names[node] in _LINEAR | _MULTILINEAR or names[node] == "Div" or getattr(node, "role", None) == "add":
+        elif names[node] in _LINEAR | _MULTILINEAR or names[node] == "Div" or _is_linear_role(node):
             products.add(node)
             new = [parent for parent in parents if parent not in visited]
             visited.update(new)
             pending.extend(new)
     return products
+
+
+def _weighted_sums(
+    followed: dict[Any, tuple[Any, ...]],
+    names: dict[Any, str],
+    live: dict[Any, bool],
+    scores: set[Any],
+    table: RuleTable,
+) -> set[Any]:
+    """Return the sums of products with constants, entry by entry: linear layers, where a table has a rule for these."""
+    if "linear" not in table.rules:
+        return set()
+    return {
+        node
+        for node, parents in followed.items()
+        if names[node] == "Sum" and node not in scores and live[node] and names.get(parents[0]) == "Mul"
+        if sum(parent is not None and live[parent] for parent in followed[parents[0]]) == 1
+    }
 
 
 def _is_covered(node: Any, name: str, parents: tuple[Any, ...], live: dict[Any, bool], table: RuleTable) -> bool:
