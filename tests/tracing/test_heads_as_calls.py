@@ -14,7 +14,20 @@ from clairvit.methods.registry import find_method, list_methods
 from clairvit.tracing.attention_call import AttentionCall, joined
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import model_structure
-from helpers.head_forms import DEPTH, FORMS, HEADS, Block, HeadModules, ViT, apart, images, is_fused, reference, single
+from helpers.head_forms import (
+    DEPTH,
+    FORMS,
+    HEADS,
+    Attention,
+    Block,
+    HeadModules,
+    ViT,
+    apart,
+    images,
+    is_fused,
+    reference,
+    single,
+)
 from helpers.rounding import assert_same, magnified
 
 # What takes the residual sum of a block apart needs one, written as a step of its own
@@ -113,8 +126,8 @@ def test_a_capture_plan_sees_the_heads(form: str) -> None:
 class NormedQueries(HeadModules):
     """Each head norms its queries, keys and values by itself."""
 
-    def __init__(self, whole: nn.Module) -> None:
-        super().__init__(whole)  # type: ignore[arg-type]
+    def __init__(self, whole: Attention) -> None:
+        super().__init__(whole)
         for head in self.heads:
             head.attend = lambda q, k, v: nn.functional.scaled_dot_product_attention(*map(normed, (q, k, v)))
 
@@ -133,6 +146,31 @@ def with_attention(attention: type[nn.Module]) -> ViT:
 def test_norms_of_a_heads_own_queries_do_not_make_it_a_layer() -> None:
     structure = model_structure(cv.wrap(with_attention(NormedQueries)), images())
     assert structure.heads_apart == (HEADS,) * DEPTH
+
+
+class WindowsInALoop(nn.Module):
+    """Four windows of four tokens, one after the other, with all heads in each call."""
+
+    def __init__(self, whole: Attention) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, :1], *(self.whole(window) for window in x[:, 1:].split(4, 1))], 1)
+
+
+def test_windows_in_a_loop_are_no_heads() -> None:
+    """They read different tokens, though of the same tensor."""
+    structure = model_structure(cv.wrap(with_attention(WindowsInALoop)), images())
+    assert structure.heads_apart == (1,) * 4 * DEPTH
+
+
+def test_heads_of_quantised_layers_are_one_layer() -> None:
+    """Nobody sees their operations, and no gradient comes back through them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of quantisation
+        model = torch.ao.quantization.quantize_dynamic(apart("modules").float(), {nn.Linear})
+    assert model_structure(cv.wrap(model), images().float()).heads_apart == (HEADS,) * DEPTH
 
 
 class ParallelBlock(nn.Module):
