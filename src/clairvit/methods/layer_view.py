@@ -73,8 +73,8 @@ class RunContext:
         self._cotangents: dict[str, Callable[[int], Tensor]] = {}  # pool -> (layer -> d s^l / d x^{l+1})
         self._pool: list[Tensor] | None = None
 
-    def local(self, index: int, pool: str) -> Tensor:
-        """Return d s^l / d O^l of one block, shaped as the model's attention output."""
+    def local(self, index: int, pool: str) -> tuple[Tensor, ...]:
+        """Return d s^l / d O^l of one block, shaped as the model's attention outputs."""
         if pool not in self._cotangents:
             self._cotangents[pool] = cotangents(self.trace, pool)
         return through_block(self.trace, index, self._cotangents[pool](index))

@@ -10,9 +10,10 @@ depends on the pixels alone. What projections read is told from the operations o
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,14 +26,12 @@ from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import VIEWS, node_names, without_views
 from clairvit.tracing.rules.table import HeadsJoin
 
-_WITH_A_WEIGHT = frozenset(
-    {ops.LINEAR, ops.BIASED_MATMUL, *ops.CONVOLUTIONS, *ops.MATRIX_PRODUCTS}
-)  # projections, if all but one of their tensors are weights
-_MOVING = frozenset({"dropout", "to", "type", "float", "double", "half", "bfloat16", "type_as"})  # no new values
-_JOINING = node_names("Add", "Sub", "Stack", "Cat")  # graph nodes in which a stream and a branch meet
-_ON_THE_STREAM = VIEWS | _JOINING | node_names("Sum", "Mean", "Slice", "Select", "Index", "Split", "Unbind", "Unsafe")
-
-
+# Kinds of operations that are projections, if all but one of their tensors are weights
+_WITH_A_WEIGHT = frozenset({ops.LINEAR, ops.BIASED_MATMUL, *ops.CONVOLUTIONS, *ops.MATRIX_PRODUCTS})
+_MOVING = frozenset({"dropout", "to", "type", "float", "double", "half", "bfloat16"})  # functions without new values
+# Graph nodes: those in which a stream and a branch meet, those after which it is still the same stream, and projections
+_JOINING = node_names("Add", "Sub", "Stack", "Cat")
+_ON_THE_STREAM = VIEWS | _JOINING | node_names("Sum", "Mean", "Slice", "Select", "Index", "Split", "Unbind")
 _PRODUCTS = node_names("Addmm", "Mm", "Bmm", "Addbmm", "Baddbmm", "Convolution", "Linear")
 
 
@@ -41,8 +40,9 @@ class _Producer:
     """The operation that made a value: what it read of the image, and what it did with it."""
 
     parents: tuple[int, ...]
-    projects: bool  # a linear layer, a matrix product with a weight, a convolution
-    moves: bool  # it changes no values: a view, dropout that is off, a cast
+    shape: torch.Size  # of the value
+    projects: bool = False  # a linear layer, a matrix product with a weight, a convolution; or nobody saw what it is
+    moves: bool = False  # it changes no values: a view, dropout that is off, a cast
 
 
 class TokensRead(Recorder):
@@ -54,12 +54,13 @@ class TokensRead(Recorder):
     kinds = None
 
     def __init__(self) -> None:
-        self.of_calls: list[frozenset[int] | None] = []  # for each attention call; None: it cannot be told
+        self.of_calls: list[frozenset[int]] = []  # for each attention call
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # id -> tensor, version, number
         self._known: dict[Any, int] = {}  # operation and what it read -> number
-        self._producers: dict[int, _Producer | None] = {}  # None: nobody saw how the value was made
+        self._producers: dict[int, _Producer] = {}
+        self._nodes: dict[Any, int] = {}  # graph node -> number of the value that it made
         self._constants: dict[int, Tensor] = {}  # kept, so that an address means one tensor
-        self._pending: tuple[Any, _Producer] | None = None
+        self._pending: tuple[Any, _Producer] | None = None  # its shape is not known yet
 
     def before_op(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Look at the arguments before the operation may overwrite one of them."""
@@ -68,11 +69,10 @@ class TokensRead(Recorder):
             self._pending = None
             return
         parents: list[int] = []
-        constants: list[Tensor] = []
-        key = (function, self._key(args, parents, constants), self._key(dict(kwargs), parents, constants))
+        key = (function, self._key(args, parents), self._key(dict(kwargs), parents))
         projects = kind in _WITH_A_WEIGHT and len(parents) == 1
         moves = function in ops.REARRANGEMENTS or kind == ops.CAST or getattr(function, "__name__", "") in _MOVING
-        self._pending = key, _Producer(tuple(dict.fromkeys(parents)), projects, moves)
+        self._pending = key, _Producer(tuple(dict.fromkeys(parents)), torch.Size(), projects, moves)
 
     def on_op(self, op: Op) -> None:
         pending, self._pending = self._pending, None
@@ -83,14 +83,15 @@ class TokensRead(Recorder):
         for index, tensor in enumerate(_tensors((op.output, written))):
             if tensor.requires_grad and self._seen(tensor) is None:
                 number = self._known.setdefault((key, index), len(self._producers))
-                self._producers.setdefault(number, producer)
-                self._numbers[id(tensor)] = weakref.ref(tensor), tensor._version, number
+                self._producers.setdefault(number, replace(producer, shape=tensor.shape))
+                self._keep(tensor, number)
         while len(self.of_calls) < op.attended:
             self.of_calls.append(self._read(producer.parents))
 
     def forget(self) -> None:
         """Drop every reference to the pass."""
         self._numbers.clear()
+        self._nodes.clear()
         self._known.clear()
         self._constants.clear()
 
@@ -102,33 +103,54 @@ class TokensRead(Recorder):
 
     def _number(self, tensor: Tensor) -> int:
         number = self._seen(tensor)
-        if number is None:
+        if number is None:  # the pixels, or made by something unseen from values that the graph knows
             number = len(self._producers)
-            # The pixels are where the graph begins; any other value must have been made by something.
-            self._producers[number] = _Producer((), False, False) if tensor.grad_fn is None else None
-            self._numbers[id(tensor)] = weakref.ref(tensor), tensor._version, number
+            self._producers[number] = _Producer(self._behind(tensor.grad_fn), tensor.shape, projects=True)
+            self._keep(tensor, number)
         return number
 
-    def _key(self, tree: Any, parents: list[int], constants: list[Tensor]) -> Any:
+    def _keep(self, tensor: Tensor, number: int) -> None:
+        self._numbers[id(tensor)] = weakref.ref(tensor), tensor._version, number
+        if tensor.grad_fn is not None:
+            self._nodes[tensor.grad_fn] = number
+
+    def _behind(self, node: Any) -> tuple[int, ...]:
+        """Return the nearest values that a graph node is computed from."""
+        values, visited, pending = dict[int, None](), {node}, [node]
+        while pending:
+            current = pending.pop()
+            if current in self._nodes:
+                values[self._nodes[current]] = None
+                continue
+            parents = [] if current is None else [parent for parent, _ in current.next_functions]
+            pending += [parent for parent in parents if parent is not None and parent not in visited]
+            visited.update(parents)
+        return tuple(values)
+
+    def _key(self, tree: Any, parents: list[int]) -> Any:
         """Return arguments in a form that is equal for equal arguments; note the values among them."""
         if isinstance(tree, Tensor):
             if tree.requires_grad:
                 parents.append(self._number(tree))
                 return ("value", parents[-1])
             self._constants.setdefault(id(tree), tree)
-            constants.append(tree)
             if tree.layout != torch.strided or tree.is_quantized:
                 return ("constant", id(tree))
             version = 0 if tree.is_inference() else tree._version
             return ("constant", tree.data_ptr(), tree.shape, tree.stride(), tree.dtype, version)
         if isinstance(tree, dict):
-            return tuple((name, self._key(value, parents, constants)) for name, value in tree.items())
+            return tuple((name, self._key(value, parents)) for name, value in tree.items())
         if isinstance(tree, tuple | list):
-            return tuple(self._key(value, parents, constants) for value in tree)
+            return tuple(self._key(value, parents) for value in tree)
         return repr(tree)
 
-    def _read(self, values: Iterable[int]) -> frozenset[int] | None:
-        """Return the values that the projections behind `values` read; None if one was made by something unseen."""
+    def rows(self, value: int) -> int | None:
+        """Return how many tokens a value [..., N, d] has; None for the pixels."""
+        producer = self._producers[value]
+        return math.prod(producer.shape[:-1]) if producer.parents else None
+
+    def _read(self, values: Iterable[int]) -> frozenset[int]:
+        """Return the values that the projections behind `values` read."""
         pending, visited, read = [(value, False) for value in values], set[tuple[int, bool]](), set[int]()
         while pending:
             value, projected = pending.pop()
@@ -136,8 +158,6 @@ class TokensRead(Recorder):
                 continue
             visited.add((value, projected))
             producer = self._producers[value]
-            if producer is None:
-                return None
             if not producer.parents or (projected and not (producer.projects or producer.moves)):
                 read.add(value)
             else:
@@ -157,7 +177,7 @@ class CallGraph:
 
     calls: Sequence[AttentionCall]
     scores: Sequence[Tensor]
-    read: Sequence[frozenset[int] | None]  # by each call, as `TokensRead` numbers the values
+    read: TokensRead
     _sources: dict[Any, int] = field(default_factory=dict)  # graph node -> bits of the calls that it is computed from
 
     def __post_init__(self) -> None:
@@ -181,7 +201,11 @@ class CallGraph:
 
     def feeds(self, first: int, second: int) -> bool:
         """Return whether a call is computed from an earlier one."""
-        return bool(self._bits(_inputs(self.calls[second])) >> first & 1)
+        return bool(self._sources_of_calls[second] >> first & 1)
+
+    @cached_property
+    def _sources_of_calls(self) -> list[int]:
+        return [self._bits(_inputs(call)) for call in self.calls]
 
     @cached_property
     def read_by_scores(self) -> frozenset[int]:
@@ -194,21 +218,24 @@ class CallGraph:
         sizes: list[int] = []
         for index in range(len(self.calls)):
             layer = range(index - sizes[-1], index) if sizes else ()
-            if layer and all(self._are_heads(other, index) for other in layer):
+            if layer and self._is_head_of(layer, index):
                 sizes[-1] += 1
             else:
                 sizes.append(1)
         return sizes
 
-    def _are_heads(self, first: int, second: int) -> bool:
-        tokens = self.read[first]
+    def _is_head_of(self, layer: range, index: int) -> bool:
+        """Return whether a call computes further heads of the layer that consists of the calls before it."""
+        call, tokens = self.calls[index], self.read.of_calls[index]
+        rows = {count for value in tokens if (count := self.read.rows(value)) is not None}
         return (
-            can_join([self.calls[first], self.calls[second]])
-            and all(self.calls[index].requires_grad for index in (first, second))
-            and not self.feeds(first, second)
-            and tokens is not None
-            and tokens == self.read[second]
-            and self.meet(first, second)
+            can_join([self.calls[layer[0]], call])
+            and all(self.calls[other].requires_grad for other in (layer[0], index))
+            and not any(self.feeds(other, index) for other in layer)
+            and tokens == self.read.of_calls[layer[0]]
+            # All tokens that were read are queries or keys; else the calls are windows, one after the other.
+            and (not rows or not rows.isdisjoint((call.lead * call.queries, call.lead * call.keys)))
+            and self._sums_before_meeting([*layer, index]) is not None
         )
 
     def meet(self, first: int, second: int) -> bool:

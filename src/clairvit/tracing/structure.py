@@ -344,7 +344,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         finally:
             for hook in hooks:
                 hook.remove()
-    graph = CallGraph(capture.calls, [scores], tokens_read.of_calls)
+    graph = CallGraph(capture.calls, [scores], tokens_read)
     heads_apart = graph.heads()
     firsts = [sum(heads_apart[:index]) for index in range(len(heads_apart))]  # of each layer's calls
     calls = [_of_all_heads(capture.calls[i : i + n]) for i, n in zip(firsts, heads_apart, strict=True)]
@@ -555,8 +555,14 @@ def _without_other_networks(
     read = [index for index in layers if firsts[index] in graph.read_by_scores]
     if not read:  # no graph, which is reported elsewhere
         return sites, ()
-    blocks = {id(sites[index].block) for index in read}
-    again = [index for index in layers if index not in read and id(sites[index].block) in blocks]
+    blocks = {id(site.block) for site in (sites[index] for index in read) if site.block is not None}
+    again = [  # a second pass through the same blocks
+        index
+        for index in layers
+        if index not in read
+        and id(sites[index].block) in blocks
+        and not any(graph.feeds(firsts[other], firsts[index]) for other in read)
+    ]
     pairs = [(read[0], index) for index in again] + [
         (first, second)
         for first, second in itertools.combinations(read, 2)
@@ -569,7 +575,8 @@ def _without_other_networks(
         return tuple(
             replace(site, kind="unrelated", block=None) if index in unread else site for index, site in enumerate(sites)
         ), ()
-    return _as_members(sites), _names_of_members(*(around[index] for index in pairs[0]), module)
+    first, second = pairs[0]
+    return _as_members(sites), _names_of_members(around[first], around[second], module)
 
 
 def _differ(first: AttentionSite, second: AttentionSite) -> bool:
@@ -587,13 +594,13 @@ def _without_copies_of_the_image(
     """Return the sites and members where patches of several versions of the one image are embedded as a batch."""
     visits = [visit for visit, site in zip(blocks, sites, strict=True) if site.is_layer]
     tokens = [visit.tokens for visit in visits if visit is not None and visit.tokens is not None]
-    if embedded == 1 or len(tokens) < len(sites) or any(embedded not in x.shape[:2] for x in tokens):
+    if embedded == 1 or not tokens or any(embedded not in x.shape[:2] for x in tokens):
         return sites, ()
     names = {id(part): name for name, part in module.named_modules()}
     return _as_members(sites), tuple({names.get(id(visit.module), ""): None for visit in visits[:1] if visit})
 
 
-def _names_of_members(first: list[_Visit], second: list[_Visit], module: nn.Module) -> tuple[str, str]:
+def _names_of_members(first: list[_Visit], second: list[_Visit], module: nn.Module) -> tuple[str, ...]:
     """Return the names of the two outermost modules that hold one of two attention calls each."""
     names = {id(part): name for name, part in module.named_modules()}
     shared = sum(1 for a, b in zip(first, second, strict=False) if a is b)
