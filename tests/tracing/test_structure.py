@@ -173,7 +173,7 @@ def test_tokens_in_another_order_make_no_map() -> None:
     image = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
     model = cv.wrap(strange(SortedByWindows))
     for method in ("raw-attention", "genatt", "ixg", "legrad", "gradcam"):
-        with pytest.raises(NotApplicable, match=r"do not lie row by row in its sequence .* pixel gradients: saliency"):
+        with pytest.raises(NotApplicable, match=r"do not lie row by row on the image .* pixel gradients: saliency"):
             cv.explain(model, image, method, target=TARGET)
     assert cv.explain(model, image, "saliency", target=TARGET).maps.shape == (2, size // PATCH, size // PATCH)
 

@@ -141,8 +141,13 @@ def _explain_by_default(request: _Request, images: Any) -> Comparison:
         images = first = prepare(images, request.model)
     if first is None:
         raise BadInput("The data set has no images; expected at least one.")
-    notes: list[str] = []
-    *preferred, last = defaults_for(model_structure(request.model, first.pixels))
+    structure = model_structure(request.model, first.pixels)
+    notes = [
+        f"{request.model.name} gives no gradient: {barrier.reason}."
+        for barrier in structure.barriers[:1]
+        if barrier.reason
+    ]
+    *preferred, last = defaults_for(structure)
     for item in preferred:
         try:
             (explanation,) = _explain_images(replace(request, specs=(resolve_method(item.method),)), images).values()

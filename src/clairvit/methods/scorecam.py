@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit.errors import NotApplicable
 from clairvit.methods.cam import last_norm_features
 from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
@@ -38,6 +39,11 @@ CHANNELS_AT_ONCE = 64  # enlarged to the image at the same time
 
 def feature_maps(trace: Trace) -> Tensor:
     """Return the channels of the features that class activation maps read, [B, d, rows, cols]."""
+    if not trace.layers:
+        raise NotApplicable(
+            f"No layer of {trace.recording.model.name} was seen, and this method masks the image by feature maps.",
+            alternative="a perturbation method",
+        )
     last = trace.layers[-1]
     tokens = last_norm_features(trace)[0] if last.call is not None else None  # a CNN's stages are feature maps already
     return tokens_to_grid(widened(last.x if tokens is None else tokens), trace, last.index).permute(0, 3, 1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,6 +17,7 @@ from clairvit.models.activation import Activation, activation_for, check_activat
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs, Readout
 from clairvit.models.submodules import named_submodules, submodules, tensors_of
+from clairvit.models.through_no_grad import ThroughNoGrad
 
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
@@ -152,6 +154,8 @@ class Model:
         returns: What the module returns where that is neither class scores nor an embedding ("class scores for every
             pixel …"), and which target reads it; "" for a classifier or an embedding.
         text_encoder: What embeds prompts for `cv.Text`; None for a model without a text tower.
+        through_no_grad: Gradients are kept on where the module's forward switches them off (torch.no_grad,
+            torch.inference_mode); its values stay the same.
         base: The model that this one reads another output of; None for a model of its own.
 
     Example:
@@ -174,6 +178,7 @@ class Model:
     wrappers: tuple[str, ...] = ()  # wrappers removed from the module: "torch.compile", "DataParallel", …
     returns: str = ""  # what the module returns where that is no row of scores, and which target reads it
     text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
+    through_no_grad: bool = False  # gradients stay on where the forward switches them off
     base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
     _readouts: dict[Hashable, Model] = field(default_factory=dict, init=False, repr=False)  # `read` of this model
 
@@ -237,7 +242,9 @@ class Model:
         """Return the scores [B, C] of pixels [B, 3, H, W] or clips [B, 3, T, H, W], whatever type is returned."""
         if self.returns:
             raise NotApplicable(self.returns)
-        scores = extract_scores(self.module(pixels))
+        with ThroughNoGrad() if self.through_no_grad and torch.is_grad_enabled() else nullcontext():
+            output = self.module(pixels)
+        scores = extract_scores(output)
         if len(scores) != len(pixels):
             raise BadInput(
                 f"{self.name} returned scores of shape {list(scores.shape)} for {len(pixels)} images; expected one row "
