@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 DETACHING = frozenset({torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__})  # type: ignore[attr-defined]
@@ -30,17 +29,8 @@ class ThroughNoGrad(TorchFunctionMode):
             return None
         if self.detached and func in LEAVING_TORCH:
             return func(args[0].detach(), *args[1:], **kwargs)
-        with keeping_gradients(), torch.inference_mode(False):
+        # Leaving inference mode switches gradients on. Elsewhere they are off in an autograd.Function's forward alone.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             if self.detached and func in DETACHING and args[0].requires_grad:
                 return args[0].view_as(args[0])
             return func(*args, **kwargs)
-
-
-def keeping_gradients() -> AbstractContextManager[Any]:
-    """Return a context with gradients on, also in the inference mode of the caller."""
-    return torch.enable_grad() if torch.is_inference_mode_enabled() else nullcontext()
-
-
-def without_inference(tensor: Tensor) -> Tensor:
-    """Return a tensor that may be written to and compared by version: a copy of one made in inference mode."""
-    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clairvit.models.through_no_grad import DETACHING, LEAVING_TORCH
 from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.autograd_errors import translate_autograd_errors
+from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.gradient_barriers import Barrier, Cause
 from clairvit.tracing.recorders.base import Op, Recorder
 
@@ -57,16 +57,23 @@ def pixel_gradient(scores: Tensor, pixels: Tensor) -> Tensor | None:
         return None
     noise = torch.Generator().manual_seed(0)  # any direction will do, as long as it is not a special one
     direction = torch.randn(scores.shape, generator=noise).to(scores)
-    with translate_autograd_errors():
+    try:
         (gradient,) = torch.autograd.grad(scores, pixels, direction, retain_graph=True, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # checkpoints, tensors that were overwritten: the trace's own backward reports these
+        return None
     return None if gradient is None or not gradient.any() else gradient
 
 
 def lacks(calls: Sequence[AttentionCall], others: Sequence[AttentionCall]) -> bool:
-    """Return whether some attention is not in the graph, and in that of another run of the same forward."""
-    return any(
-        other.out.requires_grad and not call.out.requires_grad for call, other in zip(calls, others, strict=True)
-    )
+    """Return whether some attention is not in the graph, and in that of another run of the same forward.
+
+    A decoder's does not count: queries that are chosen from the tokens are detached on purpose (RT-DETR).
+    """
+    decoder = decoder_kinds(calls)
+    pairs = enumerate(zip(calls, others, strict=True))
+    return any(other.out.requires_grad and not call.out.requires_grad for i, (call, other) in pairs if i not in decoder)
 
 
 def differ(gradient: Tensor | None, other: Tensor | None) -> bool:

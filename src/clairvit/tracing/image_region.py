@@ -17,8 +17,8 @@ from clairvit.errors import NotApplicable
 
 Cell = tuple[int, int]  # row, column
 MOST_UNSEEN = 0.25  # cells at the first border that no token sees: an image made smaller leaves out a pixel or two
-MOST_ASIDE = 0.62  # cells between the border and the first patch: stems of convolutions come to 0.53
-MOST_REMAINDER = 1.6  # cells between the last patch and the border: a remainder below 1, beside such a stem
+MOST_ASIDE = 0.62  # cells between the border and the first patch; half a cell more for each that tokens look further
+WIDEST_WHOLE = 1.5  # cells that tokens are taken to look at if they see all of the image: that is not told
 LEAST_LOCAL = 0.5  # of a token's dependence on the pixels must be at its place, or that place cannot be told
 WIDEST = 1.3  # cells that a token may look at in the main if it sees all of the image (a mean over the pixels)
 
@@ -52,6 +52,7 @@ class _Place:
     cell: int
     centre: float  # in cells of the map
     pixels: tuple[int, int]  # from the first to the last that it depends on, the end excluded
+    reach: float | None  # cells of the map that it looks at; None: it sees all of the image
     is_told: bool  # the centre
 
 
@@ -106,13 +107,15 @@ def _place(cell: int, along: Tensor, cells: int) -> _Place:
     excess = (along - along.median()).clamp(min=0)
     total = float(excess.sum())
     if total < LEAST_LOCAL * float(along.sum()):
-        return _Place(cell, 0.0, ends, is_told=False)
+        return _Place(cell, 0.0, ends, None, is_told=False)
     scale = cells / len(along)
     halves = excess.cumsum(0)
     middle = int((halves < total / 2).sum())  # the pixel in which the half is reached
     centre = (middle + 1 - float(halves[middle] - total / 2) / float(excess[middle])) * scale
     width = total**2 / float(excess @ excess) * scale  # of a box: its width
-    return _Place(cell, centre, ends, is_told=ends != (0, len(along)) or width <= WIDEST)
+    if ends == (0, len(along)):
+        return _Place(cell, centre, ends, None, is_told=width <= WIDEST)
+    return _Place(cell, centre, ends, (ends[1] - ends[0]) * scale, is_told=True)
 
 
 def _pixels_of_side(places: Sequence[_Place], cells: int, size: int) -> tuple[int, int] | None:
@@ -129,8 +132,10 @@ def _pixels_of_side(places: Sequence[_Place], cells: int, size: int) -> tuple[in
             return None
         before = centres[first] - (first + 0.5) * pitch  # cells from the border to the first patch
         after = cells - before - cells * pitch  # from the last patch to the border
-        starts = starts and abs(before) <= MOST_ASIDE
-        stops = stops and -1 - MOST_ASIDE <= after <= MOST_REMAINDER
+        reach = max(WIDEST_WHOLE if p.reach is None else p.reach / pitch for p in places if p.is_told)
+        aside = MOST_ASIDE + max(0.0, reach - 1) / 2
+        starts = starts and abs(before) <= aside
+        stops = stops and abs(after) <= 1 + aside  # a remainder of less than a cell
         # Pixels that no token sees are exact; with padding, or where tokens see a little of everything, there are none.
         if start == 0 and abs(before) > MOST_UNSEEN:
             start = round(before * size / cells)

@@ -354,12 +354,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     if model.layout is not None:
         _check_layout(model.layout, sites)
     located, region = layout, None
-    if (
-        layout is not None
-        and token_stream(module) is None
-        and (tokens := _first_tokens(layout, visits, calls, sites, image)) is not None
-    ):
-        located, region = locate_patches(tokens, layout, pixels)
+    if layout is not None and token_stream(module) is None:
+        located, region = _located(layout, visits, calls, sites, pixels)
     stages = () if sites else find_stages(module, watch.outermost)
     painted = layout is None and model.layout is None and not stages and not sites and bool(sight.barriers)
     if painted and pixels.ndim == 4:
@@ -420,20 +416,23 @@ def _stated_layout(model: Model, inferred: Layout | None, sites: tuple[Attention
     return read or model.layout
 
 
-def _first_tokens(
-    layout: Layout,
-    blocks: list[_Visit],
-    calls: list[AttentionCall],
-    sites: tuple[AttentionSite, ...],
-    image: tuple[int, int],
-) -> Tensor | None:
-    """Return the first tokens [N, d] of the layout that are seen: a block's input, or values of an attention."""
+def _located(
+    layout: Layout, blocks: list[_Visit], calls: list[AttentionCall], sites: tuple[AttentionSite, ...], pixels: Tensor
+) -> tuple[Layout | None, ImageRegion | None]:
+    """Return `locate_patches` of the first tokens [N, d] of the layout: a block's input, or values of an attention."""
     inputs = [visit.tokens for visit in blocks if visit.tokens is not None and not visit.in_place]
-    streams = (one_image(tokens, image) for tokens in inputs)
+    streams = (one_image(tokens, (int(pixels.shape[-2]), int(pixels.shape[-1]))) for tokens in inputs)
+    tokens = next((tokens for tokens in streams if len(tokens) == layout.tokens), None)
+    if tokens is not None:
+        return locate_patches(tokens, layout, pixels)
     # The values of a block that is no module, or that overwrites its input, are made of each token by itself.
     first = next((call.v for call, site in zip(calls, sites, strict=True) if site.kind == "tokens"), None)
-    values = [] if first is None or len(first) != 1 else [first[0].transpose(0, 1).flatten(1)]
-    return next((tokens for tokens in (*streams, *values) if len(tokens) == layout.tokens), None)
+    if first is None or len(first) != 1 or first.shape[2] != layout.tokens:
+        return layout, None
+    try:
+        return locate_patches(first[0].transpose(0, 1).flatten(1), layout, pixels)
+    except CaptureError:  # it overwrites what its own gradient needs, which methods that read gradients report
+        return layout, None
 
 
 @contextmanager
