@@ -14,7 +14,6 @@ from torch import Tensor
 
 from clairvit.models.through_no_grad import DETACHING, LEAVING_TORCH
 from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.gradient_barriers import Barrier, Cause
 from clairvit.tracing.recorders.base import Op, Recorder
 
@@ -67,13 +66,10 @@ def pixel_gradient(scores: Tensor, pixels: Tensor) -> Tensor | None:
 
 
 def lacks(calls: Sequence[AttentionCall], others: Sequence[AttentionCall]) -> bool:
-    """Return whether some attention is not in the graph, and in that of another run of the same forward.
-
-    A decoder's does not count: queries that are chosen from the tokens are detached on purpose (RT-DETR).
-    """
-    decoder = decoder_kinds(calls)
-    pairs = enumerate(zip(calls, others, strict=True))
-    return any(other.out.requires_grad and not call.out.requires_grad for i, (call, other) in pairs if i not in decoder)
+    """Return whether some attention is not in the graph, and in that of another run of the same forward."""
+    return any(
+        other.out.requires_grad and not call.out.requires_grad for call, other in zip(calls, others, strict=True)
+    )
 
 
 def differ(gradient: Tensor | None, other: Tensor | None) -> bool:

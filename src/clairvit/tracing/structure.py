@@ -319,7 +319,10 @@ def _find_sight(model: Model, pixels: Tensor) -> _Sight:
         cuts |= {cause: found for cause, found in further.cuts.cuts.items() if cause not in cuts}
         if len(further.calls) != len(look.calls):
             continue  # another path when gradients are on: nothing of it can be compared
-        if lacks(look.calls, further.calls) or (look.gradient is None and further.gradient is not None):
+        # What a decoder detaches (the queries that RT-DETR chooses) is left out of the gradient on purpose.
+        on_purpose = mode.detached and any(call.out.requires_grad for call in look.calls)
+        blocked = not on_purpose and lacks(look.calls, further.calls)
+        if blocked or (look.gradient is None and further.gradient is not None):
             barriers.append(cut or Barrier("", type(model.module).__name__, "unknown"))
             look = further
         elif not look.watch.finder.barriers and differ(look.gradient, further.gradient):
