@@ -362,7 +362,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     stages = () if sites else find_stages(module, watch.outermost)
     painted = layout is None and model.layout is None and not stages and not sites and bool(sight.barriers)
     if painted and pixels.ndim == 4:
-        layout = Layout(cells_of_image(image), 0, "avg")
+        layout = located = Layout(cells_of_image(image), 0, "avg")
     if stages and not isinstance(module, Readout):
         region = _region_of_stages(model, sight.look, stages[-1].grid)
     stated = _stated_layout(model, located or layout, sites)
