@@ -173,7 +173,7 @@ def test_tokens_in_another_order_make_no_map() -> None:
     image = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
     model = cv.wrap(strange(SortedByWindows))
     for method in ("raw-attention", "genatt", "ixg", "legrad", "gradcam"):
-        with pytest.raises(NotApplicable, match=r"do not lie row by row in its sequence .* pixel gradients: saliency"):
+        with pytest.raises(NotApplicable, match=r"do not lie row by row on the image.* pixel gradients: saliency"):
             cv.explain(model, image, method, target=TARGET)
     assert cv.explain(model, image, "saliency", target=TARGET).maps.shape == (2, size // PATCH, size // PATCH)
 
@@ -357,7 +357,7 @@ def test_no_grad_inside_the_model_is_named() -> None:
             with torch.no_grad():
                 return super().through(x)
 
-    with pytest.raises(CaptureError, match="no_grad"):
+    with pytest.raises(NotApplicable, match=r"under torch\.no_grad\(\) from 'blocks\.0\.norm' \(LayerNorm\) on"):
         cv.explain(cv.wrap(strange(lambda: Frozen(lambda: Block(MatmulAttention)))), pixels("timm-vit"), "ixg")
 
 

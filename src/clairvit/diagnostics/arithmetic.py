@@ -65,8 +65,8 @@ def rules_cover_operations(context: DoctorContext) -> Check:
     if notes:
         return failed(
             " ".join(dict.fromkeys(notes)),
-            "Do not trust lrp, deep-taylor, transatt, cp-lrp, decompx, attnlrp, reslrp and libra-* on this model. Write "
-            "the operation with torch's own (torch.nn.LayerNorm, torch.nn.GELU, torch.nn.Linear), or use methods with "
+            "Do not trust lrp, deep-taylor, transatt, cp-lrp, decompx, attnlrp, reslrp and libra-* on this model. "
+            "Write the operation with torch's own (torch.nn.LayerNorm, torch.nn.GELU, torch.nn.Linear), or use methods with "
             "true gradients: ixg, gradcam, genatt.",
             **details,
         )

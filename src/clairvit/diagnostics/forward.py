@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ from clairvit.diagnostics.inspection import (
 from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
 from clairvit.models.forward_errors import forward_failure
+from clairvit.models.through_no_grad import ThroughNoGrad
 from clairvit.tracing.gradient_barriers import gradient_barriers
+from clairvit.tracing.structure import model_structure
 
 CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
 
@@ -214,15 +217,26 @@ def gradient_checkpointing(context: DoctorContext) -> Check:
 @check("gradient", needs=("finite scores", "determinism", "scores", "quantisation", "checkpointing"))
 def gradient_reaches_pixels(context: DoctorContext) -> Check:
     """Check that the scores are a differentiable function of the pixels."""
-    backward = context.backward
+    model, pixels = context.model, context.pixels[:1]
+    try:
+        backward = context.backward
+    except RuntimeError:  # a forward that takes no tensor with a gradient (numpy)
+        reasons = [barrier.reason for barrier in model_structure(model, pixels).barriers if barrier.reason]
+        if not reasons:
+            raise
+        return failed(
+            f"No gradient leads from the scores to the image: {reasons[0]}.",
+            "Methods that need no gradient remain: leave-one-out, occlusion, lime.",
+        )
     if not backward.reaches_scores:
         return failed(
             f"No gradient leads from the scores to the image: it ends {backward.blocked_by}.",
             "Look for detach(), .data, torch.no_grad(), numpy or argmax in the forward; gradient methods need a "
-            "differentiable one.",
+            "differentiable one. cv.wrap(…, through_no_grad=True) keeps gradients on under torch.no_grad().",
             module=backward.blocked_by,
         )
-    barriers = [str(barrier) for barrier in gradient_barriers(context.model.module, context.pixels[:1])]
+    with ThroughNoGrad() if model.through_no_grad else nullcontext():
+        barriers = [str(barrier) for barrier in gradient_barriers(model.module, pixels)]
     if barriers:
         return failed(
             f"A gradient leads from the scores to the image, but none passes {abbreviated(barriers)}, so that it "

@@ -68,10 +68,25 @@ def token_grid(context: DoctorContext) -> Check:
             "State the right one: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=…, pooling=…)).",
             **details,
         )
+    if structure.region is not None:
+        return failed(
+            f"{summary}; but they lie on {structure.region}: the forward crops, pads or shifts the image.",
+            "Let cv.wrap(module, size=…, resize=…) crop and resize, and wrap the inner module. Until then pixel "
+            "methods (saliency) and perturbation methods apply.",
+            **details,
+        )
+    if structure.painted:
+        cells = " × ".join(map(str, layout.grid))
+        return warned(
+            f"No tokens are seen: the forward leaves torch. Perturbation methods paint {cells} cells of the image.",
+            "State a grid if you want another: cv.wrap(module, layout=cv.Layout(grid=(rows, columns), prefix=0, "
+            "pooling='avg')).",
+            **details,
+        )
     if not structure.in_order:
         return warned(
-            f"{summary}; but the patch tokens do not lie row by row in the sequence (tokens sorted by windows, say), "
-            "so that they make no map.",
+            f"{summary}; but the patch tokens do not lie row by row on the image (tokens sorted by windows, an "
+            "image that is turned), or it cannot be told, so that they make no map.",
             "Use pixel methods (saliency), or state the layout if that is wrong: cv.wrap(module, layout=…).",
             **details,
         )

@@ -92,6 +92,7 @@ def run(
             with _Timed(result):
                 _check_structure(spec, trace)
                 _check_gradient(spec, trace)
+                result.notes += _notes_on_gradient(spec, trace)
                 _check_layout(spec, trace)
                 if spec.aggregation is None:
                     _run_image_method(spec, trace, seed, result)
@@ -233,6 +234,11 @@ def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
     structure = trace.recording.structure
     if structure.barriers and spec.reads_gradients:
         raise blocked_gradient(structure.barriers, f"'{spec.text}'", attention=bool(structure.sites))
+
+
+def _notes_on_gradient(spec: MethodSpec, trace: Trace) -> list[str]:
+    lost = "the forward calls detach(), so that the gradient leaves out what the scores owe to the detached tensors"
+    return [f"{spec.text}: {lost}"] if trace.recording.structure.is_detached and spec.reads_gradients else []
 
 
 def _check_layout(spec: MethodSpec, trace: Trace) -> None:

@@ -142,8 +142,12 @@ def _explain_by_default(request: _Request, images: Any) -> Comparison:
         images = first = prepare(images, request.model)
     if first is None:
         raise BadInput("The data set has no images; expected at least one.")
-    notes: list[str] = []
     structure = model_structure(request.model, first.pixels)
+    notes = [
+        f"{request.model.name} gives no gradient: {barrier.reason}."
+        for barrier in structure.barriers[:1]
+        if barrier.reason
+    ]
     *preferred, last = defaults_for(structure)
     if first is images:
         request = replace(request, structure=structure)

@@ -41,9 +41,8 @@ def feature_maps(trace: Trace) -> Tensor:
     """Return the channels of the features that class activation maps read, [B, d, rows, cols]."""
     if not trace.layers:
         raise NotApplicable(
-            f"{trace.recording.model.name}: no attention call was seen, and this method masks the image with "
-            "the channels of the last layer.",
-            alternative="a method of pixel gradients",
+            f"No layer of {trace.recording.model.name} was seen, and this method masks the image by feature maps.",
+            alternative="a perturbation method",
         )
     last = trace.layers[-1]
     tokens = last_norm_features(trace)[0] if last.call is not None else None  # a CNN's stages are feature maps already

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -25,6 +26,7 @@ from clairvit.models.submodules import (
     submodules,
     tensors_of,
 )
+from clairvit.models.through_no_grad import ThroughNoGrad
 
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
@@ -163,6 +165,8 @@ class Model:
             pixel …"), and which target reads it; "" for a classifier or an embedding.
         assumes_classes: Nothing states that the output are class scores; the first forward pass is looked at.
         text_encoder: What embeds prompts for `cv.Text`; None for a model without a text tower.
+        through_no_grad: Gradients are kept on where the module's forward switches them off (torch.no_grad,
+            torch.inference_mode); its values stay the same.
         base: The model that this one reads another output of; None for a model of its own.
 
     Example:
@@ -186,6 +190,7 @@ class Model:
     returns: str = ""  # what the module returns where that is no row of scores, and which target reads it
     assumes_classes: bool = field(default=False, repr=False)  # neither labels, a head of a library nor the user say so
     text_encoder: TextEncoder | None = field(default=None, repr=False)  # embeds prompts (CLIP, SigLIP)
+    through_no_grad: bool = False  # gradients stay on where the forward switches them off
     base: Model | None = field(default=None, repr=False)  # the model that this one reads another output of
     _readouts: OrderedDict[Hashable, Model] = field(default_factory=OrderedDict, init=False, repr=False)  # of `read`
 
@@ -249,7 +254,9 @@ class Model:
         """Return the scores [B, C] of pixels [B, 3, H, W] or clips [B, 3, T, H, W], whatever type is returned."""
         if self.returns:
             raise NotApplicable(self.returns)
-        scores = self.scores(self.module(pixels))
+        with ThroughNoGrad() if self.through_no_grad and torch.is_grad_enabled() else nullcontext():
+            output = self.module(pixels)
+        scores = self.scores(output)
         if scores.is_complex():
             raise BadInput(
                 f"{self.name} returned complex scores ({scores.dtype}); expected real numbers. Say what to read of "

@@ -54,6 +54,7 @@ def wrap(
     display: Sequence[int] | None = None,
     frames: int | None = None,
     tokenizer: Any = None,
+    through_no_grad: bool = False,
 ) -> Model:
     """Return a model of any module that maps [B, C, H, W] to [B, classes]; the module is not changed.
 
@@ -85,6 +86,8 @@ def wrap(
             configuration, or any number where the first convolution is an nn.Conv3d.
         tokenizer: What reads the prompts of `cv.Text` for a CLIP or SigLIP module: open_clip.get_tokenizer(NAME), or a
             tokenizer or processor of transformers; left out, the one saved with a transformers model.
+        through_no_grad: Keep gradients on where the forward switches them off (a frozen backbone under torch.no_grad or
+            torch.inference_mode), so that methods that read gradients apply. No value changes. A detach() stays one.
 
     Returns:
         The model that `cv.explain` and all other functions take.
@@ -139,6 +142,7 @@ def wrap(
         wrappers=removed_wrappers,
         returns=returns,
         text_encoder=encoder,
+        through_no_grad=bool(through_no_grad),
     )
     model = with_activation(model, None if activation is None else check_activation(activation))
     nothing_stated = classifier is None and not model.labels and model.activation_reason == NOTHING_STATED

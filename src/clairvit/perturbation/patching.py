@@ -512,9 +512,11 @@ def _checked_value(recording: Recording, site: Site, rows: Tensor, value: Tensor
 def _ordered_layout(recording: Recording) -> Layout:
     """Return the layout, if the patch tokens lie row by row in the sequence."""
     layout = recording.structure.layout
+    if recording.structure.region is not None:
+        raise recording.structure.region.refusal()
     if layout is None or not recording.structure.in_order:
         raise NotApplicable(
-            f"The patch tokens of {recording.model.name} do not lie row by row in its sequence, so that patches have "
+            f"The patch tokens of {recording.model.name} do not lie row by row on the image, so that patches have "
             "no index; expected tokens=None with another value than 'mean', or layout=cv.Layout(…) in cv.wrap."
         )
     return layout

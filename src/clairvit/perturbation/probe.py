@@ -135,6 +135,9 @@ class Probe:
         self._advance = advance
         substituted = removal == "token" and self.strategy.mode != "drop"
         self.notes: tuple[str, ...] = (f"{label}: {_fallback_note(self.strategy)}",) if substituted else ()
+        if trace.recording.structure.painted:
+            cells = " × ".join(map(str, self.layout.grid))
+            self.notes += (f"{label}: no tokens of this model are seen; its patches are {cells} cells of the image",)
         self._background: Tensor | None = None
         self._collector = ScoreCollector(trace.target, trace.logits)
 
@@ -338,6 +341,8 @@ class Probe:
     @property
     def _reads_no_patches(self) -> bool:
         """Whether the head reads other tokens only, so that it can do without patches."""
+        if self.trace.recording.structure.reads_unknown:
+            return False
         return self.layout.pooling not in ("map", "query") and not any(
             row in self.layout.patch_rows for row, _ in self.layout.read
         )

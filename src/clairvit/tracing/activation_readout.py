@@ -266,9 +266,11 @@ def _check_blocks(structure: ModelStructure, site: ActivationSite, name: str) ->
 def _layer_layout(structure: ModelStructure, layer: AttentionSite, name: str) -> Layout:
     """Return where the patches lie among the tokens of a layer; later stages of a hierarchical model have no others."""
     layout = structure.layout
+    if structure.region is not None:
+        raise structure.region.refusal()
     if layout is None or layer.grid is None or not structure.in_order:
         raise NotApplicable(
-            f"The patch tokens of {name} do not lie row by row in its sequence, so that patches cannot be told from "
+            f"The patch tokens of {name} do not lie row by row on the image, so that patches cannot be told from "
             "other tokens; expected layout=cv.Layout(…) in cv.wrap."
         )
     return layout if layer.grid == layout.plane else Layout(layer.grid, 0, "avg")

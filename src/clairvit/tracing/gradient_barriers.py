@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,22 +18,51 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.checkpoint import CheckpointError
 
-from clairvit.errors import NotApplicable
+from clairvit.errors import Alternative, NotApplicable
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 
 NO_KERNEL = "NotImplemented"  # part of the name of autograd's node for an operation without a backward
 CHANGE = 0.1  # of the input's standard deviation: how far an input is moved to see whether the output follows
 
 
+# What ends the graph: a layer without a backward, or the forward itself (`gradient_cuts.py`).
+Cause = Literal["layer", "no_grad", "inference_mode", "detach", "outside torch", "unknown"]
+
+
 @dataclass(frozen=True)
 class Barrier:
-    """A layer that blocks the gradient."""
+    """A layer that blocks the gradient, or in which the forward leaves the graph."""
 
     name: str  # as in named_modules(): "blocks.0.attn.qkv"
     type: str  # as nn.Module prints it: "DynamicQuantizedLinear"
+    cause: Cause = "layer"
 
     def __str__(self) -> str:
         return f"'{self.name}' ({self.type})" if self.name else f"the model itself ({self.type})"
+
+    @property
+    def reason(self) -> str:
+        """Why no gradient comes back, where the forward itself is the cause; "" for a layer."""
+        return _REASONS.get(self.cause, "").format(place=self)
+
+    @property
+    def is_passable(self) -> bool:
+        """Whether `through_no_grad=True` keeps the graph."""
+        return self.cause in ("no_grad", "inference_mode")
+
+
+_REASONS: dict[Cause, str] = {
+    "no_grad": "the forward runs under torch.no_grad() from {place} on",
+    "inference_mode": "the forward runs under torch.inference_mode() from {place} on",
+    "detach": "the forward detaches its tensors in {place}",
+    "outside torch": "the forward leaves torch in {place} (numpy, say)",
+    "unknown": "its scores do not depend on the image in a way that torch can follow",
+}
+_ADVICE: dict[Cause, str] = {
+    "no_grad": "pass through_no_grad=True to cv.wrap, which keeps the graph there and changes no value",
+    "inference_mode": "pass through_no_grad=True to cv.wrap, which keeps the graph there and changes no value",
+    "detach": "remove the detach(), which through_no_grad=True does not pass, since code may mean it",
+}
 
 
 def blocked_gradient(barriers: Sequence[Barrier], reader: str, *, attention: bool = True) -> NotApplicable:
@@ -41,12 +70,20 @@ def blocked_gradient(barriers: Sequence[Barrier], reader: str, *, attention: boo
 
     `attention` says whether the model has attention that can be read instead.
     """
+    alternative: Alternative = "an attention or perturbation method" if attention else "a perturbation method"
+    if barriers[0].reason:
+        advice = _ADVICE.get(barriers[0].cause, "take a method that needs none")
+        return NotApplicable(
+            f"{reader} reads gradients, which are missing or incomplete: {barriers[0].reason}. Expected a "
+            f"differentiable forward: {advice}.",
+            alternative=alternative,
+        )
     count = len(barriers) - 1
     others = "" if not count else f" and {count} other layer{'s' if count > 1 else ''}"
     return NotApplicable(
         f"{reader} reads gradients, and none comes back through {barriers[0]}{others}: quantised, or run under "
         "torch.no_grad(); expected layers with a gradient, as the model has before quantisation.",
-        alternative="an attention or perturbation method" if attention else "a perturbation method",
+        alternative=alternative,
     )
 
 

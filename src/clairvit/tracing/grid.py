@@ -11,9 +11,11 @@ from torch import Tensor
 from clairvit.models.model import Layout
 from clairvit.numerics import index_tensor
 from clairvit.tracing.autograd_errors import translate_autograd_errors
+from clairvit.tracing.image_region import Cell, ImageRegion, quarter_cells, region_of_patches
 
 MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: no model has more
 MOST_OTHER_TOKENS = 128  # detection tokens included, of which YOLOS has 100
+CELLS = 14  # along the shorter side of an image whose model shows no tokens: a ViT's on 224 pixels
 
 
 def channels_first(tokens: Tensor, image: tuple[int, int], *, tie: bool = False) -> bool:
@@ -56,6 +58,13 @@ def square_patches(count: int, image: tuple[int, int]) -> tuple[int, int] | None
     return None
 
 
+def cells_of_image(image: tuple[int, int]) -> tuple[int, int]:
+    """Return (rows, cols) of nearly square cells, 14 along the shorter side, for a model that shows no tokens."""
+    cell = max(1.0, min(image) / CELLS)
+    rows, cols = (round(side / cell) for side in image)
+    return rows, cols
+
+
 def on_grid(tokens: Tensor, layout: Layout | None, grid: tuple[int, ...] | None, images: Tensor) -> Tensor | None:
     """Return the patch tokens of [n, N, …] on the image grid, [n, rows, cols, …]; None if they form no grid.
 
@@ -77,35 +86,80 @@ def on_grid(tokens: Tensor, layout: Layout | None, grid: tuple[int, ...] | None,
     return None
 
 
-def locate_patches(tokens: Tensor, layout: Layout, pixels: Tensor) -> Layout | None:
+class PixelWeights:
+    """How strongly each of the tokens [N, d] depends on each pixel, [H, W] or [T, H, W]; one backward for each."""
+
+    def __init__(self, tokens: Tensor, pixels: Tensor) -> None:
+        self.tokens, self.pixels = tokens, pixels
+        self._weights: dict[int | tuple[int, ...], Tensor | None] = {}
+
+    def __getitem__(self, row: int | tuple[int, ...]) -> Tensor | None:
+        """Return the weights of one token, or of several together; None if they depend on no pixel."""
+        if row not in self._weights:
+            with translate_autograd_errors():
+                (gradient,) = torch.autograd.grad(
+                    self.tokens[list(row) if isinstance(row, tuple) else row].square().sum(),
+                    self.pixels,
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            weight = None if gradient is None else gradient[0].float().abs().sum(0)
+            self._weights[row] = None if weight is None or not weight.any() else weight
+        return self._weights[row]
+
+
+def locate_patches(tokens: Tensor, layout: Layout, pixels: Tensor) -> tuple[Layout | None, ImageRegion | None]:
     """Return the layout with the patches where tokens [N, d] depend on the pixels of their cells, row by row.
 
     The offset of `layout` is tried first, then that of the first token that depends on the pixels: tokens that follow
-    the patches (a class token at the end, detection tokens) are its suffix. None: the patches are in another order.
+    the patches (a class token at the end, detection tokens) are its suffix. None: the patches are in another order,
+    which cannot be told either of tokens without a gradient, or on a part of the image, which comes second.
     """
     if not tokens.requires_grad:
-        return layout  # cannot be told
-    weights = _corner_weights(tokens, layout, pixels)
-    if _lie_row_by_row(weights, layout):
+        return None, None
+    weights = PixelWeights(tokens, pixels)
+    located = _in_order(weights, layout)
+    ordered, region = _region(weights, located or layout)
+    return (located, None) if ordered and region is None else (None, region)
+
+
+def _in_order(weights: PixelWeights, layout: Layout) -> Layout | None:
+    """Return the layout of tokens that lie row by row; None if they are in another order."""
+    corners = _corner_weights(weights, layout)
+    if _lie_row_by_row(corners, layout):
         return layout
     if len(layout.grid) == 3:
         time_last = replace(layout, time_last=True)
-        return time_last if _lie_row_by_row(_corner_weights(tokens, time_last, pixels), time_last) else None
+        return time_last if _lie_row_by_row(_corner_weights(weights, time_last), time_last) else None
     others = layout.tokens - layout.patches
-    prefix = next((row for row in range(others) if _pixel_weight(tokens[row], pixels) is not None), others)
+    prefix = next((row for row in range(others) if weights[row] is not None), others)
     if prefix == layout.prefix:
-        return layout if all(weight is None for weight in weights.values()) else None
+        return layout if weights[tuple(layout.patch_rows)] is None else None
     located = replace(layout, prefix=prefix, suffix=others - prefix, read=())
-    return located if _lie_row_by_row(_corner_weights(tokens, located, pixels), located) else None
+    return located if _lie_row_by_row(_corner_weights(weights, located), located) else None
 
 
-def _corner_weights(tokens: Tensor, layout: Layout, pixels: Tensor) -> dict[tuple[int, ...], Tensor | None]:
+def _region(weights: PixelWeights, layout: Layout) -> tuple[bool, ImageRegion | None]:
+    """Return whether the patches of a layout lie in order, and on which part of the image: `region_of_patches`."""
+    rows, cols = layout.grid[-2:]
+    inner = zip(quarter_cells(rows), quarter_cells(cols), strict=True)
+    rows_of_cells = torch.tensor(layout.patch_rows).reshape(-1, rows, cols)[0]  # of a clip's first frame
+    cells = {cell: weights[int(rows_of_cells[cell])] for cell in (*_corners(rows, cols), *inner)}
+    planes = {cell: w.sum(0) if w is not None and w.ndim == 3 else w for cell, w in cells.items()}
+    return region_of_patches(planes, (rows, cols))
+
+
+def _corners(rows: int, cols: int) -> tuple[Cell, ...]:
+    return (0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1)
+
+
+def _corner_weights(weights: PixelWeights, layout: Layout) -> dict[tuple[int, ...], Tensor | None]:
     """Return how the patch tokens of four cells (row, column) at the border depend on the pixels; of two frames."""
     *frames, rows, cols = layout.grid
-    corners = ((0, cols - 1), (rows // 2, cols - 1), (rows - 1, 0), (rows - 1, cols - 1))
+    corners = _corners(rows, cols)
     cells = [(frame, *corner) for frame in {0, frames[0] - 1} for corner in corners] if frames else list(corners)
     rows_of_cells = torch.tensor(layout.patch_rows).reshape(layout.grid)
-    return {cell: _pixel_weight(tokens[int(rows_of_cells[cell])], pixels) for cell in cells}
+    return {cell: weights[int(rows_of_cells[cell])] for cell in cells}
 
 
 def _lie_row_by_row(weights: dict[tuple[int, ...], Tensor | None], layout: Layout) -> bool:
@@ -121,11 +175,3 @@ def _lie_row_by_row(weights: dict[tuple[int, ...], Tensor | None], layout: Layou
             if abs(float(centre) - (cell[axis] + 0.5) / layout.grid[axis]) > 0.3:
                 return False
     return True
-
-
-def _pixel_weight(token: Tensor, pixels: Tensor) -> Tensor | None:
-    """Return how strongly a token [d] depends on each pixel, [H, W] or [T, H, W]; None if it depends on none."""
-    with translate_autograd_errors():
-        (gradient,) = torch.autograd.grad(token.square().sum(), pixels, retain_graph=True, allow_unused=True)
-    weight = None if gradient is None else gradient[0].float().abs().sum(0)
-    return None if weight is None or not weight.any() else weight

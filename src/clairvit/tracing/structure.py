@@ -12,7 +12,7 @@ import itertools
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.data.hashing import weights_check
@@ -28,6 +29,7 @@ from clairvit.errors import BadInput, CaptureError, ClairError, NotApplicable
 from clairvit.models.forward_errors import forward_failure
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
+from clairvit.models.through_no_grad import ThroughNoGrad
 from clairvit.numerics import widened
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind, joined
@@ -38,19 +40,23 @@ from clairvit.tracing.capture_plan import CapturePlan, PlanLearner
 from clairvit.tracing.decoder import decoder_kinds
 from clairvit.tracing.fingerprint import Fingerprint, Path, fingerprint
 from clairvit.tracing.gradient_barriers import Barrier, BarrierFinder
+from clairvit.tracing.gradient_cuts import GradientCuts, differ, lacks, pixel_gradient
 from clairvit.tracing.grid import (
     MOST_OTHER_TOKENS,
     MOST_PREFIX_TOKENS,
+    cells_of_image,
     channels_first,
     fits_image,
     locate_patches,
     one_image,
     square_patches,
 )
+from clairvit.tracing.image_region import ImageRegion, region_of_pixels
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only, traced_forward
 from clairvit.tracing.output_source import UNKNOWN, OutputSourceFinder, check_output
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import without_views
+from clairvit.tracing.rows_by_value import rows_by_value
 from clairvit.tracing.rules.table import HeadsJoin, RuleTable
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
 from clairvit.tracing.weak_module import WeakModule
@@ -85,8 +91,12 @@ class ModelStructure:
     writes_in_place: bool  # a block changes its own input: recordings must keep a copy
     sequence_first: bool  # blocks take [N, B, d] (the original CLIP code)
     whole_blocks: bool  # a block's output is the next one's input; else only its attention half is a module
-    in_order: bool  # patch tokens lie row by row in the sequence
-    barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised ones)
+    in_order: bool  # patch tokens lie row by row in the sequence, and cover the image
+    barriers: tuple[Barrier, ...] = ()  # layers that no gradient comes back through (quantised), or where it is cut
+    is_detached: bool = False  # a detach() in the forward changes the gradient, but does not end it
+    reads_unknown: bool = False  # which tokens the scores read cannot be told: these leave torch
+    painted: bool = False  # no tokens are seen: the layout is cells of the image, which are painted over
+    region: ImageRegion | None = None  # that the patches lie on, where it is not the whole image
     members: tuple[str, ...] = ()  # networks side by side in the module, whose layers do not feed each other
     notes: tuple[str, ...] = ()  # what had to be assumed about the output, shown with results
     plan: CapturePlan | None = field(default=None, compare=False, repr=False)  # None: every operation must be seen
@@ -193,7 +203,14 @@ def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
     with frozen_eval(model.module):
         if isinstance(model.module, Readout):
             model.module.prepare(pixels[:1])
-        key = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, model.layout, model.assumes_classes)
+        key = (
+            tuple(pixels.shape[1:]),
+            pixels.dtype,
+            pixels.device,
+            model.layout,
+            model.assumes_classes,
+            model.through_no_grad,
+        )
         weights = weights_check(model.module)
         remembered = _structures.setdefault(model.module, OrderedDict())
         entry = remembered.get(key)
@@ -288,6 +305,11 @@ class _ModuleVisits(Recorder):
                 handles.append(module.register_forward_hook(this_thread_only(self._leave), with_kwargs=True))
         return handles
 
+    def place(self) -> tuple[str, str]:
+        """Return the name and the type of the module that is running."""
+        module = self.stack[-1].module if self.stack else self.module
+        return self.finder.names.get(id(module), ""), type(module).__name__
+
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.finder.busy:
             return
@@ -295,7 +317,7 @@ class _ModuleVisits(Recorder):
         tokens = tokens_among(args, kwargs)
         if tokens is not None and (tokens is self.pixels or tokens.data_ptr() == self.pixels.data_ptr()):
             tokens = None
-        version = 0 if tokens is None else tokens._version
+        version = _version(tokens)
         sees_image = tokens is not None and tokens.requires_grad
         call = ModuleCall(module, self.call_counts[module])
         self.call_counts[module] += 1
@@ -313,11 +335,15 @@ class _ModuleVisits(Recorder):
         visit.calls = len(self.calls) - visit.first_call
         outputs = (out,) if isinstance(out, Tensor) else tuple(out) if isinstance(out, tuple | list) else ()
         visit.output = tokens_among(outputs, {})
-        visit.in_place = visit.tokens is not None and visit.tokens._version != visit.version
+        visit.in_place = visit.tokens is not None and _version(visit.tokens) != visit.version
         same = visit.output is visit.tokens and not visit.in_place
         image = (self.pixels.shape[-2], self.pixels.shape[-1])
         visit.call.set_output(visit.tokens, visit.output, image, unchanged=same)
         return linked
+
+
+def _version(tensor: Tensor | None) -> int:
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def tokens_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -328,33 +354,111 @@ def tokens_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None
     return None
 
 
-def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
+@dataclass(eq=False)
+class _Look:
+    """One forward of one image, with all that was seen of it."""
+
+    pixels: Tensor
+    watch: _ModuleVisits
+    tokens_read: TokensRead
+    output_source: OutputSourceFinder
+    cuts: GradientCuts
+    scores: Tensor
+
+    @property
+    def calls(self) -> list[AttentionCall]:
+        return self.watch.calls
+
+    @cached_property
+    def gradient(self) -> Tensor | None:
+        return pixel_gradient(self.scores, self.pixels)
+
+
+def _look(model: Model, pixels: Tensor, mode: TorchFunctionMode | None = None, *, gradient: bool = True) -> _Look:
+    """Run the model once; `mode` may keep gradients on, `gradient=False` switches them off."""
     module = model.module
-    pixels = pixels.detach().clone().requires_grad_(True)
+    pixels = pixels.detach().clone().requires_grad_(gradient)
     watch, tokens_read, output_source = _ModuleVisits(module, pixels), TokensRead(), OutputSourceFinder(module, pixels)
-    capture = Capture(1, recorders=(watch, tokens_read, *([output_source] if model.assumes_classes else [])))
+    cuts = GradientCuts(watch.place)
+    capture = Capture(1, recorders=(watch, tokens_read, cuts, *([output_source] if model.assumes_classes else [])))
     watch.calls = capture.calls
-    with torch.enable_grad(), traced_forward():
+    with torch.set_grad_enabled(gradient), traced_forward():
         hooks: list[RemovableHandle] = []
         try:
             hooks += watch.hooks()
             hooks += stream_hooks(module, capture)
-            with capture, _first_forward(model, pixels):
+            with capture, _first_forward(model, pixels), mode or nullcontext():
                 scores = model.logits(pixels)
         finally:
             for hook in hooks:
                 hook.remove()
-    graph = CallGraph(capture.calls, [scores], tokens_read)
+    return _Look(pixels, watch, tokens_read, output_source, cuts, scores)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sight:
+    """The look that shows most of the model's graph, and what the model's own forward lacks of it."""
+
+    look: _Look
+    barriers: tuple[Barrier, ...] = ()
+    is_detached: bool = False  # a detach() changes the gradient, but does not end it
+
+
+def _find_sight(model: Model, pixels: Tensor) -> _Sight:
+    """Look at a forward pass; where it leaves the graph, look again with gradients kept on."""
+    try:
+        look = _look(model, pixels)
+    except BadInput:  # it may take no tensor that requires a gradient (numpy)
+        look = _look(model, pixels, gradient=False)
+    cuts = dict(look.cuts.cuts)
+    barriers: list[Barrier] = []
+    is_detached = False
+    for mode, causes in (
+        (ThroughNoGrad(), ("no_grad", "inference_mode")),
+        (ThroughNoGrad(detached=True), ("detach", "outside torch")),
+    ):
+        cut = next((cuts[cause] for cause in causes if cause in cuts), None)
+        if cut is None and look.pixels.requires_grad:
+            continue
+        try:
+            further = _look(model, pixels, mode)
+        except BadInput:
+            continue
+        cuts |= {cause: found for cause, found in further.cuts.cuts.items() if cause not in cuts}
+        if len(further.calls) != len(look.calls):
+            continue  # another path when gradients are on: nothing of it can be compared
+        # What a decoder detaches (the queries that RT-DETR chooses) is left out of the gradient on purpose.
+        on_purpose = mode.detached and any(call.requires_grad for call in look.calls)
+        blocked = not on_purpose and lacks(look.calls, further.calls)
+        if blocked or (look.gradient is None and further.gradient is not None):
+            barriers.append(cut or Barrier("", type(model.module).__name__, "unknown"))
+            look = further
+        elif not look.watch.finder.barriers and differ(look.gradient, further.gradient):
+            barriers += [cut] if cut is not None and cut.is_passable else []
+            is_detached = is_detached or (cut is not None and not cut.is_passable)
+    if not look.scores.requires_grad and not barriers:
+        order = ("outside torch", "detach", "no_grad", "inference_mode")
+        unknown = Barrier("", type(model.module).__name__, "unknown")
+        barriers = [next((cuts[cause] for cause in order if cause in cuts), unknown)]
+    return _Sight(look, (*barriers, *look.watch.finder.barriers), is_detached)
+
+
+def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
+    module = model.module
+    sight = _find_sight(model, pixels)
+    look, watch = sight.look, sight.look.watch
+    pixels, scores, tokens_read = look.pixels, look.scores, look.tokens_read
+    graph = CallGraph(look.calls, [scores], tokens_read)
     heads_apart = graph.heads()
     firsts = [sum(heads_apart[:index]) for index in range(len(heads_apart))]  # of each layer's calls
-    calls = [_of_all_heads(capture.calls[i : i + n]) for i, n in zip(firsts, heads_apart, strict=True)]
+    calls = [_of_all_heads(look.calls[i : i + n]) for i, n in zip(firsts, heads_apart, strict=True)]
     around = [watch.visits[first] for first in firsts]  # the modules around each call
     sees_image = [
         _sees_image(call, visits, watch.grad_enabled[first])
         for call, visits, first in zip(calls, around, firsts, strict=True)
     ]
     # Layers that are hidden from torch may lie between head and scores.
-    source = UNKNOWN if watch.finder.barriers else output_source.source(scores)
+    source = UNKNOWN if sight.barriers else look.output_source.source(scores)
     notes = check_output(model, source, scores) if model.assumes_classes else ()
     if not any(sees_image):
         sees_image = [True] * len(calls)  # none at all is reported elsewhere
@@ -381,32 +485,63 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         for visit, site in zip(blocks, sites, strict=True)
         if visit is not None and site.kind not in ("encoder", "member", *DECODER_KINDS)
     ]
-    located = layout
     if model.layout is not None:
         _check_layout(model.layout, sites)
-    elif layout is not None:
-        located = _located(layout, visits, pixels)
+    located, region = layout, None
+    if layout is not None and token_stream(module) is None:
+        located, region = _located(layout, visits, calls, sites, pixels)
+    stages = () if sites else find_stages(module, watch.outermost)
+    painted = layout is None and model.layout is None and not stages and not sites and bool(sight.barriers)
+    if painted and pixels.ndim == 4:
+        layout = located = Layout(cells_of_image(image), 0, "avg")
+    if stages and not isinstance(module, Readout):
+        region = _region_of_stages(model, sight.look, stages[-1].grid)
     stated = _stated_layout(model, located or layout, sites)
+    reads_unknown = stated is None and not scores.requires_grad
     if stated is None and layout is not None:
         layout = with_pooling(located or layout, calls, sites, [scores], watch.read_by_head)
+        by_value = _pooling_by_value(model, pixels, layout, calls, sites) if reads_unknown else None
+        layout, reads_unknown = by_value or layout, reads_unknown and by_value is None
         if pixels.ndim == 5 and layout.prefix and visits and sites[-1].kind == "window":
             layout = _with_rows_of_output(layout, visits[-1].output, [scores])
-    tokens = [visit.tokens for visit in visits]
+    inputs = [visit.tokens for visit in visits]
     return ModelStructure(
         layout=stated or layout,
         sites=sites,
-        stages=() if sites else find_stages(module, watch.outermost),
+        stages=stages,
         writes_in_place=any(visit.in_place for visit in visits),
         # One image was looked at, so the axis of length 1 is the batch.
-        sequence_first=any(x is not None and x.ndim == 3 and x.shape[0] != 1 for x in tokens),
+        sequence_first=any(x is not None and x.ndim == 3 and x.shape[0] != 1 for x in inputs),
         whole_blocks=_are_whole(visits),
-        in_order=model.layout is not None or layout is None or located is not None,
-        barriers=tuple(watch.finder.barriers),
+        in_order=region is None and (model.layout is not None or layout is None or located is not None),
+        region=region,
+        barriers=sight.barriers,
+        is_detached=sight.is_detached,
+        reads_unknown=reads_unknown,
+        painted=painted,
         members=members,
         notes=notes,
         plan=watch.learner.plan(module),
         facts={FIRST_PASS: (pixels.detach(), scores.detach())},
     )
+
+
+def _region_of_stages(model: Model, look: _Look, grid: tuple[int, int]) -> ImageRegion | None:
+    """Return the part of the image that a CNN's scores depend on; None: all of it, or they depend on none."""
+    region = _region_read(look, grid)
+    if region is None:
+        return None
+    noise = torch.randn(look.pixels.shape, generator=torch.Generator().manual_seed(0)).to(look.pixels)
+    # of the user's image, black bars may be what no unit passes on
+    mode = ThroughNoGrad(detached=True) if look.cuts.cuts else None
+    return _region_read(_look(model, noise, mode), grid)
+
+
+def _region_read(look: _Look, grid: tuple[int, int]) -> ImageRegion | None:
+    if look.gradient is None:
+        return None
+    weight = look.gradient[0].abs().sum(0)
+    return region_of_pixels(weight.sum(0) if weight.ndim == 3 else weight, grid)
 
 
 def _stated_layout(model: Model, inferred: Layout | None, sites: tuple[AttentionSite, ...]) -> Layout | None:
@@ -418,12 +553,23 @@ def _stated_layout(model: Model, inferred: Layout | None, sites: tuple[Attention
     return read or model.layout
 
 
-def _located(layout: Layout, blocks: list[_Visit], pixels: Tensor) -> Layout | None:
-    """Return the layout with its patches where they lie in the sequence; None if they are in another order."""
+def _located(
+    layout: Layout, blocks: list[_Visit], calls: list[AttentionCall], sites: tuple[AttentionSite, ...], pixels: Tensor
+) -> tuple[Layout | None, ImageRegion | None]:
+    """Return `locate_patches` of the first tokens [N, d] of the layout: a block's input, or values of an attention."""
     inputs = [visit.tokens for visit in blocks if visit.tokens is not None and not visit.in_place]
-    streams = [one_image(tokens, (int(pixels.shape[-2]), int(pixels.shape[-1]))) for tokens in inputs]
-    tokens = next((t for t in streams if len(t) == layout.tokens), None)  # [N, d]
-    return layout if tokens is None else locate_patches(tokens, layout, pixels)
+    streams = (one_image(tokens, (int(pixels.shape[-2]), int(pixels.shape[-1]))) for tokens in inputs)
+    tokens = next((tokens for tokens in streams if len(tokens) == layout.tokens), None)
+    if tokens is not None:
+        return locate_patches(tokens, layout, pixels)
+    # The values of a block that is no module, or that overwrites its input, are made of each token by itself.
+    first = next((call.v for call, site in zip(calls, sites, strict=True) if site.kind == "tokens"), None)
+    if first is None or len(first) != 1 or first.shape[2] != layout.tokens:
+        return layout, None
+    try:
+        return locate_patches(first[0].transpose(0, 1).flatten(1), layout, pixels)
+    except CaptureError:  # it overwrites what its own gradient needs, which methods that read gradients report
+        return layout, None
 
 
 @contextmanager
@@ -734,10 +880,7 @@ def with_pooling(
     if not layers or sites[layers[-1]].kind != "tokens" or layout.tokens != sites[layers[-1]].queries:
         return layout  # windows, stages or channels come last: nothing reads single rows
     if not any(tensor.requires_grad for tensor in scores):
-        raise CaptureError(
-            "The model's output does not depend on its attention (detached output or torch.no_grad inside forward); "
-            "expected a differentiable forward. Remove the no_grad, or pass layout=cv.Layout(…) to cv.wrap."
-        )
+        return _usual_layout(layout)  # not told: see `ModelStructure.reads_unknown`
     if not all(
         call.requires_grad for call, site in zip(calls, sites, strict=True) if site.kind not in ("unrelated", "query")
     ):
@@ -784,6 +927,19 @@ def _without_rounding(rows: Tensor) -> Tensor:
     In half precision that cannot be told: the rows of a mean may weigh as little as rounding does.
     """
     return rows.where(rows > rows.max() * torch.finfo(rows.dtype).eps * 2**5, 0).float()
+
+
+def _pooling_by_value(
+    model: Model, pixels: Tensor, layout: Layout, calls: list[AttentionCall], sites: tuple[AttentionSite, ...]
+) -> Layout | None:
+    """Return the layout with its pooling, where scores leave torch after the last block; None if it cannot be told."""
+    last = len(sites) - 1
+    if last < 0 or sites[last].kind != "tokens" or sites[last].queries != layout.tokens:
+        return None  # windows, or a pool or decoder after the blocks
+    if any(site.heads_apart != 1 for site in sites):
+        return None  # a layer's heads are calls of their own
+    weights = rows_by_value(model, pixels, layout, calls[last], last)
+    return None if weights is None else _layout_reading(layout, weights.nonzero().flatten().tolist(), weights)
 
 
 def _with_rows_of_output(layout: Layout, output: Tensor | None, scores: list[Tensor]) -> Layout:

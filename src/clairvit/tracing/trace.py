@@ -103,11 +103,14 @@ class Trace:
 
     @property
     def in_order(self) -> Layout:
-        """The layout, if the patch tokens lie on it row by row; else raise NotApplicable."""
+        """The layout, if the patch tokens lie on it row by row and cover the image; else raise NotApplicable."""
+        if self.recording.structure.region is not None:
+            raise self.recording.structure.region.refusal()
         if not self.recording.structure.in_order:
             raise NotApplicable(
-                "The patch tokens of this model do not lie row by row in its sequence (tokens sorted by windows, say), "
-                "so they make no map; expected layout=cv.Layout(…) in cv.wrap.",
+                "The patch tokens of this model do not lie row by row on the image, or it cannot be told (they are "
+                "sorted by windows, or the forward flips, turns, rolls or pads the image), so they make no map; "
+                "expected layout=cv.Layout(…) in cv.wrap.",
                 alternative="a method of pixel gradients",
             )
         return self.layout
@@ -135,6 +138,12 @@ class Trace:
     def readout_weights(self) -> Tensor:
         """How much the head reads of each token, [1 or B, N]; rows of an N×N map are weighted by it."""
         layout = self.layout
+        if self.recording.structure.reads_unknown:
+            raise NotApplicable(
+                "Which tokens the scores read cannot be told, because the forward leaves torch after its blocks; "
+                "expected the layout with its pooling: cv.wrap(…, layout=cv.Layout(grid=…, prefix=…, pooling=…)).",
+                alternative="a perturbation method",
+            )
         if layout.pooling == "max":
             raise NotApplicable(
                 "The score is a maximum over the patches, so that another row of attention is read in each image and "
