@@ -173,8 +173,6 @@ def llama_vision() -> nn.Module:
     }
     config = hf.MllamaConfig(vision_config=vision, text_config=text, image_token_index=98)
     return hf.MllamaForConditionalGeneration(config).eval()
-        hf.MllamaConfig(vision_config=vision, text_config=text, image_token_index=98)
-    ).eval()
 
 
 def test_llama_vision_is_refused_by_what_it_is() -> None:
