@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,9 @@ def vit():
 
 def build():
     return cv.wrap(vit(), mean=(0.5,) * 3, std=(0.5,) * 3, labels=["a", "b", "c", "d"])
+
+def own():
+    return torch.nn.Sequential(vit())
 
 def assumed():
     return vit().half()
@@ -63,6 +67,15 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("determinism", "batch independence", "completeness", "residual cancellation", "methods", "integrity"):
         assert name in printed
     assert "checked_vit:build can be explained" in printed
+
+
+def test_advice_names_options(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "checked_vit:own"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "On the command line: --mean, --std, --resize, --interpolation." in printed
+    assert "cv.wrap(…, size=). On the command line: --crop." in printed
+    assert re.search(r"skip\s+\d+ others", printed)
+    assert main(["doctor", "checked_vit:own", "--crop", "32", "--mean", "0.5", "--std", "0.5", "-q"]) == 0
 
 
 def test_a_failing_check_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,13 @@ class ZeroShot(Through):
         return 10 * F.normalize(self.inner(image), dim=-1) @ F.normalize(self.prompts, dim=-1).T
 
 
+class Tempered(Through):
+    """Class scores that are scaled by a number that depends on the image."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.inner(image) * image.mean((1, 2, 3))[:, None]
+
+
 class Ensemble(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -193,6 +200,10 @@ def test_no_model_of_the_zoo_changes_its_kind(name: str) -> None:
 
 def test_what_cannot_be_told_is_noted() -> None:
     pooled = nn.Sequential(nn.Conv2d(3, 12, 8, 8), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    (note,) = cv.explain(
+        cv.wrap(Tempered(nn.Sequential(home(), nn.Linear(WIDTH, 5))), size=32), PIXELS, "saliency"
+    ).notes
+    assert note.startswith("Nothing states what the 5 outputs")
     (note,) = cv.explain(cv.wrap(pooled, size=32), PIXELS, "saliency").notes
     assert note.startswith("Nothing states what the 12 outputs of the model are")
     for stated in ({"classifier": True}, {"labels": [str(i) for i in range(12)]}, {"activation": "sigmoid"}):

@@ -8,7 +8,7 @@ named as a projection; a norm, a division by a length and a sum of a residual st
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +25,7 @@ Meaning = Literal["classes", "embedding", "unknown"]
 HEADS = frozenset({"head", "heads", "fc", "classifier", "logits", "cls_head", "mlp_head", "classification_head"})
 CLASS_WORDS = ("class", "cls", "logit", "head")  # what the last part of the name of a head contains: DETR's class_embed
 PROJECTIONS = ("proj", "embed")  # what the last part of the name of a projection contains
-UNIT_SUM = 1e-3  # how far a row of probabilities may be from 1: half precision rounds it so
+UNIT = 1e-3  # how far a length or a sum that is 1 may be from it: half precision rounds it so
 _PRODUCTS = ops.MATRIX_PRODUCTS | {ops.LINEAR, ops.BIASED_MATMUL}
 _ADDED_PRODUCTS = (torch.addmm, Tensor.addmm, torch.mm, Tensor.mm)
 _NORMS = frozenset({ops.NORM, ops.GROUP_NORM})
@@ -65,7 +65,8 @@ class OutputSourceFinder(Recorder):
     def on_op(self, op: Op) -> None:
         outputs = list(_tensors(op.output))
         if outputs:
-            inputs = tuple(self._value(tensor) for tensor in _tensors((op.args, dict(op.kwargs))))
+            arguments = _of_values(op.function, op.args, op.kwargs)
+            inputs = tuple(self._value(tensor) for tensor in _tensors(arguments))
             sees_image = any(value.sees_image for value in inputs)
             for tensor in outputs:
                 self._values[id(tensor)] = _Value(op.function, inputs, tensor, sees_image)
@@ -104,6 +105,14 @@ def check_output(model: Model, source: OutputSource, scores: Tensor) -> tuple[st
     return (note,)
 
 
+def _of_values(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the arguments whose values an operation reads, not those of which it takes type or shape alone."""
+    name = getattr(function, "__name__", "")
+    if name.endswith("_like") or name.startswith("new_"):
+        return ()
+    return args[:1] if name in ("to", "type_as", "expand_as", "view_as", "reshape_as") else (args, dict(kwargs))
+
+
 def _tensors(values: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested arguments or outputs."""
     if isinstance(values, Tensor):
@@ -128,10 +137,13 @@ def _source(value: _Value) -> OutputSource:
             return _of_product(value) if len(inputs) == 1 else UNKNOWN
         if kind in _NORMS:
             return OutputSource("embedding", "a normalisation")
-        numerator = _numerator(value, kind, inputs)
-        if kind == ops.NORMALIZE or (numerator is not None and not _are_probabilities(value.tensor)):
+        if kind == ops.NORMALIZE:
             return OutputSource("embedding", "a vector divided by its length")
+        numerator = _numerator(value, kind, inputs)
         if numerator is not None:
+            source = _of_quotient(value.tensor)
+            if source is not None:
+                return source
             value = numerator
             continue
         if kind in ops.CONVOLUTIONS:
@@ -182,10 +194,19 @@ def _numerator(value: _Value, kind: str | None, inputs: list[_Value]) -> _Value 
     return wide[0] if len(wide) == 1 else None
 
 
-def _are_probabilities(values: Tensor) -> bool:
-    """Return whether rows [..., C] are a softmax, which may be written out as a division, too."""
-    values = values.detach().float()
-    return bool((values >= 0).all()) and bool(((values.sum(-1) - 1).abs() < UNIT_SUM).all())
+def _of_quotient(values: Tensor) -> OutputSource | None:
+    """Return what rows [..., C] mean that were divided by a number each; None for a softmax that is written out."""
+    values = values.detach().double()
+    length, spread = values.norm(dim=-1), values.square().mean(-1).sqrt()
+    if bool((values >= 0).all()) and _are_one(values.sum(-1)):
+        return None
+    if _are_one(length):
+        return OutputSource("embedding", "a vector divided by its length")
+    return OutputSource("embedding", "a normalisation") if _are_one(spread) else UNKNOWN
+
+
+def _are_one(values: Tensor) -> bool:
+    return bool(((values - 1).abs() < UNIT).all())
 
 
 def _of_sum(inputs: list[_Value]) -> OutputSource:
