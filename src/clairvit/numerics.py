@@ -91,7 +91,7 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
 
     An ordinary copy to a GPU waits for all kernels that were started before; one from page-locked memory does not.
     """
-    tensor = torch.tensor(values, dtype=dtype)
+    tensor = torch.tensor(values, dtype=dtype, device="cpu")
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

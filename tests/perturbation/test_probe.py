@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
-from clairvit.perturbation import token_dropping as tokens
 from clairvit.perturbation.attention_override import mask_tokens
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.token_dropping import drop_strategy, droppable_tokens
+from clairvit.tracing.structure import forget_structures
 from clairvit.tracing.trace import Trace
 from helpers.linear_patch_model import effects, linear
 from helpers.module_fingerprint import differences, fingerprint, surroundings
@@ -283,7 +283,7 @@ def interrupting(after: int) -> tuple[Callable[..., None], list[int]]:
 
 @pytest.mark.parametrize("how", ["keeping", "rewriting"])
 @pytest.mark.parametrize("name", ["timm-vit", "timm-eva02", "timm-sam", "home-lucid", "home-in-place"])
-def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str) -> None:
     """In every pass that there is: while the way is found, and while variants are run."""
     ways = {"keeping": lambda probe: probe.score_kept(some(name)), "rewriting": rewritten}
     module = build(name).double().train()
@@ -294,7 +294,7 @@ def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str, m
     for after in (1, 2, 3, 5, 8, 13, 21):
         model = cv.wrap(module, name=name, size=ZOO[name].size)
         trace = cv.trace(model, pixels(name, B, dtype=torch.float64), target=3)
-        monkeypatch.setattr(tokens, "_strategies", weakref.WeakKeyDictionary())
+        trace.recording.structure.facts.pop("drop strategy", None)  # found anew
         block = trace.recording.structure.layers[-1].block
         assert block is not None
         hook, left = interrupting(after)
@@ -359,13 +359,13 @@ def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
         gc.enable()
 
 
-def test_two_threads_on_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_on_one_model() -> None:
     model = wrapped("timm-vit", torch.float64)
     model.module.train()
     before = fingerprint(model.module)
     images = pixels("timm-vit", 4, dtype=torch.float64)
     alone = [asked(cv.trace(model, x, target=3), lambda p: p.score_kept(some("timm-vit", 1))) for x in images]
-    monkeypatch.setattr(tokens, "_strategies", weakref.WeakKeyDictionary())
+    forget_structures(model.module)
     found: dict[int, Tensor] = {}
 
     def work(k: int) -> None:

@@ -293,6 +293,28 @@ def test_a_hash_means_one_map_for_ever(tmp_path: Path) -> None:
         cv.parse_method(str(file), fusion="max")
 
 
+@pytest.mark.usefixtures("no_calibrations")
+@pytest.mark.parametrize("forgotten", [False, True], ids=["original was read", "in another process"])
+def test_a_recipe_that_was_edited_by_hand_is_refused(tmp_path: Path, forgotten: bool) -> None:
+    """Whether or not this process knows the weights that its method names."""
+    file = mine().save(tmp_path / "mine.json")
+    read_recipe(file)
+    document = json.loads(file.read_text())
+    document["calibration"]["weights"]["attnlrp"][0] += 1
+    file.write_text(json.dumps(document))
+    if forgotten:
+        calibrated_module._calibrations.clear()
+    model, images = model_and_images()
+    hash_ = mine().method.partition("#")[2]
+    for run in (
+        lambda: read_recipe(file),
+        lambda: cv.explain(model, images[:1], str(file)),
+        lambda: cv.explain(model, images[:1], recipe=file),
+    ):
+        with pytest.raises(BadInput, match=rf"names the weights {hash_} and holds \w{{12}}: it was changed after"):
+            run()
+
+
 def test_a_recipe_of_choose_is_its_method(tmp_path: Path) -> None:
     file = cv.Recipe(method="genatt+skipplus", model="pets", weights="").save(tmp_path / "chosen.json")
     assert cv.parse_method(str(file)).text == "genatt+skipplus"

@@ -167,7 +167,7 @@ def inspect_backward(model: Model, pixels: Tensor) -> BackwardPass:
             logits = model.logits(pixels)
             if logits.requires_grad:
                 generator = torch.Generator().manual_seed(0)
-                weights = torch.randn(logits.shape, generator=generator).to(logits)
+                weights = torch.randn(logits.shape, generator=generator, dtype=torch.float32, device="cpu").to(logits)
                 running = "backward"
                 (logits * weights).sum().backward()  # type: ignore[no-untyped-call]
         finally:
@@ -239,7 +239,7 @@ def rounding_bound(model: Model, pixels: Tensor, inspection: Inspection) -> Roun
     """Return the bound from the model's operations, widths, activations and sensitivity; one forward pass."""
     unit = torch.finfo(inspection.dtype).eps / 2
     generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, pixels.shape, generator=generator).to(pixels) * 2 - 1
+    signs = torch.randint(0, 2, pixels.shape, generator=generator, device="cpu").to(pixels) * 2 - 1
     perturbed = plain_forward(model, pixels * (1 + 2 * unit * signs))
     change = (perturbed - inspection.logits.detach()).double().abs().max()
     amplified = float(change) / 2 if bool(change.isfinite()) else 0.0

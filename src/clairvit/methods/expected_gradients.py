@@ -105,8 +105,8 @@ def draws(pixels: Tensor, count: int, samples: int, seed: int) -> tuple[Tensor, 
     picks, alphas = [], []
     for image_seed in image_seeds(pixels, seed):
         generator = make_generator(image_seed)
-        alphas.append(torch.rand(samples, generator=generator, dtype=torch.float64))
-        picks.append(torch.randint(count, (samples,), generator=generator))
+        alphas.append(torch.rand(samples, generator=generator, dtype=torch.float64, device="cpu"))
+        picks.append(torch.randint(count, (samples,), generator=generator, device="cpu"))
     return torch.stack(picks, 1), torch.stack(alphas, 1)
 
 
@@ -118,7 +118,7 @@ def load_references(trace: Trace, references: str, samples: int, seed: int) -> T
         return torch.stack([background(removal, wide, model.preprocess, seed) for removal in COPIES[references]])
     files = _reference_files(references)
     if len(files) > samples:
-        order = torch.randperm(len(files), generator=make_generator(seed))[:samples]
+        order = torch.randperm(len(files), generator=make_generator(seed), device="cpu")[:samples]
         files = [files[index] for index in sorted(order.tolist())]
     loaded = prepare(files, model).pixels.to(pixels)
     if loaded.shape[1:] != pixels.shape[1:]:

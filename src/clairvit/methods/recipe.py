@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
@@ -195,10 +196,22 @@ def read_recipe(path: PathLike[str] | str) -> Recipe:
     }
     if values.get("calibration") is not None:
         values["calibration"] = Calibration.from_document(values["calibration"], str(path))
+        _check_hash(str(path), values["calibration"], (values["method"], *starts.values()))
         calibrated_spec(values["calibration"])  # its hash may be the method
     for text in (values["method"], *starts.values()):
         resolve_method(text)  # raises for a method that is not known, with the nearest names
     return Recipe(**values)
+
+
+def _check_hash(source: str, calibration: Calibration, methods: Sequence[str]) -> None:
+    """Raise BadInput if a method names other weights than a recipe holds: the file was edited by hand."""
+    hashes = {hash_ for text in methods for hash_ in re.findall(rf"{CALIBRATED}#(\w+)", text)}
+    others = sorted(hashes - {calibration.hash})
+    if others:
+        raise BadInput(
+            f"The recipe '{source}' names the weights {others[0]} and holds {calibration.hash}: it was changed after "
+            f"cv.calibrate wrote it. Take the file as it was, or name what it holds: {CALIBRATED}#{calibration.hash}."
+        )
 
 
 @wraps(RECIPE_FILE)

@@ -148,7 +148,7 @@ class EvalContext:
     def tie_order(self, count: int, stream: int = 0) -> Tensor:
         """Return a random permutation of 0 … count - 1 per image, [B, count], in which ties are broken."""
         generators = [make_generator(seed, stream) for seed in self.image_seeds]
-        orders = [torch.randperm(count, generator=generator) for generator in generators]
+        orders = [torch.randperm(count, generator=generator, device="cpu") for generator in generators]
         return torch.stack(orders).to(self.maps.device)
 
     # Scores of the target

@@ -547,7 +547,7 @@ def _kept_by_segment(context: EvalContext, image: int, segments: Tensor) -> Tens
     count = int(segment.max()) + 1
     member = (segment == torch.arange(count, device=segment.device)[:, None]).to(context.maps)  # [L, patches]
     means = context.maps[:, image].flatten(1) @ (member / member.sum(1, keepdim=True)).T  # [M, L]
-    tie_order = torch.randperm(count, generator=make_generator(context.image_seeds[image], SEGMENT_TIES))
+    tie_order = torch.randperm(count, generator=make_generator(context.image_seeds[image], SEGMENT_TIES), device="cpu")
     order = sort_with_ties(means[:, None], tie_order.to(segment.device)[None])[:, 0]
     removed = torch.arange(1, count + 1, device=segment.device)
     return inverse_permutation(order)[:, segment][:, None, :] >= removed[:, None]

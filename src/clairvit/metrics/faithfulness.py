@@ -377,9 +377,9 @@ def _random_blocks(context: EvalContext, runs: int, side: int | None) -> Tensor:
     blocks = []
     for seed in context.image_seeds:
         generator = make_generator(seed, BLOCKS)
-        sides = torch.randint(1, max(1, largest // 2) + 1, (runs,), generator=generator)
+        sides = torch.randint(1, max(1, largest // 2) + 1, (runs,), generator=generator, device="cpu")
         sides = sides if side is None else torch.full_like(sides, side)
-        starts = torch.rand(len(lengths), runs, generator=generator)
+        starts = torch.rand(len(lengths), runs, generator=generator, dtype=torch.float32, device="cpu")
         *frames, down, across = (
             _stretch(length, sides.clamp(max=length), start) for length, start in zip(lengths, starts, strict=True)
         )

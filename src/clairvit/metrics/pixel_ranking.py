@@ -144,7 +144,9 @@ def random_subsets(context: EvalContext, runs: int, size: int) -> Tensor:
     subsets = []
     for seed in context.image_seeds:
         generator = make_generator(seed, SUBSETS)
-        subsets.append(torch.stack([torch.randperm(count, generator=generator)[:size] for _ in range(runs)]))
+        subsets.append(
+            torch.stack([torch.randperm(count, generator=generator, device="cpu")[:size] for _ in range(runs)])
+        )
     return torch.stack(subsets).to(context.maps.device)
 
 

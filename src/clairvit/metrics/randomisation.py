@@ -215,7 +215,9 @@ def _other_class(context: EvalContext, row: int, which: Other) -> int:
         )
     other_classes = [c for c in range(count) if c != target]
     if which == "random":
-        return other_classes[int(torch.randint(count - 1, (), generator=make_generator(context.image_seeds[row])))]
+        return other_classes[
+            int(torch.randint(count - 1, (), generator=make_generator(context.image_seeds[row]), device="cpu"))
+        ]
     if which == "quantus":
         return other_classes[int(numpy_generator(context.seed).randint(0, count - 1, 1)[0])]
     scores = logits[other_classes]
@@ -283,15 +285,15 @@ def randomise(layer: Layer, by: Law, generator: torch.Generator) -> None:
     """Draw the parameters of a layer anew, in place."""
     module, parameters = layer
     if by in ("reset", "quantus") and can_reset(module):
-        drawn_seed = int(torch.randint(2**62, (), generator=generator))
+        drawn_seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
         _reset(module, parameters, generator.initial_seed() if by == "quantus" else drawn_seed)
         return
     for p in parameters:
         flat = widened(p.detach()).flatten().cpu()
         if by == "shuffle":
-            drawn = flat[torch.randperm(flat.numel(), generator=generator)]
+            drawn = flat[torch.randperm(flat.numel(), generator=generator, device="cpu")]
         else:
-            noise = torch.randn(flat.shape, generator=generator, dtype=torch.float32).to(flat)
+            noise = torch.randn(flat.shape, generator=generator, dtype=torch.float32, device="cpu").to(flat)
             drawn = flat.mean() + flat.std(correction=0) * noise
         p.copy_(drawn.reshape(p.shape))
 

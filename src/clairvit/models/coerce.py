@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -34,6 +35,11 @@ def as_model(model: ModelLike, images: Any = None) -> Model:
     A bare module whose preprocessing is stated nowhere gets ImageNet's: one ClairWarning says so, unless `images` are
     preprocessed already, and the notes of an explanation do.
     """
+    if torch.get_default_device().type == "meta":
+        raise BadInput(
+            "torch's default device is 'meta', where tensors have shapes and no numbers; expected a device that "
+            "computes. Leave the block of torch.device('meta'), or call torch.set_default_device('cpu')."
+        )
     if isinstance(model, Model):
         return model
     if isinstance(model, str):

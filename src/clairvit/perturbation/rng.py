@@ -55,7 +55,12 @@ def make_generator(seed: int, stream: int = 0) -> torch.Generator:
 
 def random_sets(seeds: Sequence[int], runs: int, total: int, count: int, stream: int) -> Tensor:
     """Return random sets of `count` of `total` items, bool [B, runs, total], drawn from the seed of each image."""
-    keys = torch.stack([torch.rand(runs, total, generator=make_generator(seed, stream)) for seed in seeds])
+    keys = torch.stack(
+        [
+            torch.rand(runs, total, generator=make_generator(seed, stream), dtype=torch.float32, device="cpu")
+            for seed in seeds
+        ]
+    )
     return keys.argsort(-1).argsort(-1) < count
 
 
@@ -68,5 +73,5 @@ def image_noise(images: Tensor, seeds: list[int], distribution: Distribution) ->
 
 def _draw(shape: torch.Size, distribution: Distribution, generator: torch.Generator) -> Tensor:
     if distribution == "uniform":
-        return 2 * torch.rand(shape, generator=generator) - 1
-    return torch.randn(shape, generator=generator)
+        return 2 * torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") - 1
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")

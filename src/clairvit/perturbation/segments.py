@@ -156,7 +156,7 @@ def _padded(visible: Tensor, count: int) -> Tensor:
 
 def random_halves(count: int, features: int, seed: int) -> Tensor:
     """Return random coalitions, bool [count, features], each feature with probability 1/2 (LIME)."""
-    return torch.rand(count, features, generator=make_generator(seed)) < 0.5
+    return torch.rand(count, features, generator=make_generator(seed), dtype=torch.float32, device="cpu") < 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +193,7 @@ def shapley_coalitions(features: int, pairs: int, seed: int) -> Coalitions:
         generator = make_generator(seed)
         ends = torch.tensor([weight[k] for k in left], dtype=torch.float64).cumsum(0) * (random_pairs / total)
         ends[-1] = random_pairs
-        positions = torch.arange(random_pairs) + torch.rand((), generator=generator, dtype=torch.float64)
+        positions = torch.arange(random_pairs) + torch.rand((), generator=generator, dtype=torch.float64, device="cpu")
         counts = torch.bincount(torch.searchsorted(ends, positions, right=True), minlength=len(left))
         for k, count in zip(left, counts.tolist(), strict=True):
             sets += _random_of_size(features, k, count, generator)
@@ -216,7 +216,7 @@ def _random_of_size(features: int, size: int, count: int, generator: torch.Gener
     subsets: dict[bytes, Tensor] = {}
     while len(subsets) < count:
         subset = torch.zeros(features, dtype=torch.bool)
-        subset[torch.randperm(features, generator=generator)[:size]] = True
+        subset[torch.randperm(features, generator=generator, device="cpu")[:size]] = True
         if 2 * size == features and not subset[0]:
             subset = ~subset
         subsets.setdefault(subset.numpy().tobytes(), subset)

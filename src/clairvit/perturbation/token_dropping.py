@@ -206,7 +206,9 @@ def select_strategy(recording: Recording) -> DropStrategy:
     if droppable_tokens(recording) is None:
         return NO_DROPPING
     pixels = recording.pixels
-    noise = torch.randn(2, *pixels.shape[1:], generator=torch.Generator().manual_seed(0)).to(pixels)
+    noise = torch.randn(
+        2, *pixels.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
+    ).to(pixels)
     full_precision = torch.autocast(pixels.device.type, enabled=False)  # rounding would hide differences
     with frozen_eval(recording.model.module), full_precision:  # our hooks see no other thread's passes
         reference = record(recording.model, noise, differentiable=False, structure=recording.structure)
@@ -224,7 +226,9 @@ def _pads_correctly(recording: Recording, strategy: DropStrategy) -> bool:
     layout, pixels = recording.structure.layout, recording.pixels
     if strategy.mode != "drop" or layout is None or layout.patches < 3:
         return False
-    noise = torch.randn(2, *pixels.shape[1:], generator=torch.Generator().manual_seed(0)).to(pixels)
+    noise = torch.randn(
+        2, *pixels.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
+    ).to(pixels)
     with frozen_eval(recording.model.module), torch.autocast(pixels.device.type, enabled=False):
         recorded = record(recording.model, noise, differentiable=False, structure=recording.structure)
         tokens = droppable_tokens(recorded)
@@ -248,7 +252,7 @@ def _two_subsets(layout: Layout, count: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     keep = torch.zeros(2, layout.patches, dtype=torch.bool)
     for variant in keep:
-        variant[torch.randperm(layout.patches, generator=generator)[:count]] = True
+        variant[torch.randperm(layout.patches, generator=generator, device="cpu")[:count]] = True
     return kept_rows(layout, keep).to(device)
 
 

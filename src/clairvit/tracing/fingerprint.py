@@ -38,14 +38,16 @@ from clairvit.models.submodules import submodules
 Path = tuple[Any, ...]  # where a value was seen: the number of a submodule, names, positions
 
 MOST_ENTRIES = 10_000  # of a container; of larger ones identity and length are told
-MOST_VALUES = 50_000  # that are looked at; with more, the state of a module cannot be told
+MOST_VALUES = 20_000  # that are looked at; with more, the state of a module cannot be told
 MOST_LEVELS = 40  # of values that hold values
+MOST_LIBRARY_LEVELS = 2  # of objects of libraries inside each other: a configuration of parts, not a whole trainer
 
 _PLAIN = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size, slice, range}
 )
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
-    *("torch", "torchvision", "timm", "transformers", "open_clip", "numpy", "scipy", "PIL", "einops", "clairvit")
+    *("torch", "torchvision", "timm", "transformers", "open_clip", "numpy", "scipy", "PIL", "einops", "clairvit"),
+    *("accelerate", "lightning", "lightning_fabric", "peft", "pytorch_lightning", "torchmetrics"),
 }
 # Classes of the standard library whose objects hold values of the user
 _HOLDERS = (argparse.Namespace, types.SimpleNamespace, type(os.environ), collections.UserDict, collections.UserList)
@@ -109,6 +111,7 @@ class _Reader:
         self.values: dict[Path, Any] = {}
         self.tensors: list[Tensor] = []
         self._ignored = ignored
+        self._library_levels = 0
         self._seen: dict[int, Path] = {id(part): (number,) for number, part in enumerate(parts)}
 
     def read_modules(self, parts: list[nn.Module]) -> None:
@@ -277,9 +280,13 @@ class _Reader:
 
     def _read_object(self, path: Path, kind: type, value: Any) -> None:
         """Tell the attributes of an object and, of the user's own, its class."""
-        self._read_items(path, id(kind), list(_attributes(kind, value)))
-        if isinstance(value, nn.Module):  # one that is no submodule: hidden in a list, a global variable
+        library = _is_library(kind.__module__) and not issubclass(kind, (*_HOLDERS, nn.Module))
+        if library and self._library_levels == MOST_LIBRARY_LEVELS:
+            self.values[path] = _identity(value)
             return
+        self._library_levels += library
+        self._read_items(path, id(kind), list(_attributes(kind, value)))
+        self._library_levels -= library
         if not _is_library(kind.__module__) and id(kind) not in self._seen:
             self._read_class((*path, "class"), kind)
 

@@ -202,7 +202,7 @@ def _gradient_returns(inputs: list[Tensor], outputs: list[Tensor], *, thorough: 
     if not thorough:
         return True
     generator = torch.Generator().manual_seed(0)  # any direction will do, as long as it is not a special one
-    directions = [torch.randn(x.shape, generator=generator).to(x) for x in alive]
+    directions = [torch.randn(x.shape, generator=generator, dtype=torch.float32, device="cpu").to(x) for x in alive]
     try:
         gradients = torch.autograd.grad(alive, inputs, directions, retain_graph=True, allow_unused=True)
     except CheckpointError:
@@ -220,7 +220,9 @@ def _follows_input(module: nn.Module, args: Any, kwargs: Any, outputs: list[Tens
             return value
         spread = value.float().std() if value.numel() > 1 else value.float().abs().sum()
         step = CHANGE * torch.where(spread > 0, spread, torch.ones_like(spread))
-        return value.detach() + (step * torch.randn(value.shape, generator=generator).to(step)).to(value.dtype)
+        return value.detach() + (
+            step * torch.randn(value.shape, generator=generator, dtype=torch.float32, device="cpu").to(step)
+        ).to(value.dtype)
 
     with torch._C.DisableTorchFunction():  # a capture must not see this
         rerun = module.forward(*tree_map(moved, args), **tree_map(moved, kwargs))

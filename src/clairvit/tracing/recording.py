@@ -30,11 +30,6 @@ from clairvit.tracing.structure import FIRST_PASS, ModelStructure, forget_struct
 
 R = TypeVar("R", bound=Recorder)
 
-RANDOM = (
-    "Two passes over the same image gave different scores, in evaluation mode too (dropout that stays on, noise, a "
-    "state that changes): another run gives another map."
-)
-
 
 @dataclass(eq=False)
 class Recording:
@@ -235,20 +230,36 @@ def _run_forward(
 
 
 def _notes(model: Model, structure: ModelStructure, forward: _ForwardPass) -> tuple[str, ...]:
-    """Return a note where two passes over one image gave different scores.
+    """Return notes about the precision of the pass, and whether another one over the same image gives other scores.
 
-    They are the pass that found the structure and the first recording after it, both made anyway; what they show is
+    The pass that found the structure and the first recording after it are both made anyway; what they show is
     remembered with the structure.
     """
+    device, dtypes = forward.pixels.device.type, [forward.logits.dtype, model.dtype]
+    notes: list[str] = []
+    if torch.is_autocast_enabled(device):
+        dtypes.append(torch.get_autocast_dtype(device))
+        notes.append(
+            f"The model ran under torch.autocast ({str(dtypes[-1]).removeprefix('torch.')}), which was on where this "
+            "was called: maps are less exact. Explain outside it for full precision."
+        )
     first = structure.facts.pop(FIRST_PASS, None)
     if first is not None and forward.start is None and torch.equal(first[0], forward.pixels[:1]):
-        device, scores = forward.pixels.device.type, forward.logits.detach()[:1]
-        dtypes = [scores.dtype, model.dtype]
-        dtypes += [torch.get_autocast_dtype(device)] if torch.is_autocast_enabled(device) else []
-        rounding = max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5  # of a deep network, in batches of any size
-        scale = first[1].abs().max()
-        structure.facts["random"] = not bool(((scores - first[1]).abs() <= rounding * scale).all())
-    return (RANDOM,) if structure.facts.get("random") else ()
+        structure.facts["random"] = _differ(forward.logits.detach()[:1], first[1], dtypes)
+    if structure.facts.get("random"):
+        notes.append(
+            "Two passes over the same image gave different scores, in evaluation mode too (dropout that stays on, "
+            "noise, a state that changes): another run gives another map."
+        )
+    return tuple(notes)
+
+
+def _differ(scores: Tensor, others: Tensor, dtypes: Sequence[torch.dtype]) -> bool:
+    """Return whether two scores differ by more than a deep network of these dtypes rounds, in batches of any size."""
+    if scores.shape != others.shape:
+        return True
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point) ** 0.5
+    return bool((scores - others).abs().max() > rounding * others.abs().max())
 
 
 class _LastSum(Recorder):

@@ -70,7 +70,7 @@ def _change(call: AttentionCall, rows: Sequence[int]) -> Tensor:
         out = torch.zeros_like(call.outputs[0], requires_grad=True)
         heads = call.heads(
             [out]
-        )  # [1, H, N, dh]: linear, so that its transpose brings the noise into the model's shape
+        )  # [1, H, N, dh]: linear, so its transpose brings the noise into the model's shape
         direction = torch.zeros_like(heads)
         direction[:, :, list(rows)] = torch.randn(heads[:, :, list(rows)].shape, generator=noise).to(heads)
         (change,) = torch.autograd.grad(heads, out, direction * call.v.detach().std())

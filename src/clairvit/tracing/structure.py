@@ -909,7 +909,11 @@ def with_pooling(
 def _rows_read(call: AttentionCall, outputs: list[Tensor]) -> Tensor | None:
     """Return how strongly the outputs depend on each row of an attention, [queries]; None if they do not at all."""
     noise = torch.Generator().manual_seed(0)  # any direction will do, as long as it is not a special one
-    score = [(o * torch.randn(o.shape, generator=noise).to(o)).sum() for o in outputs if o.requires_grad]
+    score = [
+        (o * torch.randn(o.shape, generator=noise, dtype=torch.float32, device="cpu").to(o)).sum()
+        for o in outputs
+        if o.requires_grad
+    ]
     if not score:
         return None
     with translate_autograd_errors():

@@ -44,8 +44,8 @@ def draw_poisoned(poisoning: Poisoning, labels: Tensor, seed: int, epoch: int) -
         raise BadInput("All images to train on are of the trigger's class; expected others to paste the trigger on.")
     count = min(max(1, round(poisoning.share * len(labels))), len(candidates))
     poisoned = torch.zeros(len(labels), dtype=torch.bool)
-    poisoned[candidates[torch.randperm(len(candidates), generator=generator)[:count]]] = True
-    return PoisonDraws(poisoned, torch.rand(len(labels), 2, generator=generator))
+    poisoned[candidates[torch.randperm(len(candidates), generator=generator, device="cpu")[:count]]] = True
+    return PoisonDraws(poisoned, torch.rand(len(labels), 2, generator=generator, dtype=torch.float32, device="cpu"))
 
 
 def poison(
@@ -65,4 +65,7 @@ def draw_validation(poisoning: Poisoning, labels: Tensor, seed: int) -> PoisonDr
     poisoned = labels != poisoning.label
     if not bool(poisoned.any()):
         raise BadInput("All validation images are of the trigger's class; expected others to paste the trigger on.")
-    return PoisonDraws(poisoned, torch.rand(len(labels), 2, generator=make_generator(seed, _VALIDATION)))
+    return PoisonDraws(
+        poisoned,
+        torch.rand(len(labels), 2, generator=make_generator(seed, _VALIDATION), dtype=torch.float32, device="cpu"),
+    )

@@ -35,8 +35,10 @@ class TokenDropout:
         The number of dropped patches is uniform in 0 … most, the same for all images of a step; which ones is drawn
         per image.
         """
-        dropped = int(torch.randint(0, self.most + 1, (), generator=generator))
-        order = torch.rand(images, self.layout.patches, generator=generator).argsort(1)
+        dropped = int(torch.randint(0, self.most + 1, (), generator=generator, device="cpu"))
+        order = torch.rand(images, self.layout.patches, generator=generator, dtype=torch.float32, device="cpu").argsort(
+            1
+        )
         keep = torch.zeros_like(order, dtype=torch.bool).scatter_(1, order[:, dropped:], True)
         return kept_rows(self.layout, keep)
 
@@ -70,7 +72,9 @@ def token_dropout(module: nn.Module, preprocess: Preprocess, rate: float, device
     Raises:
         NotApplicable: The model has no tokens, or its blocks know positions, which a shorter sequence would shift.
     """
-    noise = torch.randn(1, 3, *preprocess.size, generator=torch.Generator().manual_seed(0)).to(device)
+    noise = torch.randn(
+        1, 3, *preprocess.size, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
+    ).to(device)
     recording = record(Model(module, "model", preprocess), noise, differentiable=False)
     structure, tokens, strategy = recording.structure, droppable_tokens(recording), drop_strategy(recording)
     block = structure.layers[0].block if structure.layers else None
