@@ -321,7 +321,7 @@ def _read_bands(source: Path | io.BytesIO, name: str, channels: int, quoted: str
     try:
         with tifffile.TiffFile(source) as file:
             bands = np.asarray(file.asarray())
-            tag = file.pages[0].tags.get(ORIENTATION) if file.pages else None
+            tag = getattr(file.pages[0], "tags", {}).get(ORIENTATION) if file.pages else None
         if bands.size == 0:
             raise ValueError("it has no pixels")
     except (tifffile.TiffFileError, ValueError, OSError, LookupError, struct.error) as error:
@@ -496,7 +496,7 @@ def to_rgb(image: Image.Image, name: str) -> tuple[Image.Image, tuple[str, ...]]
     """
     if 0 in image.size:
         raise BadInput(f"{name} is {image.width} x {image.height} pixels; expected at least one pixel.")
-    if image.format == "EPS" and getattr(image, "tile", ()):  # not decoded yet
+    if image.format == "EPS" and getattr(image, "tile", None):  # not decoded yet
         raise BadInput(f"{name} is an EPS drawing, which only another program can draw; export it as PNG.")
     try:
         notes = _page_notes(image, name)
