@@ -608,8 +608,9 @@ def _eight_bit_rgb(
     else:
         rgb = image.copy() if image.mode == "RGB" else image.convert("RGB")
     if colour is not None:
-        stored = np.asarray(image.convert("L") if image.mode == "1" else image)
-        is_clear = stored == colour if stored.ndim == 2 else (stored == np.asarray(colour)).all(-1)
+        bands = (image.convert("L") if image.mode == "1" else image).split()
+        values = colour if isinstance(colour, tuple) else (colour,)
+        is_clear = np.logical_and.reduce([np.asarray(band) == v for band, v in zip(bands, values, strict=True)])
         rgb.paste((255, 255, 255), mask=Image.fromarray(is_clear))
     return rgb, notes
 
@@ -618,18 +619,23 @@ def _eight_bit(
     grey: NDArray[Any], mode: str, name: str, white: int | None
 ) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     """Return grey values in 0..255, scaled from the range they are in: 0..1, 0..255, 0..65535, else min..max."""
-    values = grey.astype(np.float64)
-    if not np.isfinite(values).all():
-        raise BadInput(f"{name} has NaN or infinite pixels; expected finite ones.")
-    low, high = values.min(), values.max()
-    if mode.startswith("I;16"):
+    if grey.dtype.kind == "u" and grey.itemsize == 2:  # of either order of bytes
+        high = float(grey.max())
         top = 65535.0 if white is None else max(float(white), high)
-    elif low >= 0:
-        top = next((t for t in (1.0, 255.0, 65535.0) if high <= t and (t > 1 or mode == "F")), high)
+        table = np.round(np.arange(65536) * (255 / top)).clip(0, 255).astype(np.uint8)  # small beside a large photo
+        scaled: NDArray[np.uint8] = table[grey]
     else:
-        values, top = values - low, (high - low) or 1.0
+        values = grey.astype(np.float64)
+        if not np.isfinite(values).all():
+            raise BadInput(f"{name} has NaN or infinite pixels; expected finite ones.")
+        low, high = values.min(), values.max()
+        if low >= 0:
+            top = next((t for t in (1.0, 255.0, 65535.0) if high <= t and (t > 1 or mode == "F")), high)
+        else:
+            values, top = values - low, (high - low) or 1.0
+        scaled = np.round(values * (255 / top)).astype(np.uint8)
     notes = (_dark_note(name, int(high)),) if top == 65535 and 0 < high < DARK else ()
-    return np.round(values * (255 / top)).astype(np.uint8), notes
+    return scaled, notes
 
 
 def _dark_note(name: str, high: int) -> str:
