@@ -106,6 +106,34 @@ def test_workflows_run_commands_that_exist() -> None:
     assert pythons == list(matrix().PYTHONS)
 
 
+def test_workflows_use_pinned_actions_and_keep_no_credentials() -> None:
+    """A tag can be moved to other code; `release/v1` of PyPI's action is the one whose commit is not known here."""
+    steps = [
+        step
+        for path in (ROOT / ".github" / "workflows").iterdir()
+        for job in read_yaml(path)["jobs"].values()
+        for step in job["steps"]
+    ]
+    unpinned = {step["uses"] for step in steps if not re.search(r"@[0-9a-f]{40}$", step.get("uses", "@" + "0" * 40))}
+    assert unpinned == {"pypa/gh-action-pypi-publish@release/v1"}
+    checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+    assert len(checkouts) == 8
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+    installed = [word for step in steps for word in re.findall(r"pip install (\S+)", step.get("run", ""))]
+    assert installed
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", requirement) for requirement in installed)
+    updates = read_yaml(ROOT / ".github" / "dependabot.yml")["updates"]
+    assert {update["package-ecosystem"] for update in updates} == {"github-actions", "pip"}
+
+
+def test_the_notice_names_what_is_not_ours() -> None:
+    notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
+    font = Path("src/clairvit/web/static/fonts")
+    assert str(font / "inter.woff2") in notice
+    assert "SIL Open Font License" in notice
+    assert (ROOT / font / "LICENSE").is_file()
+
+
 def test_templates_hooks_and_citation_are_valid_yaml() -> None:
     for path in (ROOT / ".github" / "ISSUE_TEMPLATE").iterdir():
         template = read_yaml(path)

@@ -146,7 +146,7 @@ def dumps_json(
         ascii_only: Escape all that is not ASCII, for a stream of another encoding than Unicode.
     """
     text = json.dumps(to_json(content), ensure_ascii=ascii_only, allow_nan=False, indent=indent, default=default)
-    return re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return re.sub("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+import clairvit as cv
 from clairvit.cli.arguments import split_labels, split_methods, split_targets
 from clairvit.errors import BadInput
+from clairvit.methods.parsing import parse_spec
 
 PETS = ("Bengal", "Egyptian Mau", "Wire-haired Pointer", "tabby, tabby cat")
 
@@ -46,6 +48,36 @@ def test_a_name_with_a_comma_may_be_written_out() -> None:
 def test_a_target_without_a_class_is_refused() -> None:
     with pytest.raises(BadInput, match=r"names no class; write e\.g\. --target"):
         split_targets([" , "], PETS)
+
+
+@pytest.mark.parametrize("text", ["0,,1", "Bengal,", ",Sphynx", "Bengal, ,Sphynx"])
+def test_an_empty_target_among_others_is_refused(text: str) -> None:
+    """As of `-t "$FIRST,$SECOND"` with an unset variable."""
+    with pytest.raises(BadInput, match=rf"--target '{text}' names nothing at one of its commas"):
+        split_targets([text], PETS)
+
+
+@pytest.mark.parametrize(
+    "text", ["rollout(fusion=max,fusion=min)", "smooth(ixg, n=3, n=4)", "rollout(fusion=max, fusion=max)"]
+)
+def test_an_option_given_twice_is_refused(text: str) -> None:
+    option = "n" if "n=3" in text else "fusion"
+    with pytest.raises(BadInput, match=rf"gives {option}= twice; expected it once"):
+        parse_spec(text)
+    with pytest.raises(BadInput, match="twice"):
+        cv.parse_method(text)
+
+
+def test_a_metrics_option_given_twice_is_refused() -> None:
+    from clairvit.metrics.registry import resolve_metric
+
+    with pytest.raises(BadInput, match="gives steps= twice"):
+        resolve_metric("deletion(steps=5,steps=6)")
+
+
+def test_a_value_that_is_nested_deep_is_a_word() -> None:
+    value = "(" * 3_000 + ")" * 3_000
+    assert parse_spec(f"rollout(fusion={value})").options == {"fusion": value}
 
 
 def test_labels_are_a_file_or_the_names_themselves(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from clairvit.cli.image_job import (
     Failure,
     ImageResult,
     LoadedImage,
+    OutputPath,
     explain_or_split,
     file_stems,
     output_path,
@@ -111,6 +112,27 @@ def test_images_with_the_same_name_do_not_overwrite_each_other() -> None:
         "cat-2-2",
         "demo",
     ]
+
+
+@pytest.mark.parametrize(("out", "reason"), [("", "--out is empty"), ("x" * 300 + ".png", "File name too long")])
+def test_outputs_that_cannot_be_written_are_refused(out: str, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        output_path(out)
+
+
+def test_long_names_are_shortened_and_stay_apart(tmp_path: Path) -> None:
+    out = OutputPath(tmp_path, is_file=False)
+    stems = ["é" * 120 + f"{number}-ensemble(rollout,genatt)" for number in range(3)] + [
+        "x" * 255,
+        "x" * 254 + "y",
+        "cat",
+    ]
+    files = [file for stem in stems for file in out.files(stem)]
+    for file in files:
+        file.with_stem(f"{file.stem}-features-12").touch()  # the longest that is made of one
+        file.touch()
+    assert len(set(files)) == 3 * len(stems)
+    assert files[-3:] == [tmp_path / "cat.png", tmp_path / "cat.json", tmp_path / "cat.npz"]
 
 
 def test_methods_become_file_names() -> None:

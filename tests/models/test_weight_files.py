@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -109,6 +110,38 @@ def test_files_that_do_not_fit(tmp_path: Path, dogs: nn.Module) -> None:
 class Sneaky:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return Path.touch, (Path("/tmp/clairvit-was-fooled"),)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("arch", ["timm:hf_hub:x/y", "timm:hf-hub:timm/vit_tiny", "timm:local-dir:/tmp"])
+@pytest.mark.parametrize("place", ["header", "argument"])
+def test_the_architecture_is_one_of_timms_list(tmp_path: Path, dogs: nn.Module, arch: str, place: str) -> None:
+    path = tmp_path / "dogs.safetensors"
+    save_file(dogs.state_dict(), path, {"arch": arch} if place == "header" else {})
+    with pytest.raises(BadInput, match=rf"arch='{arch}' is the name of weights elsewhere; expected that of an arch"):
+        cv.load(f"file:{path}", arch=None if place == "header" else arch)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_weights_that_may_not_be_read(
+    tmp_path: Path, dogs: nn.Module, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"dogs{suffix}"
+    path.touch()
+    usual = Path.open
+
+    def refuse(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self == path:  # as for a user without the right to; root has it
+            raise PermissionError(13, "Permission denied", str(self))
+        return usual(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelUnavailable, match=r"cannot be read \(Permission denied\); look at its permissions"):
+        cv.load(f"file:{path}", arch="timm:vit_tiny_patch16_224")
+
+
+def test_a_name_of_weights_that_is_too_long() -> None:
+    with pytest.raises(ModelUnavailable, match=r"cannot be read .*File name too long"):
+        cv.load(f"file:{'x' * 300}.safetensors", arch="timm:vit_tiny_patch16_224")
 
 
 def test_files_that_are_no_weights(tmp_path: Path) -> None:

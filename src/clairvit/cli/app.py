@@ -182,7 +182,7 @@ def _safe_streams() -> Iterator[tuple[_SafeWriter, _SafeWriter]]:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free
     before = sys.stdout, sys.stderr
     streams = _SafeWriter(before[0]), _SafeWriter(before[1])
-    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+    sys.stdout, sys.stderr = streams
     try:
         yield streams
     finally:

@@ -97,7 +97,7 @@ def table(
         is_key = number <= grouped  # the columns that name the row are never broken into lines
         longest = max((len(word) for word in column.split()), default=0)  # words of a heading are never broken
         justify: Literal["left", "right"] = "right" if column in right else "left"
-        grid.add_column(column, justify=justify, overflow="fold", no_wrap=is_key, min_width=longest)
+        grid.add_column(printable(column), justify=justify, overflow="fold", no_wrap=is_key, min_width=longest)
     previous: str | None = None
     for first, *rest in rows:
         repeated = grouped and first == previous

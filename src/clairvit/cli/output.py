@@ -14,7 +14,7 @@ import typer
 from clairvit._version import __version__
 from clairvit.cli.console import print_line, print_message, print_result_note, table
 from clairvit.cli.finish import exit_on_failures, print_document, print_skipped
-from clairvit.cli.image_job import Failure, OutputPath, safe_file_name
+from clairvit.cli.image_job import Failure, OutputPath, safe_file_name, shortened_stem
 
 if TYPE_CHECKING:
     from clairvit.bench.plan import Plan, Study
@@ -189,7 +189,11 @@ def write_scores(out: OutputPath, rows: ScoreTable, document: Mapping[str, objec
         from clairvit.plotting.save import write_figure
 
         for metric, row in curves.items():
-            files.append(write_figure(curves_figure(list(row.values())), out.path / f"{safe_file_name(metric)}.png"))
+            files.append(
+                write_figure(
+                    curves_figure(list(row.values())), out.path / f"{shortened_stem(safe_file_name(metric))}.png"
+                )
+            )
     return files
 
 

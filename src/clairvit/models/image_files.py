@@ -321,7 +321,7 @@ def _read_bands(source: Path | io.BytesIO, name: str, channels: int, quoted: str
     try:
         with tifffile.TiffFile(source) as file:
             bands = np.asarray(file.asarray())
-            tag = file.pages[0].tags.get(ORIENTATION) if file.pages else None
+            tag = getattr(file.pages[0], "tags", {}).get(ORIENTATION) if file.pages else None
         if bands.size == 0:
             raise ValueError("it has no pixels")
     except (tifffile.TiffFileError, ValueError, OSError, LookupError, struct.error) as error:
@@ -498,7 +498,7 @@ def to_rgb(image: Image.Image, name: str) -> tuple[Image.Image, tuple[str, ...]]
     """
     if 0 in image.size:
         raise BadInput(f"{name} is {image.width} x {image.height} pixels; expected at least one pixel.")
-    if image.format == "EPS" and getattr(image, "tile", ()):  # not decoded yet
+    if image.format == "EPS" and getattr(image, "tile", None):  # not decoded yet
         raise BadInput(f"{name} is an EPS drawing, which only another program can draw; export it as PNG.")
     try:
         notes = _page_notes(image, name)
@@ -610,8 +610,9 @@ def _eight_bit_rgb(
     else:
         rgb = image.copy() if image.mode == "RGB" else image.convert("RGB")
     if colour is not None:
-        stored = np.asarray(image.convert("L") if image.mode == "1" else image)
-        is_clear = stored == colour if stored.ndim == 2 else (stored == np.asarray(colour)).all(-1)
+        bands = (image.convert("L") if image.mode == "1" else image).split()
+        values = colour if isinstance(colour, tuple) else (colour,)
+        is_clear = np.logical_and.reduce([np.asarray(band) == v for band, v in zip(bands, values, strict=True)])
         rgb.paste((255, 255, 255), mask=Image.fromarray(is_clear))
     return rgb, notes
 
@@ -620,18 +621,23 @@ def _eight_bit(
     grey: NDArray[Any], mode: str, name: str, white: int | None
 ) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     """Return grey values in 0..255, scaled from the range they are in: 0..1, 0..255, 0..65535, else min..max."""
-    values = grey.astype(np.float64)
-    if not np.isfinite(values).all():
-        raise BadInput(f"{name} has NaN or infinite pixels; expected finite ones.")
-    low, high = values.min(), values.max()
-    if mode.startswith("I;16"):
+    if grey.dtype.kind == "u" and grey.itemsize == 2:  # of either order of bytes
+        high = float(grey.max())
         top = 65535.0 if white is None else max(float(white), high)
-    elif low >= 0:
-        top = next((t for t in (1.0, 255.0, 65535.0) if high <= t and (t > 1 or mode == "F")), high)
+        table = np.round(np.arange(65536) * (255 / top)).clip(0, 255).astype(np.uint8)  # small beside a large photo
+        scaled: NDArray[np.uint8] = table[grey]
     else:
-        values, top = values - low, (high - low) or 1.0
+        values = grey.astype(np.float64)
+        if not np.isfinite(values).all():
+            raise BadInput(f"{name} has NaN or infinite pixels; expected finite ones.")
+        low, high = values.min(), values.max()
+        if low >= 0:
+            top = next((t for t in (1.0, 255.0, 65535.0) if high <= t and (t > 1 or mode == "F")), high)
+        else:
+            values, top = values - low, (high - low) or 1.0
+        scaled = np.round(values * (255 / top)).astype(np.uint8)
     notes = (_dark_note(name, int(high)),) if top == 65535 and 0 < high < DARK else ()
-    return np.round(values * (255 / top)).astype(np.uint8), notes
+    return scaled, notes
 
 
 def _dark_note(name: str, high: int) -> str:
