@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.metrics import check as checking
-from clairvit.metrics.check import DRAWS, FRACTIONS, STREAM, log_odds, quantity_of, removal_effects
+from clairvit.metrics.check import DRAWS, FRACTIONS, log_odds, quantity_of, removal_effects
 from clairvit.metrics.check_result import CHANCE, LARGEST_EFFECT, SUPPORTED, judge
 from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.targets.base import TargetBatch
@@ -46,7 +46,9 @@ def linear_softmax(seed: int = 0) -> tuple[cv.Model, Tensor]:
 def random_sets(image: Tensor, seed: int, count: int) -> list[Tensor]:
     """The places of the patches in the random draws of a check, drawn again by hand."""
     (image_seed,) = image_seeds(image, seed)
-    return [torch.randperm(PATCHES, generator=make_generator(image_seed, STREAM + k)) for k in range(count)]
+    return [
+        torch.randperm(PATCHES, generator=make_generator(image_seed, "check/random places", k)) for k in range(count)
+    ]
 
 
 def check_one(model: cv.Model, image: Tensor, values: Tensor, **arguments: Any) -> cv.MapCheck:

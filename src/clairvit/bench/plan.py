@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from clairvit.bench.code import Codes
 from clairvit.bench.config import IMAGES_PER_UNIT
 from clairvit.bench.config import DataConfig as DataConfig
 from clairvit.bench.config import ModelConfig as ModelConfig
@@ -19,6 +18,7 @@ from clairvit.errors import BadInput, ClairError
 from clairvit.execution import precision_name
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
+from clairvit.metrics.own_code import Codes
 from clairvit.metrics.registry import resolve_metric
 
 _NO_CODES = Codes()

@@ -30,10 +30,10 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from clairvit._io import replace_file
 from clairvit._version import __version__
-from clairvit.bench.code import Codes
 from clairvit.bench.plan import CellSet, Study, Unit
 from clairvit.data.locations import is_url
 from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.metrics.own_code import Codes
 
 FORMAT = 1  # raised with every change that makes older stores unreadable; a column that a part lacks is null
 STALE = 3600.0  # seconds after which a temporary file has no writer any more

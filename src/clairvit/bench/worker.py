@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clairvit._version import __version__
-from clairvit.bench.code import codes_of
 from clairvit.bench.plan import Study, Unit, image_hashes, settings_of
 from clairvit.bench.store import Row
 from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import ClairError
 from clairvit.metrics.evaluate import evaluate
+from clairvit.metrics.own_code import codes_of
 from clairvit.metrics.score import Prediction, Score, Scores
 from clairvit.models.model import Model
 

@@ -18,7 +18,7 @@ from clairvit.tracing.trace import Trace
 def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
     """Uniform noise, fixed by the seed and the image: the score of a random map."""
     seeds = image_seeds(trace.pixels, seed)
-    maps = [torch.rand(trace.layout.grid, generator=make_generator(image_seed)) for image_seed in seeds]
+    maps = [torch.rand(trace.layout.grid, generator=make_generator(image_seed, "random/map")) for image_seed in seeds]
     return torch.stack(maps).to(trace.pixels.device)
 
 

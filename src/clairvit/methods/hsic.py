@@ -94,16 +94,18 @@ def binary_design(design: Design, samples: int, cells: int, seed: int) -> Tensor
     these bits, and permutes the coordinates among the cells.
     """
     if design == "random":
-        return torch.rand(samples, cells, generator=make_generator(seed)) < 0.5
+        return torch.rand(samples, cells, generator=make_generator(seed, "hsic/points")) < 0.5
     if design == "lhs":  # one point in each of n strata of a side: half of them, in random order, lie above 1/2
-        points = torch.rand(samples, cells, generator=make_generator(seed))
-        strata = torch.rand(samples, cells, generator=make_generator(seed, 1)).argsort(0)
+        points = torch.rand(samples, cells, generator=make_generator(seed, "hsic/points"))
+        strata = torch.rand(samples, cells, generator=make_generator(seed, "hsic/strata")).argsort(0)
         return (strata + points) / samples > 0.5
     from scipy.stats import qmc
 
     points = qmc.Sobol(cells, scramble=False).random_base2(math.ceil(math.log2(samples)))[:samples]
-    flipped = torch.rand(cells, generator=make_generator(seed)) < 0.5
-    return (torch.from_numpy(points >= 0.5) ^ flipped)[:, torch.randperm(cells, generator=make_generator(seed, 1))]
+    flipped = torch.rand(cells, generator=make_generator(seed, "hsic/points")) < 0.5
+    return (torch.from_numpy(points >= 0.5) ^ flipped)[
+        :, torch.randperm(cells, generator=make_generator(seed, "hsic/strata"))
+    ]
 
 
 def _aliased_cells_notes(shown: Tensor) -> list[str]:

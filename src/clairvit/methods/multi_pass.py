@@ -112,7 +112,7 @@ def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tenso
 
 def normal_noise(image_seed: int, k: int, like: Tensor) -> Tensor:
     """Return the k-th standard normal image of a seed, [3, H, W] for images `like` [B, 3, H, W]."""
-    return torch.randn(like.shape[1:], generator=make_generator(image_seed, k)).to(like)
+    return torch.randn(like.shape[1:], generator=make_generator(image_seed, "smoothgrad/noise", k)).to(like)
 
 
 # Integrated Gradients

@@ -56,8 +56,10 @@ class RandomMasks:
 def random_masks(samples: int, cells: int, p: float, size: tuple[int, int], seed: int) -> RandomMasks:
     """Return RISE's masks for images of this size, drawn from the seed alone: the same for every image."""
     rows, cols = (shifted_weights(side, cells) for side in size)
-    coarse = torch.rand(samples, cells, cells, generator=make_generator(seed, 0)) < p
-    shifts = torch.rand(samples, 2, generator=make_generator(seed, 1)) * torch.tensor([len(rows), len(cols)])
+    coarse = torch.rand(samples, cells, cells, generator=make_generator(seed, "rise/cells")) < p
+    shifts = torch.rand(samples, 2, generator=make_generator(seed, "rise/shifts")) * torch.tensor(
+        [len(rows), len(cols)]
+    )
     row_shifts, col_shifts = shifts.long().T
     return RandomMasks(coarse.double(), row_shifts, col_shifts, rows, cols)
 
@@ -123,7 +125,7 @@ def rise(
 
 def binarise(masks: Tensor, seed: int) -> Tensor:
     """Return where masks [N, rows, cols] exceed a level that is drawn per mask, uniformly from 0…1: bool."""
-    levels = torch.rand(len(masks), generator=make_generator(seed, 2), dtype=torch.float64).to(masks.device)
+    levels = torch.rand(len(masks), generator=make_generator(seed, "rise/levels"), dtype=torch.float64).to(masks.device)
     return masks > levels[:, None, None]
 
 

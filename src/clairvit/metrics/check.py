@@ -63,7 +63,6 @@ COMPARED = 3
 CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # maps that are checked together
 PROBABILITY_SCORES = ("logit", "prob", "logprob", "neg_loss")  # kinds of score that grow with the probability
 NEAR_CHANCE = 2.0  # times 1 / classes: a probability below is close to guessing
-STREAM = 1000  # of random numbers: others than those that break ties
 
 
 def check_explanation(
@@ -425,7 +424,7 @@ def _measure_removals(context: EvalContext, job: _Job) -> _Measured:
 
 def _random_places(context: EvalContext, count: int) -> list[Tensor]:
     """Return `count` random places 0 … patches − 1 of the patches per image, [B, patches] each."""
-    return [context.tie_order(context.patches, STREAM + k) for k in range(count)]
+    return [context.tie_order(context.patches, "check/random places", k) for k in range(count)]
 
 
 def removal_effects(top: Tensor, random: Tensor, fractions: Sequence[float], rounding: float = 0.0) -> list[float]:

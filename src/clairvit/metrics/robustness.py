@@ -195,7 +195,11 @@ def explain_noisy_copies(
     x = widened(context.trace.pixels)
     copies = _noise(context, x, distribution, radius, draws, lowest)
     for k, noise in zip(track(range(samples), "robustness"), copies, strict=False):
-        seed = int(torch.randint(2**31, (), generator=make_generator(context.seed, k))) if redraw else None
+        seed = (
+            int(torch.randint(2**31, (), generator=make_generator(context.seed, "robustness/method seeds", k)))
+            if redraw
+            else None
+        )
         yield context.explain(x + noise, seed=seed), noise.double()
 
 

@@ -67,7 +67,7 @@ def background(removal: str, pixels: Tensor, preprocess: Preprocess, seed: int) 
     if removal == "gaussian-blur":
         return gaussian_blur(pixels)
     if removal == "noise":
-        generators = [make_generator(image_seed) for image_seed in image_seeds(pixels, seed)]
+        generators = [make_generator(image_seed, "removal/noise") for image_seed in image_seeds(pixels, seed)]
         return torch.stack([torch.randn(pixels.shape[1:], generator=generator) for generator in generators]).to(pixels)
     return torch.zeros_like(pixels)  # mean; road where no pixel is left to impute from
 
@@ -139,7 +139,9 @@ def impute(images: Tensor, removed: Tensor, seeds: list[int]) -> Tensor:
         values = torch.from_numpy(solution).to(images)  # [k, 3, gaps]
         gaps = torch.from_numpy(masks[rows[0]]).to(images.device)
         for row, value in zip(rows, values, strict=True):
-            noise = torch.randn(value.shape, generator=make_generator(zlib.crc32(key, seeds[row]))).to(value)
+            noise = torch.randn(value.shape, generator=make_generator(zlib.crc32(key, seeds[row]), "road/noise")).to(
+                value
+            )
             filled[row, :, gaps] = value + ROAD_NOISE * noise
     return filled
 

@@ -15,7 +15,6 @@ import pyarrow.parquet as parquet
 import pytest
 
 import clairvit as cv
-from clairvit.bench.code import Codes, code_hash, codes_of
 from clairvit.bench.plan import StoredPlan, Study, settings_of
 from clairvit.bench.results import find_missing, read_scores
 from clairvit.bench.run import Outcome, plan_study, run_study
@@ -25,6 +24,7 @@ from clairvit.errors import ClairError
 from clairvit.methods import registry as methods
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics import registry as metrics
+from clairvit.metrics.own_code import Codes, code_hash, codes_of
 from helpers.small_study import study
 
 OWN = """
