@@ -31,7 +31,6 @@ from clairvit.perturbation.progress import on_progress
 from clairvit.perturbation.rng import image_seeds, random_sets
 from clairvit.selection.calibrate import (
     KEEP_RATES,
-    STREAM,
     CalibrationRequest,
     cross_fitted_scores,
     fit_calibration,
@@ -171,7 +170,10 @@ def test_observations_are_sums_over_random_sets_and_the_probability_with_them() 
     assert data.rates.tolist() == [k for k in range(len(counts)) for _ in range(SETS)]
     maps = layer_maps_by_hand(model, images[:1], int(model.logits(images[:1]).argmax()))
     keep = torch.cat(
-        [random_sets(image_seeds(images[:1], 5), SETS, patches, count, STREAM + k)[0] for k, count in enumerate(counts)]
+        [
+            random_sets(image_seeds(images[:1], 5), SETS, patches, count, "calibrate/token sets", k)[0]
+            for k, count in enumerate(counts)
+        ]
     )
     assert keep.sum(1).tolist() == [count for count in counts for _ in range(SETS)]
     stacked = scaled_layer_maps([layer for kind in data.setup.kinds for layer in maps[kind]], len(data.setup.kinds))

@@ -61,6 +61,7 @@ NOISE = 0.1  # standard deviation in normalised pixels: about 6 of 255 grey leve
 FAMILY_METHODS = ("attnlrp+plus", "genatt", "rollout", "ixg", "gradcam")
 COMPARED = 3
 CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # maps that are checked together
+TIES_MATTER = 0.1  # of the removed patches: drawn from equally bright ones
 PROBABILITY_SCORES = ("logit", "prob", "logprob", "neg_loss")  # kinds of score that grow with the probability
 NEAR_CHANCE = 2.0  # times 1 / classes: a probability below is close to guessing
 
@@ -545,6 +546,7 @@ def _judged(check: MapCheck, row: int, context: EvalContext, measured: _Measured
     if measured.patches == 1:
         remarks.append("The map has a single patch, so there is nothing to compare.")
     remarks += _low_confidence(check, context)
+    remarks += _ties_at_the_cut(context.maps[0, row].flatten(), measured.counts)
     shown = check.reported_removal
     hardly_falls = check.quantity == "probability" and shown.random_mean - shown.top < SMALL_FALL
     if hardly_falls and verdict != "not better than chance":
@@ -557,6 +559,19 @@ def _judged(check: MapCheck, row: int, context: EvalContext, measured: _Measured
             "little about their place."
         )
     return replace(check, verdict=verdict, remarks=tuple(remarks))
+
+
+def _ties_at_the_cut(values: Tensor, counts: Sequence[int]) -> list[str]:
+    """Return a remark where it is drawn at random which of equally bright patches [patches] are among the brightest."""
+    descending = values.sort(descending=True).values
+    for count in counts:
+        tied = values == descending[count - 1]
+        drawn = count - int((values > descending[count - 1]).sum())  # of the tied ones, which are removed
+        if drawn < int(tied.sum()) and drawn >= TIES_MATTER * count:
+            among = f"{int(tied.sum())} that are equally bright"
+            brightest = f"{drawn} of the {count} brightest patches are drawn from {among}"
+            return [f"{brightest}, so that another seed may give other numbers."]
+    return []
 
 
 def _low_confidence(check: MapCheck, context: EvalContext) -> list[str]:
