@@ -480,10 +480,10 @@ def test_equally_bright_patches_at_the_cut_are_remarked() -> None:
     values = torch.arange(16.0, 0, -1)
     assert _ties_at_the_cut(values, (2, 5)) == []
     twins = values.clone()
-    twins[3:5] = 10.0  # the fourth and the fifth: both are among the five
+    twins[3:5] = 12.5  # the fourth and the fifth: both are among the five
     assert _ties_at_the_cut(twins, (2, 5)) == []
     many = values.clone()
-    many[3:9] = 10.0
+    many[3:9] = 12.5
     (remark,) = _ties_at_the_cut(many, (2, 5))
     assert remark.startswith("2 of the 5 brightest patches are drawn from 6 that are equally bright")
     (first,) = _ties_at_the_cut(torch.zeros(16), (2, 5))
