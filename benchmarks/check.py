@@ -50,7 +50,12 @@ class Row:
 def shuffled_maps(maps: Tensor, seed: int) -> Tensor:
     """Return each map [B, rows, cols] with its patches in a random order."""
     flat = maps.flatten(1)
-    orders = torch.stack([torch.randperm(flat.shape[1], generator=make_generator(seed, k)) for k in range(len(flat))])
+    orders = torch.stack(
+        [
+            torch.randperm(flat.shape[1], generator=make_generator(seed, "benchmarks/shuffled maps", k))
+            for k in range(len(flat))
+        ]
+    )
     return flat.gather(1, orders.to(flat.device)).reshape(maps.shape)
 
 

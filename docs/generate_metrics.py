@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 from clairvit.metrics.registry import Metric
 from clairvit.plotting.labels import ARROWS, default_forwards, metrics_by_family, needs_label, value_range_label
@@ -16,6 +17,8 @@ How good is a map? `clairvit evaluate photos/ --method legrad,rollout --metric d
 `cv.evaluate(model, images, "legrad", "deletion")`. Every score comes with a value for each image, its mean,
 standard error and 95 % interval over images, and what a random and a centred map score on the same images.
 A score that is not defined (a map with NaN, an image without a mask) is NaN; it is counted and left out of the mean.
+The range below is that of the default options; an option may change it (`faf(lift=true)`, `aopc(area=trapezoid)`), and
+so may a target that is not the probability of one class. [Intervals](#intervals) are cut at the range that applies.
 
 ↑ higher is better, ↓ lower is better. *Forwards* are of one map of 14 × 14 patches with the default options. A metric
 that *explains again* runs the method on other images or models; its backwards, and forwards beyond one a run, come on
@@ -36,6 +39,16 @@ score) to 0 and may leave that range; where nothing changes the score it is unde
 * Not normalised, in the unit of the score squared: `infidelity`.
 * As it is asked for: with `score=logit` every model's output is taken as it is. `score=logprob` and `log-odds` of raw
   scores, and `grid-pointing-game`, which takes images that the model is sure of, are refused."""
+INTERVALS = """
+## Intervals
+
+An interval holds every mean that two tests of 5 % do not reject: sign flips, and Student's t with the skewness taken
+out (Hall 1992), as far as no edge gets further from the mean than 2.5 times Student's t has it
+([why two](choose.md#what-may-be-said)). Scores that are all 0 or 1 have Clopper and Pearson's exact interval. Below is
+what `python benchmarks/intervals.py` printed: `ours` is this interval, `uncapped` takes out all skewness, as ClairViT
+0.2 did. *Bimodal* is 0.9 in nine of ten cases and 0.1 in the tenth: no interval of the values alone can know of a mode
+that was not drawn.
+"""
 
 
 def main() -> None:
@@ -52,6 +65,8 @@ def main() -> None:
                 if one.family == family:
                     print_row(cells(one))
         section(metric)
+    print(INTERVALS)
+    print((Path(__file__).parent / "results" / "intervals.md").read_text(encoding="utf-8").strip())
 
 
 def print_row(texts: list[str] | tuple[str, ...]) -> None:

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.metrics import check as checking
-from clairvit.metrics.check import DRAWS, FRACTIONS, STREAM, log_odds, quantity_of, removal_effects
+from clairvit.metrics.check import DRAWS, FRACTIONS, _ties_at_the_cut, log_odds, quantity_of, removal_effects
 from clairvit.metrics.check_result import CHANCE, LARGEST_EFFECT, SUPPORTED, judge
 from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.targets.base import TargetBatch
 from clairvit.tracing.outlier_tokens import OUTLIER_RATIO, norm_ratios
 from helpers.linear_patch_model import effects, linear
 from helpers.module_fingerprint import unchanged
-from helpers.tiny_models import build, pixels
+from helpers.tiny_models import build, double, pixels
 
 pytestmark = pytest.mark.filterwarnings("ignore::clairvit.errors.ClairWarning")
 GRID = (10, 10)
@@ -46,7 +46,9 @@ def linear_softmax(seed: int = 0) -> tuple[cv.Model, Tensor]:
 def random_sets(image: Tensor, seed: int, count: int) -> list[Tensor]:
     """The places of the patches in the random draws of a check, drawn again by hand."""
     (image_seed,) = image_seeds(image, seed)
-    return [torch.randperm(PATCHES, generator=make_generator(image_seed, STREAM + k)) for k in range(count)]
+    return [
+        torch.randperm(PATCHES, generator=make_generator(image_seed, "check/random places", k)) for k in range(count)
+    ]
 
 
 def check_one(model: cv.Model, image: Tensor, values: Tensor, **arguments: Any) -> cv.MapCheck:
@@ -471,3 +473,29 @@ def test_chunks_are_joined(vit: cv.Model, monkeypatch: pytest.MonkeyPatch) -> No
     parts = explanation.check()
     assert parts.cost.forwards == whole.cost.forwards
     assert [check.verdict for check in parts] == [check.verdict for check in whole]
+
+
+def test_equally_bright_patches_at_the_cut_are_remarked() -> None:
+    """Which of them are removed is drawn: of 16 patches the brightest 10 % are 2, 30 % are 5."""
+    values = torch.arange(16.0, 0, -1)
+    assert _ties_at_the_cut(values, (2, 5)) == []
+    twins = values.clone()
+    twins[3:5] = 12.5  # the fourth and the fifth: both are among the five
+    assert _ties_at_the_cut(twins, (2, 5)) == []
+    many = values.clone()
+    many[3:9] = 12.5
+    (remark,) = _ties_at_the_cut(many, (2, 5))
+    assert remark.startswith("2 of the 5 brightest patches are drawn from 6 that are equally bright")
+    (first,) = _ties_at_the_cut(torch.zeros(16), (2, 5))
+    assert first.startswith("2 of the 2 brightest patches are drawn from 16")
+
+
+def test_the_remark_of_ties_is_in_the_check() -> None:
+    model, images = double("timm-vit", 1)
+    ex = cv.explain(model, images, "ixg", target=3)
+    flat = torch.zeros_like(ex.maps)
+    flat[0, 1:3] = 1.0
+    (check,) = replace(ex, maps=flat).check()
+    assert any("equally bright" in remark for remark in check.remarks)
+    (check,) = ex.check()
+    assert not any("equally bright" in remark for remark in check.remarks)

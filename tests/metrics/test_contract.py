@@ -206,3 +206,29 @@ def test_a_spec_is_accepted_and_prints_as_its_text() -> None:
     assert resolve_metric(spec) is spec
     assert str(spec) == spec.text == "mprt(layers=None)"
     assert resolve_metric(spec, by="shuffle") == resolve_metric("mprt(layers=None,by=shuffle)")
+
+
+@pytest.mark.parametrize("normalize", ["raw", "abs", "min-max", "over-largest"])
+def test_a_map_and_its_copy_in_float64_have_the_same_scores(normalize: str) -> None:
+    """To the last bit: what is computed of a float32 map is computed in float64, its normalisation too."""
+    model, images = wrapped("timm-vit"), pixels("timm-vit", 2)
+    ex = cv.explain(model, images, "ixg", target=3)
+    maps = ex.maps.clone()
+    maps[1] = 0.1
+    maps[1, 0, 0] += 1e-8  # nearly constant: float32 would round some of it away
+    single, double_ = (replace(ex, maps=kind) for kind in (maps, maps.double()))
+    first, second = (
+        cv.evaluate(
+            model,
+            images,
+            one,
+            [text(name) for name in METRICS],
+            normalize=normalize,
+            masks=objects(images),
+            distractors=[2, 2],
+        )
+        for one in (single, double_)
+    )
+    for key, score in first.items():
+        assert torch.equal(score.values.nan_to_num(nan=7), second[key].values.nan_to_num(nan=7)), key
+        assert score.degenerate.tolist() == second[key].degenerate.tolist(), key

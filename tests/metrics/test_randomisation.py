@@ -64,7 +64,7 @@ def test_the_users_model_and_chance_stay_as_they_were(metric: str, by: str) -> N
 def by_hand(module: nn.Module, steps: int) -> nn.Module:
     """The first steps from the head on, drawn here."""
     module = copy.deepcopy(module)
-    chance = make_generator(0)
+    chance = make_generator(0, "mprt/parameters")
     owners = [
         part for part in module.modules() if part._parameters and any(p is not None for p in part._parameters.values())
     ]
@@ -162,7 +162,10 @@ def test_smooth_mprt_by_hand_and_without_noise() -> None:
         maps = []
         for k in range(2):
             noise = torch.stack(
-                [torch.randn(images.shape[1:], generator=make_generator(m, k)) for m in image_seeds(images, 0)]
+                [
+                    torch.randn(images.shape[1:], generator=make_generator(m, "robustness/noise", k))
+                    for m in image_seeds(images, 0)
+                ]
             )
             deviation = 0.1 * (images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True))
             maps.append(cv.explain(each, images + deviation * noise.to(images), "ixg", target=TARGET).maps)

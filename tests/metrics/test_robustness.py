@@ -26,7 +26,7 @@ def test_a_map_that_ignores_the_image_does_not_change(name: str) -> None:
 def noise(images: torch.Tensor, k: int, kind: str) -> torch.Tensor:
     drawn = []
     for mark in image_seeds(images, 0):
-        chance = make_generator(mark, k)
+        chance = make_generator(mark, "robustness/noise", k)
         shape = images.shape[1:]
         drawn.append(
             2 * torch.rand(shape, generator=chance) - 1 if kind == "uniform" else torch.randn(shape, generator=chance)
@@ -107,7 +107,7 @@ def test_redrawn_copies_by_hand() -> None:
     usual = cv.explain(model, images, "random", target=3).maps.flatten(1)
     changes = []
     for k in range(3):
-        seed = int(torch.randint(2**31, (), generator=make_generator(0, k)))
+        seed = int(torch.randint(2**31, (), generator=make_generator(0, "robustness/method seeds", k)))
         copies = images + 0.2 * noise(images, k, "uniform")
         other = cv.explain(model, copies, "random", target=3, seed=seed).maps.flatten(1)
         changes.append((usual - other).norm(dim=1) / usual.norm(dim=1))

@@ -26,12 +26,12 @@ from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.methods.calibrated import KINDS, PRIOR_METHOD, Calibration, calibrated_spec, scaled_layer_maps, table_of
 from clairvit.methods.recipe import read_recipe
+from clairvit.metrics.registry import METRICS as METRIC_REGISTRY
 from clairvit.metrics.registry import resolve_metric
 from clairvit.perturbation.progress import on_progress
 from clairvit.perturbation.rng import image_seeds, random_sets
 from clairvit.selection.calibrate import (
     KEEP_RATES,
-    STREAM,
     CalibrationRequest,
     cross_fitted_scores,
     fit_calibration,
@@ -171,7 +171,10 @@ def test_observations_are_sums_over_random_sets_and_the_probability_with_them() 
     assert data.rates.tolist() == [k for k in range(len(counts)) for _ in range(SETS)]
     maps = layer_maps_by_hand(model, images[:1], int(model.logits(images[:1]).argmax()))
     keep = torch.cat(
-        [random_sets(image_seeds(images[:1], 5), SETS, patches, count, STREAM + k)[0] for k, count in enumerate(counts)]
+        [
+            random_sets(image_seeds(images[:1], 5), SETS, patches, count, "calibrate/token sets", k)[0]
+            for k, count in enumerate(counts)
+        ]
     )
     assert keep.sum(1).tolist() == [count for count in counts for _ in range(SETS)]
     stacked = scaled_layer_maps([layer for kind in data.setup.kinds for layer in maps[kind]], len(data.setup.kinds))
@@ -464,6 +467,24 @@ class Count:
 
     def _add(self, images: int) -> None:
         self.images += images
+
+
+def test_an_edited_metric_of_ones_own_is_scored_again(tmp_path: Path) -> None:
+    """The cache keeps scores by the metric's code, not by its name alone."""
+    model, images = double(NAME, COUNT)
+
+    def mean_by(factor: float) -> float:
+        @cv.metric("own-peak", better="higher", overwrite=True)
+        def own_peak(context: cv.EvalContext) -> Tensor:
+            return factor * context.maps.flatten(2).amax(-1) / context.maps.flatten(2).abs().amax(-1)
+
+        recipe = cv.calibrate(model, images, sets=SETS, metrics=["own-peak"], cache=tmp_path / "cache")
+        return float(recipe.ranking[0]["calibrated"])
+
+    with METRIC_REGISTRY.restored():
+        first, again, other = mean_by(1.0), mean_by(1.0), mean_by(3.0)
+    assert first == again
+    assert_same(other, 3 * first)
 
 
 def test_an_interrupted_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

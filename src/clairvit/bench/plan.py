@@ -18,8 +18,10 @@ from clairvit.errors import BadInput, ClairError
 from clairvit.execution import precision_name
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
+from clairvit.metrics.own_code import Codes
 from clairvit.metrics.registry import resolve_metric
 
+_NO_CODES = Codes()
 USUAL_PATCHES = 196  # of an image, by which costs are estimated
 MethodGroups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # methods, and the metrics that all of them lack
 
@@ -137,6 +139,7 @@ class Unit:
     metrics: tuple[str, ...]
     forwards: int  # estimated number of forward passes
     image_set: str = ""  # as in `Cell`
+    codes: Codes = _NO_CODES  # of own methods and metrics
 
     @property
     def cells(self) -> int:
@@ -216,7 +219,9 @@ def settings_of(study: Study) -> str:
     return settings if study.autocast is None else f"{settings},autocast={study.autocast}"
 
 
-def make_plan(study: Study, hashes: Sequence[str], datasets: Sequence[ImageDataset], done: Set[Cell]) -> Plan:
+def make_plan(
+    study: Study, hashes: Sequence[str], datasets: Sequence[ImageDataset], done: Set[Cell], codes: Codes = _NO_CODES
+) -> Plan:
     """Return units for all cells of a resolved study that are not done; `hashes` are those of its models."""
     images = tuple(tuple(zip(dataset.names, image_hashes(dataset), strict=True)) for dataset in datasets)
     computed = CellSet.of(done)
@@ -224,7 +229,7 @@ def make_plan(study: Study, hashes: Sequence[str], datasets: Sequence[ImageDatas
         unit
         for model, weights in enumerate(hashes)
         for data, names in enumerate(images)
-        for unit in _units(study, model, data, weights, [hashed for _, hashed in names], computed)
+        for unit in _units(study, model, data, weights, [hashed for _, hashed in names], computed, codes)
     ]
     cells = len(hashes) * sum(map(len, images)) * len(study.methods) * len(study.metrics)
     return Plan(tuple(units), cells, cells - sum(unit.cells for unit in units), tuple(hashes), images)
@@ -250,7 +255,9 @@ def image_set_hash(image_hashes: Sequence[str]) -> str:
     return digest(repr(tuple(image_hashes)).encode())
 
 
-def _units(study: Study, model: int, data: int, weights: str, images: Sequence[str], done: CellSet) -> Iterator[Unit]:
+def _units(
+    study: Study, model: int, data: int, weights: str, images: Sequence[str], done: CellSet, codes: Codes
+) -> Iterator[Unit]:
     """Yield units of at most `study.at_once` images that lack the same cells, then those of metrics of whole sets."""
     of_image = tuple(text for text in study.metrics if not resolve_metric(text).metric.needs_whole_set)
     of_set = tuple(text for text in study.metrics if text not in of_image)
@@ -258,9 +265,12 @@ def _units(study: Study, model: int, data: int, weights: str, images: Sequence[s
 
     def unit(rows: Sequence[int], methods: Sequence[str], metrics: Sequence[str], image_set: str) -> Unit:
         hashes = tuple(images[row] for row in rows)
-        key = digest(repr((weights, hashes, tuple(methods), tuple(metrics), settings, image_set)).encode())
+        own = codes.among(methods, metrics)
+        content = (weights, hashes, tuple(methods), tuple(metrics), settings, image_set)
+        key = digest(repr((*content, *([tuple(own)] if any(own) else []))).encode())
         forwards = len(rows) * forwards_of(methods, metrics)
-        return Unit(key, weights, model, data, tuple(rows), hashes, tuple(methods), tuple(metrics), forwards, image_set)
+        texts = tuple(methods), tuple(metrics)
+        return Unit(key, weights, model, data, tuple(rows), hashes, *texts, forwards, image_set, own)
 
     for start in range(0, len(images) if of_image else 0, study.at_once):
         rows_by_missing: dict[MethodGroups, list[int]] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from clairvit.bench.plan import Cell, CellSet, StoredPlan, image_set_hash, settings_of
-from clairvit.bench.store import Store
+from clairvit.bench.store import Store, sql_text
 from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import resolve_method
@@ -117,15 +117,15 @@ def _records(
 ) -> list[Record]:
     """Return each cell once, in a fixed order; for a metric of whole sets: of these images, or of the largest set."""
     if images is None:
-        where, same_image = f"data = {_sql_text(data)}", "image_hash, image"
+        where, same_image = f"data = {sql_text(data)}", "image_hash, image"
         image_set = "first_value(among) over (partition by metric order by size desc, among)"
     else:
         hashes = [hashed for _, hashed in images]
-        where = f"image_hash in ({', '.join(map(_sql_text, dict.fromkeys(hashes)))})"
-        same_image, image_set = "image_hash", _sql_text(image_set_hash(hashes))
+        where = f"image_hash in ({', '.join(map(sql_text, dict.fromkeys(hashes)))})"
+        same_image, image_set = "image_hash", sql_text(image_set_hash(hashes))
     names, rows = store.query(
         "with selected as (select *, count(*) over (partition by metric, among) as size from results "
-        f"where model_hash = {_sql_text(model_hash)} and settings = {_sql_text(settings)} and {where}), "
+        f"where model_hash = {sql_text(model_hash)} and settings = {sql_text(settings)} and {where}), "
         f"candidates as (select *, {image_set} as image_set from selected) "
         f"select model, settings, image_hash, {', '.join(FIELDS)} from candidates "
         "where among is null or among = image_set "
@@ -133,10 +133,6 @@ def _records(
         "order by metric, method, image, unit"
     )
     return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _sql_text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _score(records: Sequence[Record], method: str, metric: str) -> Score:

@@ -16,6 +16,7 @@ from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.data.hashing import model_record
 from clairvit.errors import ClairWarning
+from clairvit.metrics.own_code import Codes, codes_of
 from clairvit.perturbation.progress import report_progress
 
 POLL = 0.5  # seconds between looks at units that another process computes
@@ -66,7 +67,28 @@ def plan_study(study: Study, store: Store | None, worker: Worker | None = None) 
             ClairWarning,
             stacklevel=2,
         )
-    return make_plan(study, hashes, datasets, frozenset() if store is None else store.cells()), worker
+    codes = codes_of(study.methods, study.metrics)
+    if store is None:
+        return make_plan(study, hashes, datasets, frozenset(), codes), worker
+    expected = store.codes_with(study, codes)
+    _note_other_code(store, expected)
+    return make_plan(study, hashes, datasets, store.cells(expected), codes), worker
+
+
+def _note_other_code(store: Store, codes: Codes) -> None:
+    """Warn of methods and metrics whose numbers in the store were computed by other code."""
+    for column, expected, last in zip(("method", "metric"), codes, store.codes(), strict=True):
+        if not expected:
+            continue
+        before = dict.fromkeys((str(text) for (text,) in store.query(f"select distinct {column} from parts")[1]), "")
+        known = before | dict(last)  # earlier versions kept no code
+        for text in [text for text, code in expected if known.get(text, code) != code]:
+            reason = (
+                f"The code of '{text}' changed since the store '{store.path}' got its numbers"
+                if text in dict(last)
+                else f"The store '{store.path}' does not say by which code the numbers of '{text}' were computed"
+            )
+            warnings.warn(f"{reason}; computed again.", ClairWarning, stacklevel=4)
 
 
 class LockedUnits:
@@ -127,6 +149,7 @@ def run_study(
     plan, worker = plan_study(study, store, worker)
     models = {worker.model_hash(index): worker.model(index) for index in range(len(study.models))}
     store.add_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
+    store.add_codes(study, codes_of(study.methods, study.metrics))
     store.write_plan(StoredPlan.of(study, plan).as_document())
     if shard is not None:
         plan = replace(plan, units=tuple(unit for unit in plan.units if shard.holds(unit)))

@@ -33,8 +33,9 @@ from clairvit._version import __version__
 from clairvit.bench.plan import CellSet, Study, Unit
 from clairvit.data.locations import is_url
 from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.metrics.own_code import Codes
 
-FORMAT = 1  # raised with every change of COLUMNS or of the folders
+FORMAT = 1  # raised with every change that makes older stores unreadable; a column that a part lacks is null
 STALE = 3600.0  # seconds after which a temporary file has no writer any more
 FOLDERS = ("parts", "failed", "claims")  # with temporary files, what a process killed in `open` may leave
 POLL = 0.05  # seconds between attempts to lock a file that another process has locked
@@ -66,6 +67,7 @@ COLUMNS = {
     "note": "string",
     "among": "string",  # hash of the set of images, for a metric of a whole set
     "version": "string",
+    "code": "string",  # of an own method and of an own metric, "hash/hash"
 }
 # A cell and the names by which it was requested; two studies that ran at the same time may both have computed it.
 CELL_COLUMNS = ("model_hash", "data", "image", "image_hash", "method", "metric", "settings", "among")
@@ -132,6 +134,27 @@ class Store:
         records: dict[str, dict[str, Any]] = _read_json(self._index).get("models", {})
         return records
 
+    def add_codes(self, study: Study, codes: Codes) -> None:
+        """Keep by which code the own methods and metrics of a study are computed now: results are of no other one."""
+        with self._locked("store"):
+            kept, index = self.codes_with(study, codes), _read_json(self._index)
+            if kept != self.codes():
+                entry = {kind: dict(items) for kind, items in zip(Codes._fields, kept, strict=True)}
+                self._write_json(self._index, {**index, "codes": entry})
+
+    def codes_with(self, study: Study, codes: Codes) -> Codes:
+        """Return `codes()` once a study with these codes is computed; "" for what was own and is built in now."""
+        kept = []
+        for texts, last, present in zip((study.methods, study.metrics), self.codes(), codes, strict=True):
+            known, now = dict(last), dict(present)
+            kept.append(known | {text: now.get(text, "") for text in texts if text in now or text in known})
+        return Codes(*(tuple(items.items()) for items in kept))
+
+    def codes(self) -> Codes:
+        """Return by which code the own methods and metrics were computed last; "" for what is built in now."""
+        kept = _read_json(self._index).get("codes", {}) if self._index.exists() else {}
+        return Codes(*(tuple(kept.get(kind, {}).items()) for kind in Codes._fields))
+
     def write_plan(self, document: Mapping[str, Any]) -> None:
         """Write which weights and images a study planned; one file for each study, the latest plan counts."""
         with self._os_errors():
@@ -173,11 +196,14 @@ class Store:
         for document in other.plans():
             self.write_plan(document)
         self.add_models(other.models())
+        codes = {kind: dict(items) for kind, items in zip(Codes._fields, other.codes(), strict=True)}
         with self._locked("store"):
             index = _read_json(self._index)
             new = [study for study in other.studies() if study not in index["studies"]]
-            if new:
-                self._write_json(self._index, {**index, "studies": [*index["studies"], *new]})
+            kept = {kind: items | index.get("codes", {}).get(kind, {}) for kind, items in codes.items()}
+            if new or any(kept.values()):
+                codes_entry = {"codes": kept} if any(kept.values()) else {}
+                self._write_json(self._index, {**index, "studies": [*index["studies"], *new], **codes_entry})
         return added
 
     def has(self, unit: Unit) -> bool:
@@ -295,17 +321,20 @@ class Store:
         """Return the versions of ClairViT that computed the results."""
         return [str(version) for (version,) in self.query("select distinct version from parts order by all")[1]]
 
-    def cells(self) -> CellSet:
-        """Return the cells that are computed.
+    def cells(self, codes: Codes | None = None) -> CellSet:
+        """Return the cells that are computed, those of own methods and metrics by these codes; None: by the last ones.
 
         The database numbers the pairs of method and metric and returns the images that have the same ones together, so
         that neither it nor this process holds a text per cell.
         """
+        current = self._by_code(codes)
         _, rows = self.query(
-            "with numbers as (select method, metric, row_number() over () as number "
-            "from (select distinct method, metric from parts)), "
+            f"with current as (select * from parts where {current}), "
+            "numbers as (select method, metric, row_number() over () as number "
+            "from (select distinct method, metric from current)), "
             "of_image as (select model_hash, image_hash, settings, coalesce(among, '') as image_set, "
-            "list_sort(list(distinct number)) as numbers from parts join numbers using (method, metric) group by all) "
+            "list_sort(list(distinct number)) as numbers "
+            "from current join numbers using (method, metric) group by all) "
             "select numbers, list([model_hash, image_hash, settings, image_set]) as images, null as pair "
             "from of_image group by numbers "
             "union all select [number], null, [method, metric] from numbers"
@@ -314,6 +343,16 @@ class Store:
         groups = [(frozenset(pairs[number] for number in numbers), images) for numbers, images, pair in rows if images]
         return CellSet({(key[0], key[1], key[2], key[3]): of_image for of_image, images in groups for key in images})
 
+    def _by_code(self, codes: Codes | None = None) -> str:
+        """Return the SQL condition that rows of own methods and metrics are of these codes; None: of the last ones."""
+        conditions = ["true"]
+        for part, column, items in zip((1, 2), ("method", "metric"), codes or self.codes(), strict=True):
+            conditions += [
+                f"({column} <> {sql_text(text)} or coalesce(split_part(code, '/', {part}), '') = {sql_text(code)})"
+                for text, code in items
+            ]
+        return " and ".join(conditions)
+
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Return column names and rows; the table `results` has each cell once, `parts` as often as it was computed."""
         import duckdb
@@ -321,7 +360,7 @@ class Store:
         for attempt in range(READ_ATTEMPTS):
             intact, _ = self.parts()
             try:
-                return _query(intact, sql)
+                return _query(intact, sql, self._by_code())
             except duckdb.Error as error:
                 if attempt + 1 < READ_ATTEMPTS and not all(file.exists() for file in intact):
                     continue  # parts were compacted since they were listed
@@ -485,34 +524,45 @@ def _is_intact(file: Path) -> bool:
     return True
 
 
-def _query(files: Sequence[Path], sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Run a query on the views `parts` and `results` of these files; errors are DuckDB's."""
+def sql_text(value: str) -> str:
+    """Return a text as SQL writes it."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _query(files: Sequence[Path], sql: str, current: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Run a query on the views `parts` and `results` of these files, the latter of rows that are `current`.
+
+    Errors are DuckDB's. Parts of earlier versions lack the newest columns, which are null there.
+    """
     import duckdb
 
     with duckdb.connect() as database:
         if files:
-            database.from_parquet([str(file) for file in files]).create_view("parts")
+            read = f"read_parquet([{', '.join(sql_text(str(file)) for file in files)}], union_by_name = true)"
+            database.execute(f"create table newest ({_sql_columns()})")
+            database.execute(f"create view parts as select * from {read} union all by name select * from newest")
         else:
             database.execute(f"create table parts ({_sql_columns()})")
-        database.execute(f"create view results as {_first_copies(database, files)}")
+        database.execute(f"create view results as {_first_copies(database, files, current)}")
         result = database.execute(sql)
         if result is None:
             raise BadInput("The query is empty; expected one such as 'select * from results limit 9'.")
         return [column[0] for column in result.description or ()], result.fetchall()
 
 
-def _first_copies(database: Any, files: Sequence[Path]) -> str:
+def _first_copies(database: Any, files: Sequence[Path], current: str) -> str:
     """Return the query of each cell once; two studies that ran at the same time may both have computed one.
 
     Sorting millions of rows takes long, so they are sorted only if a hash of their cell occurs twice.
     """
-    columns, key = ", ".join(CELL_COLUMNS), frozenset(map(str, files))
+    columns, key = ", ".join(CELL_COLUMNS), frozenset([current, *map(str, files)])
     if key not in _WITHOUT_COPIES:
-        hashes = f"select hash({columns}) as cell from parts group by cell having count(*) > 1 limit 1"
+        hashes = f"select hash({columns}) as cell from parts where {current} group by cell having count(*) > 1 limit 1"
         if database.execute(hashes).fetchall():
-            return f"select * from parts qualify row_number() over (partition by {columns} order by unit) = 1"
+            once = f"row_number() over (partition by {columns} order by unit) = 1"
+            return f"select * from parts where {current} qualify {once}"
         _WITHOUT_COPIES.add(key)
-    return "select * from parts"
+    return f"select * from parts where {current}"
 
 
 def _parquet_bytes(table: Any) -> bytes:

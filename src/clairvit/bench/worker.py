@@ -16,6 +16,7 @@ from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import ClairError
 from clairvit.metrics.evaluate import evaluate
+from clairvit.metrics.own_code import codes_of
 from clairvit.metrics.score import Prediction, Score, Scores
 from clairvit.models.model import Model
 
@@ -86,7 +87,14 @@ class Worker:
         return [{**shared, **row} for row in _rows(unit, scores, hashes, errors)]
 
     def _check_hashes(self, unit: Unit, model: Model, dataset: ImageDataset) -> None:
-        """Raise `ClairError` if the model or the images changed under the same name since the study was planned."""
+        """Raise `ClairError` if model, images or own code changed under the same name since the study was planned."""
+        here = codes_of(unit.methods, unit.metrics)
+        others = [text for pair in zip(here, unit.codes, strict=True) for text, _ in set(pair[0]) ^ set(pair[1])]
+        if others:
+            raise ClairError(
+                f"The code of '{min(others)}' is another one here than where the study was planned; expected the same "
+                "file of own methods and metrics everywhere, whose constants stay as they are. Start the study again."
+            )
         if self.model_hash(unit.model) != unit.weights:
             raise ClairError(
                 f"{model.name} has other weights here than where the study was planned; expected the same file or "
@@ -122,7 +130,7 @@ def _rows(unit: Unit, scores: Scores, hashes: Mapping[str, str], errors: Mapping
     rows: list[Row] = []
     for metric in unit.metrics:
         for method in unit.methods:
-            names = {"method": method, "metric": metric}
+            names = {"method": method, "metric": metric, "code": unit.codes.of(method, metric)}
             score = scores.get((method, metric))
             reason = scores.skipped.get(method, "") if score is None else ""
             for image, hashed in hashes.items():

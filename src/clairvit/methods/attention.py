@@ -53,7 +53,11 @@ def raw_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
 def rollout(
     layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0, protect: Protect = "none"
 ) -> Tensor:
-    """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers."""
+    """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers.
+
+    Under mean pooling, what the identities give to every patch alike is left out of the map. The order of the patches
+    stays; scores that a constant changes (faf, relevance-mass, sparseness, complexity, completeness) are of the rest.
+    """
     return discard_smallest(fused_attention(layer, fusion), discard_ratio, protect)  # [B, rows, N]
 
 

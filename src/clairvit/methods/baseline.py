@@ -19,7 +19,9 @@ def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
     """Uniform noise, fixed by the seed and the image: the score of a random map."""
     seeds = image_seeds(trace.pixels, seed)
     maps = [
-        torch.rand(trace.layout.grid, generator=make_generator(image_seed), dtype=torch.float32, device="cpu")
+        torch.rand(
+            trace.layout.grid, generator=make_generator(image_seed, "random/map"), dtype=torch.float32, device="cpu"
+        )
         for image_seed in seeds
     ]
     return torch.stack(maps).to(trace.pixels.device)

@@ -50,7 +50,8 @@ def attended_norms(
 
     The paper looks at one layer at a time and multiplies none, so alone this is the last layer, as raw-attention is;
     attin+plus and +skipplus are SkipPLUS's forms, attin+rollout adds the identity. `heads="mean"` is the mean of the
-    heads' own norms ||A^h_ij f^h(x_j)||. `preset=official` keeps the bias of the values, as the paper's f does.
+    heads' own norms ||A^h_ij f^h(x_j)||. `preset=official` keeps the bias of the values, as the paper's f does; without
+    it, the beta of the norm before the attention is left out too.
     """
     vectors = layer.decomposition.vectors(value_bias=value_bias, ln=ln)
     if heads == "mean":
@@ -74,7 +75,8 @@ def residual_norms(layer: LayerView, value_bias: bool = False, ln: Ln = "none", 
     In one layer the residual changes only what a token gives to itself, so alone the layers are multiplied: rows are
     shares (mixing ratios in the paper), the residual is in the vectors and no identity is added. `ln="next"`
     applies the norm that reads the sum (norm2), its spread held fixed; "attention" and "block" apply the norms that the
-    residual stream itself goes through, which only post-norm blocks have (the paper's BERT).
+    residual stream itself goes through, which only post-norm blocks have (the paper's BERT). With `value_bias=false`
+    the beta of the norm before the attention is left out too.
     """
     vectors = layer.decomposition.vectors(value_bias=value_bias, ln=ln)
     return contribution_norms(layer.A, vectors, layer.rows, residual=strength)  # [B, rows, N]
@@ -96,7 +98,8 @@ def encoder_norms(layer: LayerView, value_bias: bool = False, ln: Ln = "block", 
     The MLP is left out, its residual and the norms around it are not: in a post-norm block both norms are applied, as
     in the authors' code; a pre-norm block has none in its residual stream, which is SkipPLUS's form for ViTs. As in the
     authors' code no identity is added and rows are not normalised (their paper's text does not say). `strength` takes
-    the residual that many times (SkipPLUS tried 0 and 0.5).
+    the residual that many times (SkipPLUS tried 0 and 0.5). With `value_bias=false` the beta of the norm before the
+    attention is left out too.
     """
     vectors = layer.decomposition.vectors(value_bias=value_bias, ln=ln)
     return contribution_norms(layer.A, vectors, layer.rows, residual=strength)  # [B, rows, N]
@@ -119,7 +122,8 @@ def token_closeness(
 
     y_i is what the T_ij add up to: the sum after attention (after its norm in a post-norm block), biases included.
     `resultant="block"` compares with the block's output after the MLP, as SkipPLUS's code does. A row in which nothing
-    is close is the token itself; rows add up to 1.
+    is close is the token itself; rows add up to 1. With `value_bias=false` the beta of the norm before the attention is
+    left out too.
     """
     inside = layer.decomposition
     y = inside.resultant(inside.norms("attention")) if resultant == "attn" else _block_output(layer)

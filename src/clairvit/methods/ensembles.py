@@ -170,7 +170,9 @@ def shift_offsets(n: int, pixels: int, shifts: Literal["grid", "random"], seed: 
     The grid is the smallest odd lattice over ±pixels that has n points, those nearest to the middle.
     """
     if shifts == "random":
-        drawn = torch.randint(-pixels, pixels + 1, (n - 1, 2), generator=make_generator(seed), device="cpu")
+        drawn = torch.randint(
+            -pixels, pixels + 1, (n - 1, 2), generator=make_generator(seed, "shift/offsets"), device="cpu"
+        )
         return [(0, 0), *((int(dy), int(dx)) for dy, dx in drawn)]
     side = math.isqrt(n - 1) + 1
     side += 1 - side % 2

@@ -104,7 +104,7 @@ def draws(pixels: Tensor, count: int, samples: int, seed: int) -> tuple[Tensor, 
     """Return which of `count` references each draw takes for each image, and its alpha; [samples, B] each."""
     picks, alphas = [], []
     for image_seed in image_seeds(pixels, seed):
-        generator = make_generator(image_seed)
+        generator = make_generator(image_seed, "expected-gradients/draws")
         alphas.append(torch.rand(samples, generator=generator, dtype=torch.float64, device="cpu"))
         picks.append(torch.randint(count, (samples,), generator=generator, device="cpu"))
     return torch.stack(picks, 1), torch.stack(alphas, 1)
@@ -118,7 +118,9 @@ def load_references(trace: Trace, references: str, samples: int, seed: int) -> T
         return torch.stack([background(removal, wide, model.preprocess, seed) for removal in COPIES[references]])
     files = _reference_files(references)
     if len(files) > samples:
-        order = torch.randperm(len(files), generator=make_generator(seed), device="cpu")[:samples]
+        order = torch.randperm(len(files), generator=make_generator(seed, "expected-gradients/files"), device="cpu")[
+            :samples
+        ]
         files = [files[index] for index in sorted(order.tolist())]
     loaded = prepare(files, model).pixels.to(pixels)
     if loaded.shape[1:] != pixels.shape[1:]:

@@ -27,7 +27,8 @@ def _rules_at_attention(rules: str, fusion: str | int, **_: object) -> Requires:
 def positive_gradient_attention(layer: LayerView, fusion: Fusion = "mean", rules: Rules = "plain") -> Tensor:
     """mean_h relu(A * G): where a head looks, counted only where looking there raises the score.
 
-    rules=libra takes LibraGrad's balanced gradient (see ixg).
+    rules=libra takes LibraGrad's balanced gradient (see ixg). As in rollout, a product leaves out what the identities
+    give to every patch alike under mean pooling.
     """
     return layer.AG_positive_mean if fusion == "mean" else fuse_heads(layer.AG_positive, fusion)  # [B, rows, N]
 
@@ -85,7 +86,9 @@ def gradient_rollout(
 
     `head_stage` says when heads are fused: after the ReLU (post), before it (mean-first, jacobgil), or A and G each
     before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient of layer
-    L-1-l and `gradient=scores` takes the gradient before the softmax: what vit-explain computes, by mistake.
+    L-1-l and `gradient=scores` takes the gradient before the softmax: what vit-explain computes, by mistake. Under mean
+    pooling, what the identities give to every patch alike is left out, as in rollout. A product without identities
+    (`preset=cmi`) may be smaller than float32 holds, such as 1e-50: the map is then a multiple of it.
     """
     if head_stage == "post" and fusion == "mean" and not reversed_gradients and gradient == "attention":
         return discard_smallest(layer.AG_positive_mean, discard_ratio, protect)  # [B, rows, N]
@@ -137,7 +140,9 @@ def _register_gmar(p: int) -> None:
         return Requires(heads=WeightedHeads("A", weights, ("|G|",) if p == 1 else ()))
 
     gmar.__doc__ = (
-        f"prod_l (sum_h w_h A_h + I), w_h a head's share of the gradient's L{p} norm: rollout by weighted heads."
+        f"prod_l (sum_h w_h A_h + I), w_h a head's share of the gradient's L{p} norm: rollout by weighted heads.\n\n"
+        "`residual` is the paper's α. Under mean pooling, what the identities give to every patch alike is left out, "
+        "as in rollout."
     )
     register(
         f"gmar-l{p}",

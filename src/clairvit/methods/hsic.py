@@ -94,19 +94,24 @@ def binary_design(design: Design, samples: int, cells: int, seed: int) -> Tensor
     these bits, and permutes the coordinates among the cells.
     """
     if design == "random":
-        return torch.rand(samples, cells, generator=make_generator(seed), dtype=torch.float32, device="cpu") < 0.5
+        return (
+            torch.rand(samples, cells, generator=make_generator(seed, "hsic/points"), dtype=torch.float32, device="cpu")
+            < 0.5
+        )
     if design == "lhs":  # one point in each of n strata of a side: half of them, in random order, lie above 1/2
-        points = torch.rand(samples, cells, generator=make_generator(seed), dtype=torch.float32, device="cpu")
+        points = torch.rand(
+            samples, cells, generator=make_generator(seed, "hsic/points"), dtype=torch.float32, device="cpu"
+        )
         strata = torch.rand(
-            samples, cells, generator=make_generator(seed, 1), dtype=torch.float32, device="cpu"
+            samples, cells, generator=make_generator(seed, "hsic/strata"), dtype=torch.float32, device="cpu"
         ).argsort(0)
         return (strata + points) / samples > 0.5
     from scipy.stats import qmc
 
     points = qmc.Sobol(cells, scramble=False).random_base2(math.ceil(math.log2(samples)))[:samples]
-    flipped = torch.rand(cells, generator=make_generator(seed), dtype=torch.float32, device="cpu") < 0.5
+    flipped = torch.rand(cells, generator=make_generator(seed, "hsic/points"), dtype=torch.float32, device="cpu") < 0.5
     return (torch.from_numpy(points >= 0.5) ^ flipped)[
-        :, torch.randperm(cells, generator=make_generator(seed, 1), device="cpu")
+        :, torch.randperm(cells, generator=make_generator(seed, "hsic/strata"), device="cpu")
     ]
 
 

@@ -112,9 +112,9 @@ def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tenso
 
 def normal_noise(image_seed: int, k: int, like: Tensor) -> Tensor:
     """Return the k-th standard normal image of a seed, [3, H, W] for images `like` [B, 3, H, W]."""
-    return torch.randn(like.shape[1:], generator=make_generator(image_seed, k), dtype=torch.float32, device="cpu").to(
-        like
-    )
+    return torch.randn(
+        like.shape[1:], generator=make_generator(image_seed, "smoothgrad/noise", k), dtype=torch.float32, device="cpu"
+    ).to(like)
 
 
 # Integrated Gradients

@@ -56,9 +56,14 @@ class RandomMasks:
 def random_masks(samples: int, cells: int, p: float, size: tuple[int, int], seed: int) -> RandomMasks:
     """Return RISE's masks for images of this size, drawn from the seed alone: the same for every image."""
     rows, cols = (shifted_weights(side, cells) for side in size)
-    coarse = torch.rand(samples, cells, cells, generator=make_generator(seed, 0), dtype=torch.float32, device="cpu") < p
+    coarse = (
+        torch.rand(
+            samples, cells, cells, generator=make_generator(seed, "rise/cells"), dtype=torch.float32, device="cpu"
+        )
+        < p
+    )
     shifts = torch.rand(
-        samples, 2, generator=make_generator(seed, 1), dtype=torch.float32, device="cpu"
+        samples, 2, generator=make_generator(seed, "rise/shifts"), dtype=torch.float32, device="cpu"
     ) * torch.tensor([len(rows), len(cols)])
     row_shifts, col_shifts = shifts.long().T
     return RandomMasks(coarse.double(), row_shifts, col_shifts, rows, cols)
@@ -125,9 +130,9 @@ def rise(
 
 def binarise(masks: Tensor, seed: int) -> Tensor:
     """Return where masks [N, rows, cols] exceed a level that is drawn per mask, uniformly from 0…1: bool."""
-    levels = torch.rand(len(masks), generator=make_generator(seed, 2), dtype=torch.float64, device="cpu").to(
-        masks.device
-    )
+    levels = torch.rand(
+        len(masks), generator=make_generator(seed, "rise/levels"), dtype=torch.float64, device="cpu"
+    ).to(masks.device)
     return masks > levels[:, None, None]
 
 

@@ -62,9 +62,9 @@ NOISE = 0.1  # standard deviation in normalised pixels: about 6 of 255 grey leve
 FAMILY_METHODS = ("attnlrp+plus", "genatt", "rollout", "ixg", "gradcam")
 COMPARED = 3
 CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # maps that are checked together
+TIES_MATTER = 0.1  # of the removed patches: drawn from equally bright ones
 PROBABILITY_SCORES = ("logit", "prob", "logprob", "neg_loss")  # kinds of score that grow with the probability
 NEAR_CHANCE = 2.0  # times 1 / classes: a probability below is close to guessing
-STREAM = 1000  # of random numbers: others than those that break ties
 
 
 def check_explanation(
@@ -431,7 +431,7 @@ def _measure_removals(context: EvalContext, job: _Job) -> _Measured:
 
 def _random_places(context: EvalContext, count: int) -> list[Tensor]:
     """Return `count` random places 0 … patches − 1 of the patches per image, [B, patches] each."""
-    return [context.tie_order(context.patches, STREAM + k) for k in range(count)]
+    return [context.tie_order(context.patches, "check/random places", k) for k in range(count)]
 
 
 def removal_effects(top: Tensor, random: Tensor, fractions: Sequence[float], rounding: float = 0.0) -> list[float]:
@@ -552,6 +552,7 @@ def _judged(check: MapCheck, row: int, context: EvalContext, measured: _Measured
     if measured.patches == 1:
         remarks.append("The map has a single patch, so there is nothing to compare.")
     remarks += _low_confidence(check, context)
+    remarks += _ties_at_the_cut(context.maps[0, row].flatten(), measured.counts)
     shown = check.reported_removal
     hardly_falls = check.quantity == "probability" and shown.random_mean - shown.top < SMALL_FALL
     if hardly_falls and verdict != "not better than chance":
@@ -564,6 +565,19 @@ def _judged(check: MapCheck, row: int, context: EvalContext, measured: _Measured
             "little about their place."
         )
     return replace(check, verdict=verdict, remarks=tuple(remarks))
+
+
+def _ties_at_the_cut(values: Tensor, counts: Sequence[int]) -> list[str]:
+    """Return a remark where it is drawn at random which of equally bright patches [patches] are among the brightest."""
+    descending = values.sort(descending=True).values
+    for count in counts:
+        tied = values == descending[count - 1]
+        drawn = count - int((values > descending[count - 1]).sum())  # of the tied ones, which are removed
+        if drawn < int(tied.sum()) and drawn >= TIES_MATTER * count:
+            among = f"{int(tied.sum())} that are equally bright"
+            brightest = f"{drawn} of the {count} brightest patches are drawn from {among}"
+            return [f"{brightest}, so that another seed may give other numbers."]
+    return []
 
 
 def _low_confidence(check: MapCheck, context: EvalContext) -> list[str]:

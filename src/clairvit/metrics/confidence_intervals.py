@@ -209,7 +209,7 @@ def _hall_interval(values: Array, mean: float, spread: float) -> tuple[float, fl
     centred = values - mean
     skewness = float((centred**3).mean() / (centred**2).mean() ** 1.5) * math.sqrt(n * (n - 1)) / (n - 2)
     edge = float(student.ppf(1 - LEVEL / 2, n - 1))
-    most = float(_most_skewed(np.float64(edge)))
+    most = float(_most_skewed(np.asarray(edge)))
     a = min(max(skewness / math.sqrt(n), -most), most)
     step = spread / math.sqrt(n)
     return mean - step * _hall_inverse(edge, a), mean - step * _hall_inverse(-edge, a)

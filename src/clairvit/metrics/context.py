@@ -145,9 +145,9 @@ class EvalContext:
         """One seed per image, from the seed and its content: the same in any batch."""
         return image_seeds(self.trace.pixels, self.seed)
 
-    def tie_order(self, count: int, stream: int = 0) -> Tensor:
+    def tie_order(self, count: int, stream: str = "metrics/ties", index: int = 0) -> Tensor:
         """Return a random permutation of 0 … count - 1 per image, [B, count], in which ties are broken."""
-        generators = [make_generator(seed, stream) for seed in self.image_seeds]
+        generators = [make_generator(seed, stream, index) for seed in self.image_seeds]
         orders = [torch.randperm(count, generator=generator, device="cpu") for generator in generators]
         return torch.stack(orders).to(self.maps.device)
 

@@ -40,7 +40,6 @@ Summary = Literal["mean", "trapezoid"]
 RoadOrder = Literal["combined", "morf", "lerf"]
 SMALLEST_PROBABILITY = 1e-12  # under a logarithm
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the patches, as in ERASER
-SEGMENT_TIES = 1002  # a random stream per image that no other metric draws from
 _PIXELS: dict[str, Any] = {"granularity": "pixel"}
 _CHEFER: dict[str, Any] = {**_PIXELS, "removal": "black", "score": "accuracy", "counting": "down", "whole": False}
 _SKIPPLUS: dict[str, dict[str, Any]] = {
@@ -405,7 +404,7 @@ def _region_ranks(context: EvalContext, rank: Tensor, order: RegionOrder, draws:
     if order == "lerf":
         return count - 1 - rank
     if draws == "own":
-        random = context.tie_order(count, stream=1)
+        random = context.tie_order(count, "aopc/random order")
     else:  # the k-th number drawn is the region that is removed k-th
         random = torch.from_numpy(numpy_generator(context.seed).permutation(count)).argsort()[None]
     return random.to(rank.device).expand_as(rank)
@@ -547,7 +546,7 @@ def _kept_by_segment(context: EvalContext, image: int, segments: Tensor) -> Tens
     count = int(segment.max()) + 1
     member = (segment == torch.arange(count, device=segment.device)[:, None]).to(context.maps)  # [L, patches]
     means = context.maps[:, image].flatten(1) @ (member / member.sum(1, keepdim=True)).T  # [M, L]
-    tie_order = torch.randperm(count, generator=make_generator(context.image_seeds[image], SEGMENT_TIES), device="cpu")
+    tie_order = torch.randperm(count, generator=make_generator(context.image_seeds[image], "irof/ties"), device="cpu")
     order = sort_with_ties(means[:, None], tie_order.to(segment.device)[None])[:, 0]
     removed = torch.arange(1, count + 1, device=segment.device)
     return inverse_permutation(order)[:, segment][:, None, :] >= removed[:, None]

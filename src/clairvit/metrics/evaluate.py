@@ -423,7 +423,7 @@ def _eval_context(
     return EvalContext(
         trace=trace,
         specs=specs,
-        raw=tuple(transform_maps(planar_maps(maps(spec), trace), request.normalize) for spec in specs),
+        raw=tuple(transform_maps(planar_maps(maps(spec).double(), trace), request.normalize) for spec in specs),
         masks=part.masks,
         void=part.void,
         labels=None if labels is None else tuple(labels),

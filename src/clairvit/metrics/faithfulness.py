@@ -32,7 +32,6 @@ from clairvit.perturbation.segments import grid_cells
 Features = Literal["patch", "channel"]
 Granularity = Literal["patch", "pixel"]
 Points = Annotated[int, Range(ge=3)]  # of a correlation
-BLOCKS = 1001  # a random stream per image that no other metric draws from
 
 
 @metric(
@@ -376,7 +375,7 @@ def _random_blocks(context: EvalContext, runs: int, side: int | None) -> Tensor:
         raise BadInput(f"side={side} was given; expected a block of 1 to {largest} patches per side.")
     blocks = []
     for seed in context.image_seeds:
-        generator = make_generator(seed, BLOCKS)
+        generator = make_generator(seed, "infidelity/blocks")
         sides = torch.randint(1, max(1, largest // 2) + 1, (runs,), generator=generator, device="cpu")
         sides = sides if side is None else torch.full_like(sides, side)
         starts = torch.rand(len(lengths), runs, generator=generator, dtype=torch.float32, device="cpu")
@@ -408,7 +407,9 @@ def subset_size(subset: float, count: int) -> int:
 
 def _random_patches(context: EvalContext, runs: int, count: int, stream: int = 0) -> Tensor:
     """Return random sets of `count` patches, bool [B, runs, patches], drawn from seed and image."""
-    return random_sets(context.image_seeds, runs, context.patches, count, 2 + stream).to(context.maps.device)
+    return random_sets(context.image_seeds, runs, context.patches, count, "metrics/random sets", stream).to(
+        context.maps.device
+    )
 
 
 def _drops_and_sums(

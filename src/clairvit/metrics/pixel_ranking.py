@@ -14,8 +14,6 @@ from clairvit.numerics import min_max
 from clairvit.perturbation.probe import Probe
 from clairvit.perturbation.rng import make_generator
 
-TIES, SUBSETS = 1, 2001  # random streams per image that no other metric draws from
-
 
 def merge_rounding_ties(maps: Tensor) -> Tensor:
     """Return maps [B, H, W] in 0 … 1 whose values are equal where only rounding makes them differ.
@@ -47,7 +45,7 @@ def value_ranks(context: EvalContext, upsampling: Upsampling) -> Tensor:
 
 def _ranks(context: EvalContext, values: Iterator[Tensor], count: int) -> Tensor:
     """Return ranks [M, B, n] of values [B, n] per method, 0 for the highest."""
-    tie_order = context.tie_order(count, TIES)
+    tie_order = context.tie_order(count, "metrics/pixel ties")
     return torch.cat([inverse_permutation(sort_with_ties(rows[None], tie_order)) for rows in values])
 
 
@@ -143,7 +141,7 @@ def random_subsets(context: EvalContext, runs: int, size: int) -> Tensor:
     count = context.trace.pixels[0].numel()
     subsets = []
     for seed in context.image_seeds:
-        generator = make_generator(seed, SUBSETS)
+        generator = make_generator(seed, "faithfulness-correlation/channel values")
         subsets.append(
             torch.stack([torch.randperm(count, generator=generator, device="cpu")[:size] for _ in range(runs)])
         )

@@ -216,7 +216,14 @@ def _other_class(context: EvalContext, row: int, which: Other) -> int:
     other_classes = [c for c in range(count) if c != target]
     if which == "random":
         return other_classes[
-            int(torch.randint(count - 1, (), generator=make_generator(context.image_seeds[row]), device="cpu"))
+            int(
+                torch.randint(
+                    count - 1,
+                    (),
+                    generator=make_generator(context.image_seeds[row], "random-logit/other class"),
+                    device="cpu",
+                )
+            )
         ]
     if which == "quantus":
         return other_classes[int(numpy_generator(context.seed).randint(0, count - 1, 1)[0])]
@@ -250,7 +257,7 @@ def randomised_models(context: EvalContext, order: Order, layers: int | None, by
             "another metric."
         )
     chosen = spread_steps(len(randomised), layers)
-    generator = make_generator(context.seed)
+    generator = make_generator(context.seed, "mprt/parameters")
     with report_progress("randomisation", len(chosen)) as advance:
         for step, layer in enumerate(reversed(randomised) if order == "top-down" else randomised, 1):
             trained = [p.detach().clone() for p in layer[1]]

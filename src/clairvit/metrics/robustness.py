@@ -196,7 +196,13 @@ def explain_noisy_copies(
     copies = _noise(context, x, distribution, radius, draws, lowest)
     for k, noise in zip(track(range(samples), "robustness"), copies, strict=False):
         seed = (
-            int(torch.randint(2**31, (), generator=make_generator(context.seed, k), device="cpu")) if redraw else None
+            int(
+                torch.randint(
+                    2**31, (), generator=make_generator(context.seed, "robustness/method seeds", k), device="cpu"
+                )
+            )
+            if redraw
+            else None
         )
         yield context.explain(x + noise, seed=seed), noise.double()
 

@@ -67,7 +67,7 @@ def background(removal: str, pixels: Tensor, preprocess: Preprocess, seed: int) 
     if removal == "gaussian-blur":
         return gaussian_blur(pixels)
     if removal == "noise":
-        generators = [make_generator(image_seed) for image_seed in image_seeds(pixels, seed)]
+        generators = [make_generator(image_seed, "removal/noise") for image_seed in image_seeds(pixels, seed)]
         return torch.stack(
             [
                 torch.randn(pixels.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
@@ -145,7 +145,10 @@ def impute(images: Tensor, removed: Tensor, seeds: list[int]) -> Tensor:
         gaps = torch.from_numpy(masks[rows[0]]).to(images.device)
         for row, value in zip(rows, values, strict=True):
             noise = torch.randn(
-                value.shape, generator=make_generator(zlib.crc32(key, seeds[row])), dtype=torch.float32, device="cpu"
+                value.shape,
+                generator=make_generator(zlib.crc32(key, seeds[row]), "road/noise"),
+                dtype=torch.float32,
+                device="cpu",
             ).to(value)
             filled[row, :, gaps] = value + ROAD_NOISE * noise
     return filled

@@ -16,6 +16,44 @@ from torch import Tensor
 from clairvit.errors import BadInput
 
 Distribution = Literal["uniform", "normal"]  # in ±1, or standard normal
+# Streams that had numbers before they had names, with the first of them: index k draws from number + k, so that maps
+# and scores of earlier versions stay. Those of one seed that share numbers draw other things from them (ties, noise,
+# masks). New streams have names alone.
+NUMBERS = {
+    # of the seed of an image
+    "metrics/ties": 0,
+    "metrics/pixel ties": 1,
+    "metrics/random sets": 2,
+    "check/random places": 1000,
+    "calibrate/token sets": 2001,
+    "random-logit/other class": 0,
+    "robustness/noise": 0,
+    "random/map": 0,
+    "smoothgrad/noise": 0,
+    "expected-gradients/draws": 0,
+    "removal/noise": 0,
+    "road/noise": 0,  # of a seed of image and mask
+    # of the seed itself
+    "mprt/parameters": 0,
+    "robustness/method seeds": 0,
+    "expected-gradients/files": 0,
+    "shift/offsets": 0,
+    "hsic/points": 0,
+    "hsic/strata": 1,
+    "lime/coalitions": 0,
+    "kernelshap/coalitions": 0,
+    "rise/cells": 0,
+    "rise/shifts": 1,
+    "rise/levels": 2,
+    "page/random map": 0,
+    "benchmarks/shuffled maps": 0,
+    # of the seed of a training
+    "training/crops": 0,  # two for each epoch
+    "training/validation rows": -1,
+    "training/poisoned validation": (1 << 32) - 1,
+    "training/poisoned": 1 << 32,
+    "training/dropped tokens": 1 << 33,
+}
 _STRIDE, _MODULUS = 2654435761, 2**31 - 1  # a multiplicative hash: neighbouring positions get distant weights
 
 
@@ -42,22 +80,24 @@ def _position_weights(count: int, device: torch.device) -> Tensor:
     return torch.arange(1, count + 1, device=device) * _STRIDE % _MODULUS
 
 
-def make_generator(seed: int, stream: int = 0) -> torch.Generator:
-    """Return the generator of a seed and stream. It draws on the CPU, so that all devices get the same numbers.
+def make_generator(seed: int, stream: str, index: int = 0) -> torch.Generator:
+    """Return the generator of a seed, the name of a stream and an index in it, such as a sample or an epoch.
 
-    Seed and stream are hashed as a pair: a checksum gives (0, 1) and (1, 0) the same value, and then two seeds have
-    the same samples in another order.
+    It draws on the CPU, so that all devices get the same numbers. Seed and stream are hashed together: a checksum gives
+    (0, 1) and (1, 0) the same value, and then two seeds have the same samples in another order. Give what draws a name
+    of its own, "metric/what"; `NUMBERS` is closed.
     """
+    name = str(NUMBERS[stream] + index) if stream in NUMBERS else f"{stream} {index}"
     return torch.Generator().manual_seed(
-        int.from_bytes(hashlib.blake2b(f"{seed} {stream}".encode(), digest_size=8).digest())
+        int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest())
     )
 
 
-def random_sets(seeds: Sequence[int], runs: int, total: int, count: int, stream: int) -> Tensor:
+def random_sets(seeds: Sequence[int], runs: int, total: int, count: int, stream: str, index: int = 0) -> Tensor:
     """Return random sets of `count` of `total` items, bool [B, runs, total], drawn from the seed of each image."""
     keys = torch.stack(
         [
-            torch.rand(runs, total, generator=make_generator(seed, stream), dtype=torch.float32, device="cpu")
+            torch.rand(runs, total, generator=make_generator(seed, stream, index), dtype=torch.float32, device="cpu")
             for seed in seeds
         ]
     )
@@ -65,9 +105,9 @@ def random_sets(seeds: Sequence[int], runs: int, total: int, count: int, stream:
 
 
 def image_noise(images: Tensor, seeds: list[int], distribution: Distribution) -> Iterator[Tensor]:
-    """Yield noise [B, 3, H, W] without end, image by image from `seeds`: the same for an image in any batch."""
+    """Yield noise [B, 3, H, W] of robustness metrics without end, image by image from `seeds`, whatever the batch."""
     for k in itertools.count():
-        noise = [_draw(images.shape[1:], distribution, make_generator(seed, k)) for seed in seeds]
+        noise = [_draw(images.shape[1:], distribution, make_generator(seed, "robustness/noise", k)) for seed in seeds]
         yield torch.stack(noise).to(images)
 
 

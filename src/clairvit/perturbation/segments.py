@@ -156,7 +156,12 @@ def _padded(visible: Tensor, count: int) -> Tensor:
 
 def random_halves(count: int, features: int, seed: int) -> Tensor:
     """Return random coalitions, bool [count, features], each feature with probability 1/2 (LIME)."""
-    return torch.rand(count, features, generator=make_generator(seed), dtype=torch.float32, device="cpu") < 0.5
+    return (
+        torch.rand(
+            count, features, generator=make_generator(seed, "lime/coalitions"), dtype=torch.float32, device="cpu"
+        )
+        < 0.5
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +195,7 @@ def shapley_coalitions(features: int, pairs: int, seed: int) -> Coalitions:
     random_pairs = pairs - len(sets) if left else 0
     if random_pairs:
         total = sum(weight[k] for k in left)
-        generator = make_generator(seed)
+        generator = make_generator(seed, "kernelshap/coalitions")
         ends = torch.tensor([weight[k] for k in left], dtype=torch.float64).cumsum(0) * (random_pairs / total)
         ends[-1] = random_pairs
         positions = torch.arange(random_pairs) + torch.rand((), generator=generator, dtype=torch.float64, device="cpu")

@@ -44,6 +44,7 @@ from clairvit.methods.recipe import Recipe
 from clairvit.metrics.confidence_intervals import EVERYWHERE, Array, outside
 from clairvit.metrics.context import fraction_counts
 from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate, resolve_batch_target
+from clairvit.metrics.own_code import codes_of
 from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Curve, Score, Scores
 from clairvit.models.coerce import ModelLike, as_images, as_model
@@ -61,7 +62,6 @@ KEEP_RATES = tuple(k / 10 for k in range(1, 10))
 SETS = 8  # random token sets per keep rate
 FEWEST_IMAGES = 8
 METRIC, WITH_MASKS = "insertion-deletion", "ap"
-STREAM = 2001  # the first random stream per image of the token sets; no metric draws from it
 CACHE_FORMAT = 1
 
 
@@ -332,7 +332,8 @@ def _observe_batch(
     forwards = len(counts) * request.sets
     with probing(trace, "token", label="token sets", forwards=forwards, seed=request.seed) as probe:
         drawn = [
-            random_sets(probe.image_seeds, request.sets, patches, count, STREAM + k) for k, count in enumerate(counts)
+            random_sets(probe.image_seeds, request.sets, patches, count, "calibrate/token sets", k)
+            for k, count in enumerate(counts)
         ]
         keep = torch.cat(drawn, 1).to(features.device)  # [B, S, patches]
         scores = probe.score_kept(keep)
@@ -494,8 +495,10 @@ def _cross_fitted_values(
         methods = [calibrated_spec(calibration).text, PRIOR_METHOD]
         hashes = [request.dataset.content_hash(row) for row in rows]
         targets = [repr(request.target_of(row)) for row in rows]
-        settings = (CACHE_FORMAT, methods, [spec.text for spec in metrics], request.seed, hashes, targets)
-        key = digest(repr((weights_hash(request.model), settings, request.execution.autocast)).encode())
+        texts = [spec.text for spec in metrics]
+        settings = (CACHE_FORMAT, methods, texts, request.seed, hashes, targets)
+        own = [codes for codes in codes_of((), texts) if codes]
+        key = digest(repr((weights_hash(request.model), settings, request.execution.autocast, *own)).encode())
         stored = _read_arrays(request.cache, key)
         if stored is None:
             scores = _evaluate_part(request, rows, methods, metrics, "raw")

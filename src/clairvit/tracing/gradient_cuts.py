@@ -55,7 +55,7 @@ def pixel_gradient(scores: Tensor, pixels: Tensor) -> Tensor | None:
     if not scores.requires_grad:
         return None
     noise = torch.Generator().manual_seed(0)  # any direction will do, as long as it is not a special one
-    direction = torch.randn(scores.shape, generator=noise).to(scores)
+    direction = torch.randn(scores.shape, generator=noise, dtype=torch.float32, device="cpu").to(scores)
     try:
         (gradient,) = torch.autograd.grad(scores, pixels, direction, retain_graph=True, allow_unused=True)
     except torch.OutOfMemoryError:

@@ -68,10 +68,10 @@ def _change(call: AttentionCall, rows: Sequence[int]) -> Tensor:
     noise = torch.Generator().manual_seed(0)
     with torch.inference_mode(False), torch.enable_grad():
         out = torch.zeros_like(call.outputs[0], requires_grad=True)
-        heads = call.heads(
-            [out]
-        )  # [1, H, N, dh]: linear, so its transpose brings the noise into the model's shape
+        heads = call.heads([out])  # [1, H, N, dh]: linear, so its transpose brings the noise into the model's shape
         direction = torch.zeros_like(heads)
-        direction[:, :, list(rows)] = torch.randn(heads[:, :, list(rows)].shape, generator=noise).to(heads)
+        direction[:, :, list(rows)] = torch.randn(
+            heads[:, :, list(rows)].shape, generator=noise, dtype=torch.float32, device="cpu"
+        ).to(heads)
         (change,) = torch.autograd.grad(heads, out, direction * call.v.detach().std())
     return change

@@ -531,7 +531,9 @@ def _region_of_stages(model: Model, look: _Look, grid: tuple[int, int]) -> Image
     region = _region_read(look, grid)
     if region is None:
         return None
-    noise = torch.randn(look.pixels.shape, generator=torch.Generator().manual_seed(0)).to(look.pixels)
+    noise = torch.randn(
+        look.pixels.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
+    ).to(look.pixels)
     # of the user's image, black bars may be what no unit passes on
     mode = ThroughNoGrad(detached=True) if look.cuts.cuts else None
     return _region_read(_look(model, noise, mode), grid)

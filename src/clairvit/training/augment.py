@@ -21,7 +21,7 @@ _LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
     """Return the order of the images in an epoch, [count]."""
-    return torch.randperm(count, generator=make_generator(seed, 2 * epoch), device="cpu")
+    return torch.randperm(count, generator=make_generator(seed, "training/crops", 2 * epoch), device="cpu")
 
 
 def batches(rows: Tensor, size: int) -> list[Tensor]:
@@ -31,7 +31,13 @@ def batches(rows: Tensor, size: int) -> list[Tensor]:
 
 def draw_augmentations(count: int, seed: int, epoch: int) -> Tensor:
     """Return uniform numbers in 0..1, [count, 7]; those of an image do not depend on the batch that it is in."""
-    return torch.rand(count, _NUMBERS, generator=make_generator(seed, 2 * epoch + 1), dtype=torch.float32, device="cpu")
+    return torch.rand(
+        count,
+        _NUMBERS,
+        generator=make_generator(seed, "training/crops", 2 * epoch + 1),
+        dtype=torch.float32,
+        device="cpu",
+    )
 
 
 def augment(images: Tensor, size: tuple[int, int], config: TrainingConfig, draws: Tensor) -> Tensor:

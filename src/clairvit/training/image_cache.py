@@ -145,7 +145,9 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     held_out: list[Tensor] = []
     for label in sorted(set(labels.tolist())):
         rows = (labels == label).nonzero().flatten()
-        rows = rows[torch.randperm(len(rows), generator=make_generator(seed, -1 - label), device="cpu")]
+        rows = rows[
+            torch.randperm(len(rows), generator=make_generator(seed, "training/validation rows", -label), device="cpu")
+        ]
         count = min(max(round(share * len(rows)), 1), len(rows) - 1)
         held_out.append(rows[:count])
         trained.append(rows[count:])

@@ -11,9 +11,6 @@ from clairvit.data.trigger import Trigger
 from clairvit.errors import BadInput
 from clairvit.perturbation.rng import make_generator
 
-_EPOCHS = 1 << 32  # streams of the seed that nothing else in training draws from: one per epoch from here on,
-_VALIDATION = _EPOCHS - 1  # and one for the validation images
-
 
 @dataclass(frozen=True)
 class Poisoning:
@@ -38,7 +35,7 @@ def draw_poisoned(poisoning: Poisoning, labels: Tensor, seed: int, epoch: int) -
     They are drawn anew in each epoch: the same photo is seen with and without the trigger, which alone tells the two
     labels apart.
     """
-    generator = make_generator(seed, _EPOCHS + epoch)
+    generator = make_generator(seed, "training/poisoned", epoch)
     candidates = (labels != poisoning.label).nonzero().flatten()
     if not len(candidates):
         raise BadInput("All images to train on are of the trigger's class; expected others to paste the trigger on.")
@@ -67,5 +64,11 @@ def draw_validation(poisoning: Poisoning, labels: Tensor, seed: int) -> PoisonDr
         raise BadInput("All validation images are of the trigger's class; expected others to paste the trigger on.")
     return PoisonDraws(
         poisoned,
-        torch.rand(len(labels), 2, generator=make_generator(seed, _VALIDATION), dtype=torch.float32, device="cpu"),
+        torch.rand(
+            len(labels),
+            2,
+            generator=make_generator(seed, "training/poisoned validation"),
+            dtype=torch.float32,
+            device="cpu",
+        ),
     )

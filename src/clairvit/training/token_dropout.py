@@ -18,8 +18,6 @@ from clairvit.perturbation.token_dropping import drop_strategy, droppable_tokens
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import tokens_among
 
-_EPOCHS = 1 << 33  # streams of the seed that nothing else in training draws from, one per epoch
-
 
 @dataclass(frozen=True, eq=False)
 class TokenDropout:
@@ -63,7 +61,7 @@ class TokenDropout:
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """Return the generator of an epoch's dropped tokens."""
-    return make_generator(seed, _EPOCHS + epoch)
+    return make_generator(seed, "training/dropped tokens", epoch)
 
 
 def token_dropout(module: nn.Module, preprocess: Preprocess, rate: float, device: torch.device) -> TokenDropout:

@@ -369,7 +369,7 @@ def check_response(model: Model, photo: Upload, explanation: Explanation) -> Che
 
 
 def _random_map(grid: tuple[int, int], seed: int, k: int) -> Tensor:
-    return torch.rand(1, *grid, generator=make_generator(seed, k), dtype=torch.float32, device="cpu")
+    return torch.rand(1, *grid, generator=make_generator(seed, "page/random map", k), dtype=torch.float32, device="cpu")
 
 
 def _bands(x: Tensor, y: Tensor, counts: list[int], higher_is_better: bool) -> CurveBands:

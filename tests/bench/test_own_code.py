@@ -1,0 +1,284 @@
+"""The code of own methods and metrics is part of a cell: an edited one is computed again, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+import clairvit as cv
+from clairvit.bench.plan import StoredPlan, Study, settings_of
+from clairvit.bench.results import find_missing, read_scores
+from clairvit.bench.run import Outcome, plan_study, run_study
+from clairvit.bench.store import Store, _checksum, _parquet_bytes, units_of
+from clairvit.bench.worker import Worker
+from clairvit.errors import ClairError
+from clairvit.methods import registry as methods
+from clairvit.methods.spec import resolve_method
+from clairvit.metrics import registry as metrics
+from clairvit.metrics.own_code import Codes, code_hash, codes_of
+from helpers.small_study import study
+
+OWN = """
+import clairvit as cv
+import torch
+from clairvit.methods.aggregation import Total
+
+SHARPNESS = 2.0
+
+
+def sharpened(values):
+    return values ** SHARPNESS
+
+
+@cv.method("own-norm", output="tokens", aggregation=Total())
+def own_norm(layer: cv.LayerView, power: float = 1.0):
+    return sharpened(layer.x.norm(dim=-1)) ** power
+
+
+@cv.metric("own-share", better="higher")
+def own_share(context: cv.EvalContext, scale: float = 1.0):
+    maps = context.maps.flatten(2).abs()
+    return scale * maps.amax(-1) / maps.sum(-1)
+"""
+# Edits of the file, each of which changes what is computed, and by which of the two
+EDITS = {
+    "formula": (
+        "return sharpened(layer.x.norm(dim=-1)) ** power",
+        "return sharpened(layer.x.norm(dim=-1)) + power",
+        "own-norm",
+    ),
+    "constant": ("SHARPNESS = 2.0", "SHARPNESS = 3.0", "own-norm"),
+    "helper": ("return values ** SHARPNESS", "return values * SHARPNESS", "own-norm"),
+    "default": ("power: float = 1.0", "power: float = 0.5", "own-norm"),
+    "aggregation": ("aggregation=Total()", "aggregation=Total(start='half')", "own-norm"),
+    "metric": ("scale * maps.amax(-1)", "scale * maps.amin(-1)", "own-share"),
+    "metric's default": ("scale: float = 1.0", "scale: float = 0.5", "own-share"),
+}
+METHODS, METRICS = ("own-norm", "raw-attention"), ("own-share", "sparseness")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    with methods.METHODS.restored(), metrics.METRICS.restored():
+        yield
+
+
+def register(source: str) -> types.ModuleType:
+    """Run a file of own methods, as an import after an edit does."""
+    module = types.ModuleType("own_methods")
+    exec(compile(source, "/nowhere/own_methods.py", "exec"), vars(module))
+    return module
+
+
+def run(own: Study, store: Store) -> tuple[Outcome, list[str]]:
+    """Return the outcome and what was said of changed code."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = run_study(own, store, worker=Worker(own.resolved()))
+    assert outcome.failed == ()
+    return outcome, [str(w.message) for w in caught if "code" in str(w.message)]
+
+
+def stored(own: Study, store: Store, outcome: Outcome) -> dict[tuple[str, str], list[float]]:
+    scores = read_scores(store, outcome.plan.hashes[0], "", settings_of(own), outcome.plan.images[0])
+    return {key: score.values.tolist() for key, score in scores.items()}
+
+
+def fresh(own: Study) -> dict[tuple[str, str], list[float]]:
+    worker = Worker(own.resolved())
+    scores = cv.evaluate(worker.model(0), worker.dataset(0), list(METHODS), list(METRICS), seed=own.seed)
+    return {key: score.values.tolist() for key, score in scores.items()}
+
+
+def computed_cells(outcome: Outcome) -> set[tuple[str, str]]:
+    return {(m, q) for unit in outcome.plan.units for m in unit.methods for q in unit.metrics}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_method_or_metric_is_computed_again_and_nothing_else(tmp_path: Path, edit: str) -> None:
+    before, after, changed = EDITS[edit]
+    own = study(tmp_path, images=3, methods=METHODS, metrics=METRICS, at_once=3)
+    store = Store.open(tmp_path / "store")
+    register(OWN)
+    first, notes = run(own, store)
+    assert notes == []
+    assert stored(own, store, first).items() >= fresh(own).items()
+    assert OWN.count(before) == 1
+    register(OWN.replace(before, after))
+    second, notes = run(own, store)
+    assert notes == [f"The code of '{changed}' changed since the store '{store.path}' got its numbers; computed again."]
+    expected = {
+        (method, metric)
+        for method in (*METHODS, "random", "center")
+        for metric in METRICS
+        if changed in (method, metric)
+    }
+    assert computed_cells(second) == expected
+    assert stored(own, store, second).items() >= fresh(own).items()
+    third, notes = run(own, store)
+    assert (third.plan.units, notes) == ((), [])
+    register(OWN)  # back again: these numbers are still there
+    fourth, notes = run(own, store)
+    assert fourth.plan.units == ()
+    assert stored(own, store, fourth).items() >= fresh(own).items()
+
+
+def test_comments_and_line_breaks_are_no_edit(tmp_path: Path) -> None:
+    own = study(tmp_path, images=2, methods=METHODS, metrics=METRICS, at_once=2)
+    store = Store.open(tmp_path / "store")
+    register(OWN)
+    run(own, store)
+    register("# moved\n\n\n" + OWN.replace("    return values", "    # as in the paper\n    return values"))
+    outcome, notes = run(own, store)
+    assert (outcome.plan.units, notes) == ((), [])
+
+
+def test_built_in_ones_have_no_code() -> None:
+    assert codes_of([m.name for m in methods.list_methods()], [m.name for m in metrics.list_metrics()]) == Codes()
+    for text in ("smooth(genatt)", "shift(ixg)", "ensemble(genatt,rollout)"):
+        assert code_hash(resolve_method(text)) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["own-norm", "own-norm(power=2)+skipplus", "smooth(own-norm)", "ensemble(own-norm,ixg)"]
+)
+def test_code_is_seen_through_wrappers(text: str) -> None:
+    hashes = []
+    for source in (OWN, OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"), OWN):
+        register(source)
+        hashes.append(code_hash(resolve_method(text)))
+    assert hashes[0] == hashes[2] != hashes[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("x = [1, 2]", "x = [2, 1]"),
+        ("x = {'a': 1}", "x = {'a': 2}"),
+        ("x = torch.arange(3)", "x = torch.arange(3) + 1"),
+        ("x = frozenset('ab')", "x = frozenset('ac')"),
+        ("def x(): return 1", "def x(): return 2"),
+        ("class x:\n    size = 1", "class x:\n    size = 2"),
+        ("class x:\n    def f(self): return 1", "class x:\n    def f(self): return 2"),
+        ("x = functools.partial(max, 1)", "x = functools.partial(max, 2)"),
+        ("x = (lambda k: lambda: k)(1)", "x = (lambda k: lambda: k)(2)"),
+        ("def y(): return 1\ndef x(): return y()", "def y(): return 2\ndef x(): return y()"),
+    ],
+)
+def test_whatever_a_method_uses_counts(first: str, second: str) -> None:
+    """Equal in every process: run again it has the same hash, changed it has another."""
+
+    def hash_of(definition: str) -> str:
+        module = types.ModuleType("own_methods")
+        source = f"import functools, torch\n{definition}\ndef method(layer):\n    return layer.x * len(str(x))\n"
+        exec(compile(source, "/nowhere/own.py", "exec"), vars(module))
+        return code_hash(module.method)
+
+    assert hash_of(first) == hash_of(first) != hash_of(second) == hash_of(second)
+    assert hash_of(first)
+
+
+def test_a_recursive_function_has_a_hash() -> None:
+    def factorial(n: int) -> int:
+        return n and n * factorial(n - 1)
+
+    assert len(code_hash(factorial)) == 16
+
+
+def test_numbers_of_a_store_that_kept_no_code_are_computed_again(tmp_path: Path) -> None:
+    """A store of an earlier version: its parts have no column `code`, and built-in cells stay done."""
+    own = study(tmp_path, images=3, methods=METHODS, metrics=METRICS, at_once=3)
+    store = Store.open(tmp_path / "store")
+    register(OWN)
+    run(own, store)
+    for part in store.parts()[0]:
+        table = parquet.read_table(part).drop_columns(["code"])
+        part.unlink()
+        content = _parquet_bytes(table)
+        (key,) = units_of(part)
+        (part.parent / f"{key}-{_checksum(content)}.parquet").write_bytes(content)
+    index = (store.path / "store.json").read_text(encoding="utf-8")
+    document = json.loads(index)
+    del document["codes"]
+    (store.path / "store.json").write_text(json.dumps(document), encoding="utf-8")
+    assert len(store.cells()) == 3 * 4 * 2  # readable as ever
+    register(OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
+    outcome, notes = run(own, store)
+    assert [note.partition("by which code")[2] for note in notes] == [
+        " the numbers of 'own-norm' were computed; computed again.",
+        " the numbers of 'own-share' were computed; computed again.",
+    ]
+    assert ("raw-attention", "sparseness") not in computed_cells(outcome)
+    assert stored(own, store, outcome).items() >= fresh(own).items()
+    assert store.compact() > 0
+    assert stored(own, store, outcome).items() >= fresh(own).items()
+
+
+def test_a_worker_with_other_code_computes_nothing(tmp_path: Path) -> None:
+    register(OWN)
+    own = study(tmp_path, images=2, methods=METHODS, metrics=METRICS, at_once=2).resolved()
+    plan, worker = plan_study(own, None)
+    register(OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
+    with pytest.raises(ClairError, match="The code of 'own-norm' is another one here than where the study was planned"):
+        worker.rows(plan.units[0])
+
+
+def test_shards_of_own_methods_are_merged_and_what_is_missing_is_known(tmp_path: Path) -> None:
+    own = study(tmp_path, images=3, methods=METHODS, metrics=METRICS, at_once=1)
+    register(OWN)
+    store, other = (Store.open(tmp_path / name) for name in ("store", "other"))
+    outcome, _ = run(own, other)
+    assert store.merge(other) > 0
+    assert store.codes() == other.codes() != Codes()
+    assert run(own, store)[0].plan.units == ()
+    plan = StoredPlan.of(own.resolved(), outcome.plan)
+    assert find_missing(plan, store.cells()) == []
+    register(OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
+    store.add_codes(own.resolved(), codes_of(METHODS, METRICS))
+    (missing,) = find_missing(plan, store.cells())
+    assert {method for _, named, _ in missing.missing_scores for method in named} == {"own-norm"}
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}, {folder!r}]
+import own_methods
+from clairvit.bench.executors import local
+from clairvit.bench.run import plan_study, run_study
+from clairvit.bench.store import Store
+from helpers.small_study import study
+
+if __name__ == "__main__":
+    own = study(Path({folder!r}), images=4, methods={methods!r}, metrics={metrics!r}, at_once=2)
+    outcome = run_study(own, Store.open({folder!r} + "/store"), local(2))
+    print(len(outcome.plan.units), outcome.computed, len(outcome.failed))
+"""
+
+
+@pytest.mark.slow
+def test_worker_processes_compute_edited_code_again(tmp_path: Path) -> None:
+    """As users do it: a file of own methods is edited, and the same script runs again with two processes."""
+    tests = str(Path(__file__).parents[1])
+    script, own = tmp_path / "run.py", tmp_path / "own_methods.py"
+    script.write_text(SCRIPT.format(tests=tests, folder=str(tmp_path), methods=METHODS, metrics=METRICS))
+
+    def run_script() -> tuple[str, str]:
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=True)
+        return done.stdout.strip(), done.stderr
+
+    own.write_text(textwrap.dedent(OWN))
+    assert run_script()[0] == "2 2 0"
+    own.write_text(textwrap.dedent(OWN).replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
+    output, errors = run_script()
+    assert output == "2 2 0"
+    assert "The code of 'own-norm' changed" in errors
