@@ -2,12 +2,13 @@
 
     OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 python benchmarks/check.py PHOTOS --photos 40
     python benchmarks/check.py PHOTOS --photos 200 --device cuda
+    python benchmarks/check.py PHOTOS --photos 60 --second --method attnlrp+plus --method genatt
     python benchmarks/check.py PHOTOS --model file:mine.safetensors --arch timm:vit_small_patch14_dinov2 --labels l.json
 
 Prints Markdown tables. A check is useful if good methods are supported, and if shuffled maps, which say nothing about
 places, are not. The separation is the AUC of the mean effect between the two: the share of pairs (real, shuffled) in
 which the real map has the larger effect; ties count half. `--json FILE` keeps every check, so that other thresholds can
-be tried without running the model again.
+be tried without running the model again. `--second` also checks maps of the second class as if they were of the first.
 """
 
 from __future__ import annotations
@@ -70,6 +71,17 @@ def check_photos(model: cv.Model, photos: Sequence[Path], methods: Sequence[str]
     return rows
 
 
+def check_second(model: cv.Model, photos: Sequence[Path], methods: Sequence[str], seed: int) -> list[Row]:
+    """Check maps of each photo's second class for its first one: maps that are not of the class that is asked about."""
+    rows = []
+    first, second = cv.explain(model, list(photos), "center").logits.topk(2).indices.T.tolist()
+    for method in methods:
+        maps = cv.explain(model, list(photos), method, target=second, seed=seed).maps
+        checks = cv.check_maps(model, list(photos), maps, first, seed=seed)
+        rows += [Row(f"{method} of the second class", False, check) for check in checks]
+    return rows
+
+
 def area_under_roc(positive: Sequence[float], negative: Sequence[float]) -> float:
     """Return P(positive > negative) + P(positive = negative) / 2."""
     if not positive or not negative:
@@ -109,7 +121,7 @@ def print_tables(rows: Sequence[Row], methods: Sequence[str]) -> None:
     """Print the shares of verdicts per method, and how well effects separate real from shuffled maps."""
     print(f"\n| map | {' | '.join(VERDICTS)} | median effect |\n|---|---|---|---|---|")
     for shuffled in (False, True):
-        for method in methods:
+        for method in dict.fromkeys(row.method for row in rows if row.shuffled == shuffled):
             checks = [row.check for row in rows if row.method == method and row.shuffled == shuffled]
             print(verdict_line(f"{method}, shuffled" if shuffled else method, checks))
     print(verdict_line("all shuffled maps", [row.check for row in rows if row.shuffled]))
@@ -134,6 +146,7 @@ def main() -> None:
     parser.add_argument("--resize", type=int, help="of a weights file: the short side before the crop, in pixels")
     parser.add_argument("--photos", type=int, default=40)
     parser.add_argument("--method", action="append", help="repeatable")
+    parser.add_argument("--second", action="store_true", help="also maps of the second class, checked for the first")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="a file for all checks")
@@ -146,8 +159,10 @@ def main() -> None:
     rows: list[Row] = []
     for start in range(0, len(photos), size):
         rows += check_photos(model, photos[start : start + size], arguments.method or METHODS, arguments.seed)
+        if arguments.second:
+            rows += check_second(model, photos[start : start + size], arguments.method or METHODS, arguments.seed)
         print(f"{min(start + size, len(photos))} of {len(photos)} photos", flush=True)
-    methods = list(dict.fromkeys(row.method for row in rows))
+    methods = list(dict.fromkeys(row.method for row in rows if row.shuffled))
     print(
         f"\n{model.name}, {len(photos)} photos, seed {arguments.seed}; supported ≥ {SUPPORTED:g}, chance < {CHANCE:g}"
     )

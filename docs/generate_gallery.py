@@ -142,7 +142,7 @@ ITEMS = (
     ),
     Item(
         "check",
-        "Is the map right?",
+        "Does the model use what the map marks?",
         "clairvit explain demo --check",
         "Every map can be tested: its brightest patches are taken out of the sequence, not painted over, and "
         "compared with random ones.",

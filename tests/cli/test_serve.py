@@ -51,7 +51,9 @@ def test_a_short_token_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_labels_are_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "-m", "pets", "-m", "timm:vit_tiny_patch16_224", "--labels", "a,b"]) == 2
-    assert "one by one" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "one by one" in said
+    assert "-m mymodels:first -m mymodels:second" in said
 
 
 HANGING = """

@@ -261,7 +261,30 @@ def test_low_confidence_is_said() -> None:
     low = int(p.argmin())
     assert float(p[low]) < 2 / 3
     check = check_one(model, image, effects(model, image, low), target=low)
-    assert any("unsure" in remark for remark in check.remarks)
+    sure = float(p.max()) >= 2 / len(p)  # twice the probability of guessing
+    answer = f"The model's answer is class {int(p.argmax())} ("
+    assert any(remark.startswith(answer if sure else "The model is unsure") for remark in check.remarks)
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_model_that_is_sure_of_another_class_is_not_called_unsure(sure: bool) -> None:
+    """For Boxer on a photo of a pug it said "The model is unsure", at 97 % for Pug."""
+    model, image = linear_softmax()
+    module = copy.deepcopy(model.module)
+    with torch.no_grad():
+        module.weights.mul_(1e-3)  # type: ignore[operator, union-attr]
+        if sure:
+            module.weights[2] += 1  # type: ignore[index, operator]
+    other = replace(model, module=module)
+    with torch.no_grad():
+        p = other.logits(image).softmax(1)[0]
+    target = int(p.argmin())
+    (remark,) = [
+        remark
+        for remark in check_one(other, image, effects(other, image, target), target=target).remarks
+        if "little that could fall" in remark
+    ]
+    assert remark.startswith("The model's answer is class 2 (" if sure else "The model is unsure: its confidence in")
 
 
 # Real models

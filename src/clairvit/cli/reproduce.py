@@ -102,7 +102,8 @@ def reproduce(
     if spec is None:
         raise BadInput(
             f"No images were given to reproduce '{preset.name}' on; expected --data NAME:PATH, such as --data "
-            "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again."
+            "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again. To see what comes out, "
+            "without any data: --data scenes --model scenes --limit 8."
         )
     from clairvit.bench.plan import DataConfig
     from clairvit.papers.setup import ReproductionConfig, replace_methods

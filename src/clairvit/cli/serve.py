@@ -77,7 +77,9 @@ def serve(
     names = options.model_names(model)
     if len(names) > 1 and (model_options.arch or model_options.labels or model_options.preprocess()):
         raise BadInput(
-            "--arch, --labels and preprocessing are of one model, and several were given; serve them one by one."
+            "--arch, --labels and preprocessing are of one model, and several were given. Serve them one by one; or "
+            "load each in a Python file, such as first = cv.load('file:first.safetensors', …) in mymodels.py, and name "
+            "them: -m mymodels:first -m mymodels:second."
         )
     model_options.preprocess()
     rules = access_rules(host, token)

@@ -16,7 +16,7 @@ from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Comparison, Cost, Explanation, Origin, TextRelevance, cat_if_all
 from clairvit.methods.spec import MethodSpec
-from clairvit.models.images import Batch
+from clairvit.models.images import Batch, named_images
 from clairvit.models.model import Model
 from clairvit.models.readout import readout_text
 from clairvit.targets.base import TargetBatch, join_targets
@@ -251,18 +251,18 @@ def _empty_map_warnings(
     constant = [name for name, nonzero, varying, is_unmoved in rows if nonzero and not (varying or is_unmoved)]
     warned = []
     if independent:
-        which = ", ".join(independent)
+        which = named_images(independent)
         warned.append(f"{spec.text}: the map of {which} does not depend on the target: {_unmoved_reason(spec)}")
     if zero:
         why = spec.method.caveats.zero_reason
         why = why or _zero_reason(spec)
         if spec.relu:
             why = "its ReLU keeps what speaks for the target, and nothing does; relu=False shows the signed map"
-        warned.append(f"{spec.text}: the map of {', '.join(zero)} is zero everywhere: {why}")
+        warned.append(f"{spec.text}: the map of {named_images(zero)} is zero everywhere: {why}")
     if constant and spec.method.family != "baseline":
         warned.append(
-            f"{spec.text}: the map of {', '.join(constant)} is the same everywhere, up to rounding, so it says nothing "
-            "about places"
+            f"{spec.text}: the map of {named_images(constant)} is the same everywhere, up to rounding, so it says "
+            "nothing about places"
         )
     return warned
 

@@ -396,11 +396,11 @@ class CaptureStreams:
     def take(self, device: torch.device) -> Any:
         """Return a stream that no living graph has: that which was given back last, or a new one."""
         free = self._free.setdefault(device, [])
-        stream = free.pop() if free else torch.cuda.Stream(device)
+        stream = free.pop() if free else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         for _ in range(MOST_STREAMS):
             if stream.cuda_stream not in self._taken:
                 break
-            stream = torch.cuda.Stream(device)
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._taken.add(stream.cuda_stream)
         return stream
 

@@ -273,6 +273,7 @@ class _LayerPass:
             unfit = [layer for layer in trace.layers if layer.call is not None and layer.call.kind != "tokens"]
             if any(layer.index in self.used for layer in unfit):
                 unfit[0].between_tokens()  # raises: the first such layer says most about the model
+        self.tokens = _tokens_of_all_layers(trace)
         self.keep_layers = layers
         self.row: Tensor | None = aggregation.start_row(trace.readout_weights) if aggregation.matrices_only else None
         self.last_index = self.used[-1]  # the layer that was added to `row` last
@@ -320,10 +321,8 @@ class _LayerPass:
         form = LAYER_MAP_FORMS[self.spec.method.output]
         if not isinstance(maps, Tensor) or maps.ndim != len(form):
             raise _wrong_output(self.spec, maps, f"a tensor [{', '.join(form)}] per layer")
-        tokens = view.token_count
-        possible = (None, maps.shape[1])  # a number per token of the layer, or per token on the grid of the map
-        if self.spec.method.output == "tokens" and tokens not in possible and self.trace.layout.tokens not in possible:
-            raise _wrong_output(self.spec, maps, f"a number for each of the {tokens} tokens, [B, N]")
+        if self.spec.method.output == "tokens" and self.tokens not in (None, maps.shape[1]):
+            raise _wrong_output(self.spec, maps, f"a number for each of the {self.tokens} tokens, [B, N]")
         return maps
 
     def multiplies(self, view: LayerView) -> bool:
@@ -439,6 +438,13 @@ def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result)
     result.standard_error = None if output.standard_error is None else output.standard_error.to(dtype)
     result.unmoved, result.chosen = output.unmoved, output.chosen
     result.notes += dict.fromkeys(output.notes)
+
+
+def _tokens_of_all_layers(trace: Trace) -> int | None:
+    """Return the number of tokens of every layer of a plain Vision Transformer; None where it changes on the way."""
+    plain = all(layer.call is not None and layer.call.kind == "tokens" for layer in trace.layers)
+    counts = {layer.tokens.shape[1] for layer in trace.layers if layer.tokens is not None}
+    return int(counts.pop()) if plain and len(counts) == 1 else None
 
 
 def _wrong_output(spec: MethodSpec, output: object, expected: str) -> BadInput:

@@ -142,11 +142,6 @@ class LayerView:
         """The dtype in which the model computed its tokens."""
         return self._layer.x.dtype
 
-    @property
-    def token_count(self) -> int | None:
-        """N of the block's input; None where that was not seen."""
-        return None if self._layer.tokens is None else int(self._layer.tokens.shape[1])
-
     def reading_rows(self) -> LayerView:
         """Return the same layer with only the query rows that the head reads (all of them if it reads most)."""
         rows = self.context.trace.readout_rows

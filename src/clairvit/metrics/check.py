@@ -48,7 +48,7 @@ from clairvit.models.readout import bound_inputs
 from clairvit.numerics import pool_to_grid, widened
 from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.rng import check_seed
-from clairvit.targets.base import TargetBatch, class_agnostic_target
+from clairvit.targets.base import TargetBatch, class_agnostic_target, class_name
 from clairvit.targets.resolve import readouts_by_image, readouts_of, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.outlier_tokens import outlier_patches
@@ -551,7 +551,7 @@ def _judged(check: MapCheck, row: int, context: EvalContext, measured: _Measured
         remarks.append("The score is the same whatever is removed.")
     if measured.patches == 1:
         remarks.append("The map has a single patch, so there is nothing to compare.")
-    remarks += _low_confidence(check, context)
+    remarks += _low_confidence(check, row, context)
     remarks += _ties_at_the_cut(context.maps[0, row].flatten(), measured.counts)
     shown = check.reported_removal
     hardly_falls = check.quantity == "probability" and shown.random_mean - shown.top < SMALL_FALL
@@ -580,8 +580,11 @@ def _ties_at_the_cut(values: Tensor, counts: Sequence[int]) -> list[str]:
     return []
 
 
-def _low_confidence(check: MapCheck, context: EvalContext) -> list[str]:
-    """Return a remark where the model hardly believes in the class: there is little that could fall."""
+def _low_confidence(check: MapCheck, row: int, context: EvalContext) -> list[str]:
+    """Return a remark where the model hardly believes in the class: there is little that could fall.
+
+    The model itself may be sure, of another class.
+    """
     classes = context.trace.logits.shape[-1]
     sigmoid = context.target.activation == "sigmoid"
     chance = 0.5 if sigmoid else 1 / classes
@@ -590,5 +593,12 @@ def _low_confidence(check: MapCheck, context: EvalContext) -> list[str]:
     confidence, guess = percent_in_words(check.full), percent_in_words(chance)
     if sigmoid:
         return [f"The model does not see {check.target} (confidence {confidence}), so there is little that could fall."]
+    logits = context.trace.logits[row]
+    other = int(logits.argmax())
+    highest = float(widened(logits).softmax(-1)[other])
+    if highest >= NEAR_CHANCE * chance:
+        answer = f"{class_name(context.trace.recording.model.labels, other)} ({percent_in_words(highest)})"
+        unlikely = f"The model's answer is {answer}; its confidence in {check.target} is {confidence}"
+        return [f"{unlikely}, and guessing gives {guess}, so there is little that could fall."]
     unsure = f"The model is unsure: its confidence in {check.target} is {confidence}, and guessing gives {guess}"
     return [f"{unsure}, so there is little that could fall."]

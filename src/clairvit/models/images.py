@@ -401,8 +401,13 @@ def _tensors_named(names: Sequence[str], count: int) -> str:
         return f"The image tensor ({names[0]}) has"
     if len(names) == count:
         return f"All {count} image tensors have"
+    return f"{len(names)} of {count} image tensors ({named_images(names)}) have"
+
+
+def named_images(names: Sequence[str]) -> str:
+    """Return 'image 1, image 2, … and 7 more'."""
     rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{len(names)} of {count} image tensors ({', '.join(names[:MOST_NAMED])}{rest}) have"
+    return ", ".join(names[:MOST_NAMED]) + rest
 
 
 def _range_note(kind: str, low: float, high: float, preprocess: Preprocess) -> str:
