@@ -117,7 +117,8 @@ def test_linear_layers_that_are_written_out_change_no_map(linear: str, method: s
 def test_a_custom_autograd_function_is_named_in_the_notes(method: str) -> None:
     module = respelled(nn.GELU, Activation, spellings.UNKNOWN_GELUS["GeluFunction"])
     notes = [note for note in explained(module, method).notes if "relevance may be wrong" in note]
-    assert len(notes) == 1 and "GeluFunction" in notes[0]
+    assert len(notes) == 1
+    assert "GeluFunction" in notes[0]
     assert all("relevance may be wrong" not in note for note in explained(module, "genatt").notes)
 
 
@@ -148,5 +149,6 @@ def test_the_doctor_fails_operations_without_a_rule() -> None:
     images = pixels(NAME, 1)
     module = respelled(nn.GELU, Activation, spellings.UNKNOWN_GELUS["GeluFunction"]).float()
     check = cv.doctor(cv.wrap(module, size=32), images)["rules"]
-    assert check.status == "fail" and "2 operations of the model had no AttnLRP rule (GeluFunction)" in check.finding
+    assert check.status == "fail"
+    assert "2 operations of the model had no AttnLRP rule (GeluFunction)" in check.finding
     assert cv.doctor(cv.wrap(build(NAME), size=32), images)["rules"].status == "pass"

@@ -179,7 +179,7 @@ def _last_of_model(start: Any, outputs: set[Any]) -> list[Any]:
 def _followed_nodes(starts: Sequence[Any], table: RuleTable) -> tuple[dict[Any, tuple[Any, ...]], set[Any]]:
     """Return node -> parents of all nodes that a backward under the table visits, and those read for a mean alone."""
     followed: dict[Any, tuple[Any, ...]] = {}
-    second, first = set(), set()  # nodes by the output that is read
+    second, first = set[Any](), set[Any]()  # nodes by the output that is read
     pending = [*starts]
     while pending:
         node = pending.pop()
@@ -285,10 +285,10 @@ def _is_covered(node: Any, name: str, parents: tuple[Any, ...], live: dict[Any, 
         at = _QUOTIENTS[name]
         return not any(depends[at : at + 1]) and sum(depends[at - 1 : at + 1]) < 2
     if name in _BATCH_NORMS:
-        return not node._saved_training
+        return not bool(node._saved_training)
     if name == "Pow":
-        return node._saved_exponent == 1
-    return name == "Hardtanh" and node._saved_min_val == 0  # ReLU6
+        return bool(node._saved_exponent == 1)
+    return name == "Hardtanh" and bool(node._saved_min_val == 0)  # ReLU6
 
 
 def _is_linear_role(node: Any) -> bool:
