@@ -29,8 +29,8 @@ from helpers.tiny_models import wrapped as tiny_wrapped
 NAMES = {
     *("model", "device", "precision", "mode", "parameters", "compile", "parallel", "quantisation", "preprocessing"),
     *("forward", "finite scores", "side effects", "determinism", "batch independence", "scores", "checkpointing"),
-    *("gradient", "activation", "labels", "layout", "trace", "attention", "token gradient", "completeness"),
-    *("residual cancellation", "outlier tokens", "class sensitivity", "deletion", "methods", "integrity"),
+    *("gradient", "activation", "labels", "layout", "trace", "attention", "token gradient", "rules"),
+    *("completeness", "residual cancellation", "outlier tokens", "class sensitivity", "deletion", "methods", "integrity"),
 }
 
 

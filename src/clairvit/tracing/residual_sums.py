@@ -28,7 +28,7 @@ _VIEWS = _names(
 )
 _LINEAR = _VIEWS | _names("Mul", "Div", "Add", "Sub", "Rsub", "Neg")
 _NONLINEAR = _names("Pow", "Exp", "Sqrt", "Abs", "Tanh", "Sigmoid", "Erf", "Gelu", "Silu", "Relu")
-_NONLINEAR_ROLES = ("activation", "gate", "product")  # of operations that follow a rule table
+_NONLINEAR_ROLES = ("activation", "gate", "product", "factor")  # of operations that follow a rule table
 
 
 class ResidualSum(NamedTuple):
