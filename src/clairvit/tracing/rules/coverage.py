@@ -106,6 +106,7 @@ _ADDENDS = {"Addmm": 1, "Addbmm": 1, "Baddbmm": 1, "Addmv": 1, "Addr": 1, "Addcm
 _QUOTIENTS = {"Div": 1, "Addcdiv": 2}  # the divisor's place
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 _BENT_ROLES = frozenset({"norm", "length", "activation", "gate", "softmax", "attention", "factor", "uncentred"})
+_VIEWS = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Select", "Slice")
 _WITH_MEAN = ("VarMean", "StdMean")  # the second output is a mean
 _NAMES = {
     "attnlrp": "AttnLRP",
@@ -173,7 +174,16 @@ def _last_of_model(start: Any, outputs: set[Any]) -> list[Any]:
         new = [parent for parent, _ in node.next_functions if parent is not None and parent not in visited]
         visited.update(new)
         pending.extend(new)
-    return reached or [start]
+    return [_before_probabilities(node) for node in reached or [start]]
+
+
+def _before_probabilities(node: Any) -> Any:
+    """Return the node of the scores where a module ends with their probabilities, which are no part of the network."""
+    last = node
+    while _name(last) in _VIEWS and last.next_functions[0][0] is not None:
+        last = last.next_functions[0][0]
+    parent = last.next_functions[0][0] if _name(last) in ("Softmax", "LogSoftmax", "Sigmoid") else None
+    return node if parent is None else parent
 
 
 def _followed_nodes(starts: Sequence[Any], table: RuleTable) -> tuple[dict[Any, tuple[Any, ...]], set[Any]]:
