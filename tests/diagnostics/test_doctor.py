@@ -29,8 +29,8 @@ from helpers.tiny_models import wrapped as tiny_wrapped
 NAMES = {
     *("model", "device", "precision", "mode", "parameters", "compile", "parallel", "quantisation", "preprocessing"),
     *("forward", "finite scores", "side effects", "determinism", "batch independence", "scores", "checkpointing"),
-    *("gradient", "activation", "labels", "layout", "trace", "attention", "token gradient", "completeness"),
-    *("residual cancellation", "outlier tokens", "class sensitivity", "deletion", "methods", "integrity"),
+    *("gradient", "activation", "labels", "layout", "trace", "attention", "token gradient", "rules"),
+    *("completeness", "residual cancellation", "outlier tokens", "class sensitivity", "deletion", "methods", "integrity"),
 }
 
 
@@ -113,7 +113,9 @@ def test_artefact_tokens_warn() -> None:
 
 
 def test_an_activation_without_a_rule_breaks_completeness() -> None:
-    check = cv.doctor(wrapped(made(unknown_activation)))["completeness"]
+    diagnosis = cv.doctor(wrapped(made(unknown_activation)))
+    assert diagnosis["rules"].status == "fail"
+    check = diagnosis["completeness"]
     assert check.status == "warn"
     assert check.details["difference"][0] > 1e6 * check.details["bound"][0]
 

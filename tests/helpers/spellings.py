@@ -195,7 +195,7 @@ NORMS: dict[str, Norm] = {
         *(channels_first, of_a_copy, by_length, weight_first, weight_and_bias_apart, by_kernel),
     )
 }
-# The tables that hold the spread fixed have a rule for these; Chefer's, which pass relevance on entry by entry, have none.
+# Tables that hold the spread fixed have a rule for these; Chefer's, which pass relevance on entry by entry, have none.
 UNCENTRED_NORMS: dict[str, Norm] = {f.__name__: f for f in (added_mean, scale_and_shift, two_products)}
 UNKNOWN_NORMS: dict[str, Norm] = {
     "native": native,

@@ -168,6 +168,4 @@ def test_the_note_names_three_operations() -> None:
     assert note_on(names, "attnlrp(gamma_lin=0.25)") == (
         "5 operations of the model had no AttnLRP rule (mul, exp, pow, …); relevance may be wrong."
     )
-    assert note_on(("exp",), "linear") == (
-        "1 operation of the model had no CP-LRP rule (exp); relevance may be wrong."
-    )
+    assert note_on(("exp",), "linear") == ("1 operation of the model had no CP-LRP rule (exp); relevance may be wrong.")

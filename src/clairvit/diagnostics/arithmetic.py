@@ -65,9 +65,9 @@ def rules_cover_operations(context: DoctorContext) -> Check:
     if notes:
         return failed(
             " ".join(dict.fromkeys(notes)),
-            "Do not trust lrp, deep-taylor, transatt, cp-lrp, decompx, attnlrp, reslrp and libra-* on this model. "
-            "Write the operation with torch's own (torch.nn.LayerNorm, torch.nn.GELU, torch.nn.Linear), or use methods "
-            "with true gradients: ixg, gradcam, genatt.",
+            "Do not trust lrp, deep-taylor, transatt, cp-lrp, decompx, attnlrp, reslrp and libra-* here. Use "
+            "torch.nn.LayerNorm, torch.nn.GELU or torch.nn.Linear for the operation, or methods with true gradients: "
+            "ixg, gradcam, genatt.",
             **details,
         )
     return passed("Every operation that is not linear in the tokens has a rule (AttnLRP, CP-LRP, LRP).", **details)

@@ -21,7 +21,8 @@ from clairvit.tracing.recorders.op_log import OpLog, Step
 from clairvit.tracing.recording import Recording
 
 Sharing = Literal["none", "absdot", "abssim", "norm", "equal", "cls"]
-_PRODUCTS = ops.MATRIX_PRODUCTS | ops.CONVOLUTIONS | {ops.PRODUCT, ops.BIASED_PRODUCT, ops.BIASED_MATMUL}
+_BIASED = ops.CONVOLUTIONS | {ops.BIASED_PRODUCT, ops.BIASED_MATMUL}
+_PRODUCTS = ops.MATRIX_PRODUCTS | _BIASED | {ops.PRODUCT}
 _ATTENTION = (ops.ATTENTION, *ops.MATRIX_PRODUCTS)
 # Operations at which the search for the linear layer of the values ends: all that change values but these few
 _PASSED = (None, ops.CONV1D, ops.GROUP_NORM, ops.ADD_IN_PLACE, ops.MULTIPLY_IN_PLACE, ops.DIVIDE)
@@ -62,20 +63,35 @@ def shares(recording: Recording, index: int, sharing: Sharing) -> Tensor:
 def _check_bias_places(path: Sequence[PathStep], steps: Sequence[Step], start: Tensor) -> None:
     """Raise NotApplicable where it is not known at which operation of the library form a bias would be added."""
     activations = dependent(steps, start)
-    maker = {id(t): link.step for link in path for t in link.step.outputs}
-    for link in path:
-        step, source = link.step, maker.get(id(link.carriers[0]))
+    maker = {id(t): link for link in path for t in link.step.outputs if all(t is not c for c in link.carriers)}
+
+    def constants(step: Step) -> list[Tensor]:
+        return [t for t in step.inputs if id(t) not in activations]
+
+    def is_product(step: Step) -> bool:
+        """Return whether it is a linear layer without its bias: a product with weights, by whatever name."""
+        if step.kind == ops.LINEAR:
+            return ops.linear_arguments(step.args, step.kwargs).get("bias") is None
+        known = step.kind in _PRODUCTS or step.function in (torch.tensordot, torch.sum, Tensor.sum)
+        factors = step if step.kind is not None or step.function is torch.tensordot else source_of(step)
+        return known and factors is not None and bool(constants(factors))
+
+    def source_of(step: Step) -> Step | None:
+        """Return the step behind views that computes what a step of the path reads."""
+        link = maker.get(id(by_step[id(step)].carriers[0]))
+        while link is not None and link.step.function in ops.REARRANGEMENTS:
+            link = maker.get(id(link.carriers[0]))
+        return None if link is None else link.step
+
+    by_step = {id(link.step): link for link in path}
+    for step in (link.step for link in path):
         is_norm = step.kind == ops.NORM and step.function is ops.written_norm
         unknown_norm = (step.holds_spread and not step.is_part) or (is_norm and step.args[4] not in ((), (-1,)))
-        others = [t for t in step.inputs if id(t) not in activations]
-        weighted = (step.kind in _PRODUCTS or step.function is torch.tensordot) and bool(others)
-        if source is not None and source.kind == ops.LINEAR and is_sum(step):
-            weighted |= ops.linear_arguments(source.args, source.kwargs).get("bias") is None and _is_vector(others)
-        if source is not None and source.kind == ops.MULTIPLY and step.function in (torch.sum, Tensor.sum):
-            weighted |= any(id(t) not in activations for t in source.inputs)
-        if unknown_norm or weighted:
+        source = source_of(step) if is_sum(step) and _is_vector(constants(step)) else None
+        biased = step.kind in _BIASED and len(constants(step)) > 1
+        if unknown_norm or biased or (source is not None and is_product(source)):
             what = "a norm" if unknown_norm else "a linear layer"
-            name = getattr(step.function, "__name__", str(step.function))
+            name = getattr(step.function if source is None else source.function, "__name__", "")
             raise NotApplicable(
                 f"The model writes out {what} ('{name}') in a way that hides where its bias belongs, and bias=… "
                 "distributes biases one by one; expected torch.nn.Linear and torch.nn.LayerNorm. Use bias=none."

@@ -28,7 +28,7 @@ VIEWS = node_names(
 )
 _LINEAR = VIEWS | node_names("Mul", "Div", "Add", "Sub", "Rsub", "Neg")
 _NONLINEAR = node_names("Pow", "Exp", "Sqrt", "Abs", "Tanh", "Sigmoid", "Erf", "Gelu", "Silu", "Relu")
-_NONLINEAR_ROLES = ("activation", "gate", "product")  # of operations that follow a rule table
+_NONLINEAR_ROLES = ("activation", "gate", "product", "factor")  # of operations that follow a rule table
 
 
 class ResidualSum(NamedTuple):

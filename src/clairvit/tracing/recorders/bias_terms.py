@@ -279,6 +279,7 @@ def _by_row(terms: Tensor, batch: int, rows: int, transposed: bool) -> Tensor:
 # b = out − J · in, per kind of operation
 
 _FACTORS = ops.MATRIX_PRODUCTS | {ops.MULTIPLY, ops.MULTIPLY_IN_PLACE}
+_BIAS_FIRST = (ops.MULTIPLY_ADD, ops.BIASED_MATMUL, ops.BIASED_PRODUCT)
 _NONLINEAR = frozenset(
     {ops.NORM, ops.GROUP_NORM, ops.NORMALIZE, ops.SOFTMAX, ops.ACTIVATION, ops.GATE, ops.VECTOR_NORM, ops.DIVIDE}
 )
@@ -295,18 +296,19 @@ def bias_term(kind: BiasKind, op: Op) -> Tensor | float | None:
         if op.kind in _FACTORS:  # ab − (ab + ab); a constant factor leaves nothing
             return -op.output.detach() if sum(map(_is_traced, (*_factors(op), *op.kwargs.values()))) > 1 else None
         if op.kind == ops.DIVIDE_IN_PLACE and sum(map(_is_traced, op.args)) > 1:  # a/b − (a/b − a/b)
-            return op.output.detach().clone()
+            quotient: Tensor = op.output.detach().clone()
+            return quotient
         if op.kind in _NONLINEAR or op.function in ops.SMOOTH:
             return _nonlinear_term(op)
     if op.kind in ops.SUMS or op.kind in ops.DIFFERENCES:
         b = _added_constant(op)
         # The eps of a norm and the 1 of 1 + erf(x) are part of a function, and no biases.
-        inside = kind == "learned" and op.trait is not None and op.trait.bent
-        return None if inside and (op.trait.statistic or not isinstance(b, Tensor)) else b
-    if op.kind in (ops.MULTIPLY_ADD, ops.BIASED_MATMUL):
-        return op.args[0].detach() if len(op.args) == 3 and not op.kwargs and not _is_traced(op.args[0]) else None
-    if op.function is torch.addmm:
-        return op.args[0] if len(op.args) == 3 and not op.kwargs and not op.args[0].requires_grad else None
+        if kind == "learned" and op.trait is not None and op.trait.bent:
+            return None if op.trait.statistic or not isinstance(b, Tensor) else b
+        return b
+    if op.kind in _BIAS_FIRST:
+        b = op.args[0]
+        return b if len(op.args) == 3 and not op.kwargs and isinstance(b, Tensor) and not _is_traced(b) else None
     term = None if op.kind is None else _LEARNED.get(op.kind)
     return None if term is None else term(op)
 

@@ -83,7 +83,8 @@ class LastNorm(Recorder):
             self._views.append(op.output)
         if reads_input and op.trait is not None:
             self._origin = op.trait.origin
-        is_statistic = op.trait is not None and op.trait.statistic and op.trait.origin is self._origin
+        is_statistic = op.trait is not None and op.trait.statistic and op.trait.bent and op.trait.origin is self._origin
+        is_statistic = is_statistic and _is_per_token(op.output, self._input)
         is_other = reads_input and (op.kind == ops.GROUP_NORM or op.function is torch.native_layer_norm)
         self.is_unrecognised |= is_statistic or is_other
 
@@ -112,3 +113,11 @@ class LastNorm(Recorder):
 
 def _is_same(a: Any, b: Any) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
+
+
+def _is_per_token(statistic: Tensor, tokens: Tensor | None) -> bool:
+    """Return whether a statistic is a number for each token, and not for each channel as that of a pool."""
+    if tokens is None:
+        return False
+    width = tokens.shape[-1]
+    return statistic.numel() * width == tokens.numel() and statistic.shape[-1] != width

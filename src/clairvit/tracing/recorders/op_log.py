@@ -48,15 +48,9 @@ class Step:
 
     def replaced(self, change: Callable[[Any], Any], **fields: Any) -> Step:
         """Return the step with every tensor changed."""
-        trees = (map_leaves(change, tree) for tree in (self.args, self.kwargs, self.output))
-        return Step(
-            self.function,
-            *trees,
-            **fields,
-            held=change(self.held),
-            holds_spread=self.holds_spread,
-            is_part=self.is_part,
-        )
+        args, kwargs, output = (map_leaves(change, tree) for tree in (self.args, self.kwargs, self.output))
+        forgotten: dict[str, Any] = {"versions": (), "stale": False}
+        return replace(self, args=args, kwargs=kwargs, output=output, held=change(self.held), **(forgotten | fields))
 
 
 class OpLog(Recorder):
@@ -147,9 +141,10 @@ class OpLog(Recorder):
 def _written_norm(op: Op) -> Step | None:
     """Return the norm, from its input to what has been computed of it, that an operation completes; else None."""
     part = None if op.trait is None else op.trait.norm
-    if part is None or part.factor is None or op.output.shape != part.x.shape:
+    spread = None if part is None else part.spread
+    if part is None or spread is None or op.output.shape != part.x.shape:
         return None
-    spread = part.spread.detach().clone()
+    spread = spread.detach().clone()
     spread = spread.reshape((1,) * (part.x.ndim - spread.ndim) + spread.shape)
     axes = tuple(i - spread.ndim for i, size in enumerate(spread.shape) if size == 1 and part.x.shape[i] > 1)
     weight = torch.tensor(part.weight) if isinstance(part.weight, int | float) else part.weight

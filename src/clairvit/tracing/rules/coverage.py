@@ -106,6 +106,7 @@ _ADDENDS = {"Addmm": 1, "Addbmm": 1, "Baddbmm": 1, "Addmv": 1, "Addr": 1, "Addcm
 _QUOTIENTS = {"Div": 1, "Addcdiv": 2}  # the divisor's place
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 _BENT_ROLES = frozenset({"norm", "length", "activation", "gate", "softmax", "attention", "factor", "uncentred"})
+_VIEWS = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Select", "Slice")
 _WITH_MEAN = ("VarMean", "StdMean")  # the second output is a mean
 _NAMES = {
     "attnlrp": "AttnLRP",
@@ -173,13 +174,22 @@ def _last_of_model(start: Any, outputs: set[Any]) -> list[Any]:
         new = [parent for parent, _ in node.next_functions if parent is not None and parent not in visited]
         visited.update(new)
         pending.extend(new)
-    return reached or [start]
+    return [_before_probabilities(node) for node in reached or [start]]
+
+
+def _before_probabilities(node: Any) -> Any:
+    """Return the node of the scores where a module ends with their probabilities, which are no part of the network."""
+    last = node
+    while _name(last) in _VIEWS and last.next_functions[0][0] is not None:
+        last = last.next_functions[0][0]
+    parent = last.next_functions[0][0] if _name(last) in ("Softmax", "LogSoftmax", "Sigmoid") else None
+    return node if parent is None else parent
 
 
 def _followed_nodes(starts: Sequence[Any], table: RuleTable) -> tuple[dict[Any, tuple[Any, ...]], set[Any]]:
     """Return node -> parents of all nodes that a backward under the table visits, and those read for a mean alone."""
     followed: dict[Any, tuple[Any, ...]] = {}
-    second, first = set(), set()  # nodes by the output that is read
+    second, first = set[Any](), set[Any]()  # nodes by the output that is read
     pending = [*starts]
     while pending:
         node = pending.pop()
@@ -285,10 +295,10 @@ def _is_covered(node: Any, name: str, parents: tuple[Any, ...], live: dict[Any, 
         at = _QUOTIENTS[name]
         return not any(depends[at : at + 1]) and sum(depends[at - 1 : at + 1]) < 2
     if name in _BATCH_NORMS:
-        return not node._saved_training
+        return not bool(node._saved_training)
     if name == "Pow":
-        return node._saved_exponent == 1
-    return name == "Hardtanh" and node._saved_min_val == 0  # ReLU6
+        return bool(node._saved_exponent == 1)
+    return name == "Hardtanh" and bool(node._saved_min_val == 0)  # ReLU6
 
 
 def _is_linear_role(node: Any) -> bool:
