@@ -15,7 +15,7 @@ import clairvit as cv
 from clairvit.errors import NotApplicable
 from clairvit.tracing.structure import ModelStructure, model_structure
 from helpers import tiny_models as tiny
-from helpers.custom_vits import Block, HomeMade, InPlaceBlock, Loop, MatmulAttention
+from helpers.custom_vits import HomeMade, InPlaceBlock, Loop, MatmulAttention
 from helpers.rounding import assert_same, same
 
 SIZE = 32
