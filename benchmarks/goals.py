@@ -35,7 +35,7 @@ from clairvit.data.hashing import state_hash
 from clairvit.errors import ClairWarning
 from clairvit.models.images import prepare
 from clairvit.tracing.capture import Capture
-from clairvit.tracing.capture_plan import fingerprint
+from clairvit.tracing.fingerprint import fingerprint
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import model_structure

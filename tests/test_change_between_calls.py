@@ -37,6 +37,7 @@ from helpers.custom_vits import (
 from helpers.rounding import assert_same, same
 from helpers.tiny_models import build, shaken
 
+pytestmark = pytest.mark.numeric
 TARGET = 1
 # Rows of A and G, their product over layers, a rule table, gradients of tokens, dropped tokens.
 METHODS = ("genatt", "raw-attention", "rollout", "attnlrp+plus", "gradcam", "leave-one-out")

@@ -15,6 +15,7 @@ from helpers.rounding import assert_same
 from helpers.tiny_models import double, growth_of, pixels, wrapped
 
 SOURCE = Path(__file__).parent.parent / "src" / "clairvit"
+pytestmark = pytest.mark.numeric
 NAME, TARGET = "timm-vit", 3
 # What draws random numbers: noise, masks, subsets, shifts, orders
 DRAWING = [

@@ -25,6 +25,7 @@ import clairvit as cv
 from clairvit.errors import BadInput, CaptureError
 from clairvit.methods.cuda_graphs import PassesGraph
 from clairvit.models.model import MOST_READOUTS
+from clairvit.models.text_encoder import TextEncoder, TextTower
 from clairvit.targets.resolve import readout_model
 from clairvit.tracing import fingerprint as fingerprints
 from clairvit.tracing.fingerprint import fingerprint
@@ -260,10 +261,11 @@ def test_a_class_of_the_user_is_not_kept_alive() -> None:
 # Processes that are forked in the middle of a trace
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
 def test_a_child_that_is_forked_during_a_trace_of_another_thread_can_explain() -> None:
     """The child has the model as it was before the trace, and waits for no thread that is not there."""
+    if not hasattr(os, "fork"):
+        return  # this system makes no such children
     module = home().train()
     expected = explained(home()).maps
     inside, done = threading.Event(), threading.Event()
@@ -291,6 +293,28 @@ def test_a_child_that_is_forked_during_a_trace_of_another_thread_can_explain() -
     worker.join(60)
     assert os.waitstatus_to_exitcode(status) == 0
     assert all(part.training for part in module.modules())
+
+
+# Embeddings of prompts
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 600).reshape(200, 3))
+
+    def encode_text(self, tokens: Tensor) -> Tensor:
+        return self.weight[tokens].mean(1)
+
+
+def test_embeddings_of_prompts_follow_the_weights_of_the_text_tower() -> None:
+    module = Words()
+    encoder = TextEncoder(lambda: TextTower(module, lambda prompts: torch.tensor([[3, 5]] * len(prompts))))
+    before = encoder.encode(["a cat"])
+    assert torch.equal(encoder.encode(["a cat"]), before)
+    module.weight.data.add_(torch.linspace(0, 1, 3))  # torch counts no version for this
+    assert not torch.equal(encoder.encode(["a cat"]), before)
+    assert torch.equal(encoder.encode(["a cat"]), TextEncoder(encoder.open_tower).encode(["a cat"]))
 
 
 # Replays on a GPU: what the host compares

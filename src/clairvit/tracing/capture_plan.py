@@ -28,17 +28,18 @@ from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.module_state import this_thread_only
-from clairvit.tracing.weak_module import WeakModule
+from clairvit.tracing.weak_module import weak_modules
 
 # These decide by themselves whether they run as one fused call, and a function mode is part of that decision.
 _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer)
 
 
+@weak_modules("module")
 @dataclass(frozen=True)
 class Boundary:
     """The moment when a module is entered, or left."""
 
-    module: WeakModule[nn.Module] = WeakModule()  # noqa: RUF009 (a descriptor)
+    module: nn.Module
     leaving: bool
 
 

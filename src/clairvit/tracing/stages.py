@@ -18,18 +18,19 @@ from torch.utils.hooks import RemovableHandle
 from clairvit.errors import CaptureError
 from clairvit.tracing.grid import MOST_PREFIX_TOKENS, channels_first, fits_image
 from clairvit.tracing.module_state import this_thread_only
-from clairvit.tracing.weak_module import WeakModule
+from clairvit.tracing.weak_module import weak_modules
 
 _GLOBAL_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # part of the head, no feature map
 Grid = tuple[int, int]
 
 
+@weak_modules("module")
 @dataclass(frozen=True)
 class Stage:
     """The output of one call of one module."""
 
     name: str  # as in named_modules(): "layer4"
-    module: WeakModule[nn.Module] = WeakModule()  # noqa: RUF009 (a descriptor)
+    module: nn.Module
     call: int  # which of the module's calls in one forward: a shared nn.ReLU has many
     grid: Grid
 

@@ -59,16 +59,16 @@ from clairvit.tracing.residual_sums import without_views
 from clairvit.tracing.rows_by_value import rows_by_value
 from clairvit.tracing.rules.table import HeadsJoin, RuleTable
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
-from clairvit.tracing.weak_module import WeakModule
+from clairvit.tracing.weak_module import weak_modules
 
 
+@weak_modules("block")
 @dataclass(frozen=True)
 class AttentionSite:
     """One attention call of the model: what kind it is and which module is its block."""
 
     kind: Kind
-    # None: no called module holds this attention alone
-    block: WeakModule[nn.Module | None] = WeakModule()  # noqa: RUF009 (a descriptor)
+    block: nn.Module | None  # None: no called module holds this attention alone
     grid: tuple[int, ...] | None  # of the block's tokens
     queries: int
     keys: int

@@ -7,36 +7,40 @@ strong reference would keep alive for ever.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import nn
 
-Value = TypeVar("Value", bound=nn.Module | None)
+Class = TypeVar("Class", bound=type)
 
 
-class WeakModule(Generic[Value]):
-    """A field that holds a module, or None, by a weak reference: `block: WeakModule[nn.Module | None] = WeakModule()`.
+def weak_modules(*names: str) -> Callable[[Class], Class]:
+    """Return a decorator of a dataclass whose fields of these names hold a module, or None, by a weak reference.
 
-    Reading it when the module is gone raises ReferenceError.
+    Reading a field when its module is gone raises ReferenceError.
     """
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = f"_weak_{name}"
+    def decorate(kind: Class) -> Class:
+        for name in names:
+            setattr(kind, name, _WeakModule(name))
+        return kind
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> WeakModule[Value]: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> Value: ...
-    def __get__(self, instance: object | None, owner: type) -> Any:
-        """Return the module."""
+    return decorate
+
+
+class _WeakModule:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
-            raise AttributeError(self._name)  # the field has no default
+            return self
         reference = instance.__dict__[self._name]
         module = None if reference is None else reference()
         if reference is not None and module is None:
-            raise ReferenceError(f"The module in {type(instance).__name__} is no longer there.")
+            raise ReferenceError(f"The {self._name} of a {owner.__name__} is no longer there.")
         return module
 
-    def __set__(self, instance: object, value: Value) -> None:
-        """Hold a module, or None."""
+    def __set__(self, instance: Any, value: nn.Module | None) -> None:
         instance.__dict__[self._name] = None if value is None else weakref.ref(value)
