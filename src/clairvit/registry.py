@@ -258,7 +258,8 @@ def metric(
     Args:
         name: What users type.
         better: "higher" or "lower".
-        span: The lowest and the highest value.
+        span: The lowest and the highest value. Values outside are noted, and intervals are then not cut; `span_with=`,
+            a function of the options, returns another span where they change it, or None.
         family: A heading in lists: one of the built-in ones, or "custom".
         paper: A reference.
         needs: What it reads next to the maps: "masks", "others" (classes of other objects), "methods" (it explains

@@ -172,6 +172,7 @@ def test_code_is_seen_through_wrappers(text: str) -> None:
         ("x = functools.partial(max, 1)", "x = functools.partial(max, 2)"),
         ("x = (lambda k: lambda: k)(1)", "x = (lambda k: lambda: k)(2)"),
         ("def y(): return 1\ndef x(): return y()", "def y(): return 2\ndef x(): return y()"),
+        ("@functools.cache\ndef x(): return 1", "@functools.cache\ndef x(): return 2"),
     ],
 )
 def test_whatever_a_method_uses_counts(first: str, second: str) -> None:
@@ -221,6 +222,16 @@ def test_numbers_of_a_store_that_kept_no_code_are_computed_again(tmp_path: Path)
     assert stored(own, store, outcome).items() >= fresh(own).items()
     assert store.compact() > 0
     assert stored(own, store, outcome).items() >= fresh(own).items()
+
+
+def test_a_cache_that_a_method_fills_is_no_edit_while_it_runs(tmp_path: Path) -> None:
+    source = OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 2.0\nSEEN = {}").replace(
+        "    return values **", "    SEEN[len(SEEN)] = 1\n    return values **"
+    )
+    own = study(tmp_path, images=4, methods=METHODS, metrics=METRICS, at_once=1)
+    register(source)
+    outcome, notes = run(own, Store.open(tmp_path / "store"))
+    assert (outcome.computed, notes) == (4, [])
 
 
 def test_a_worker_with_other_code_computes_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import ClairError
 from clairvit.metrics.evaluate import evaluate
-from clairvit.metrics.own_code import codes_of
+from clairvit.metrics.own_code import Codes, codes_of
 from clairvit.metrics.score import Prediction, Score, Scores
 from clairvit.models.model import Model
 
@@ -31,6 +31,7 @@ class Worker:
     models: dict[int, Model] = field(default_factory=dict)
     datasets: dict[int, ImageDataset] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)  # of the models
+    codes: Codes | None = None  # of own methods and metrics
 
     def model(self, index: int) -> Model:
         if index not in self.models:
@@ -88,7 +89,10 @@ class Worker:
 
     def _check_hashes(self, unit: Unit, model: Model, dataset: ImageDataset) -> None:
         """Raise `ClairError` if model, images or own code changed under the same name since the study was planned."""
-        here = codes_of(unit.methods, unit.metrics)
+        if self.codes is None:  # kept, because running may fill a cache that a method has as a global
+            study = self.study.resolved()
+            self.codes = codes_of(study.methods, study.metrics)
+        here = self.codes.among(unit.methods, unit.metrics)
         others = [text for pair in zip(here, unit.codes, strict=True) for text, _ in set(pair[0]) ^ set(pair[1])]
         if others:
             raise ClairError(

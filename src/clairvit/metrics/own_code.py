@@ -62,7 +62,11 @@ def code_hash(value: Any) -> str:
     """Return a hash of the code that a spec or a function runs outside the package; "" if there is none."""
     walk = _Walk()
     content = walk.described(value)
-    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest() if walk.has_own_code else ""
+    return _short(content.encode()) if walk.has_own_code else ""
+
+
+def _short(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 class _Walk:
@@ -71,16 +75,17 @@ class _Walk:
     def __init__(self) -> None:
         self.has_own_code = False
         self._registered_by: set[str] = set()  # packages that registered a method or metric: installed ones too
-        self._seen: dict[int, tuple[int, Any]] = {}  # id -> number, and the object, so that its id stays its own
+        self._texts: dict[int, tuple[str, Any]] = {}  # id -> text, and the object, so that its id stays its own
 
     def described(self, value: Any) -> str:
         """Return the text of a value."""
         if isinstance(value, _CONSTANTS):
             return repr(value)
-        if id(value) in self._seen:
-            return f"#{self._seen[id(value)][0]}"
-        self._seen[id(value)] = len(self._seen), value
-        return f"{type(value).__name__}({','.join(self._parts(value))})"
+        if id(value) not in self._texts:
+            self._texts[id(value)] = "recursion", value  # until its parts are known
+            content = ",".join(self._parts(value))
+            self._texts[id(value)] = f"{type(value).__name__} {_short(content.encode())}", value
+        return self._texts[id(value)][0]
 
     def _parts(self, value: Any) -> Iterator[str]:
         if isinstance(value, MethodSpec | MetricSpec):
@@ -101,7 +106,7 @@ class _Walk:
             yield from map(self.described, value)
         elif isinstance(value, Tensor | np.ndarray):
             array = value.detach().cpu().double().numpy() if isinstance(value, Tensor) else value
-            yield f"{array.shape}{hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()}"
+            yield f"{array.shape} {_short(np.ascontiguousarray(array).tobytes())}"
         elif isinstance(value, nn.Module):
             yield from map(self.described, (type(value), dict(value.state_dict())))
         elif isinstance(value, ModuleType):
@@ -110,6 +115,8 @@ class _Walk:
             yield from map(self.described, (type(value), dict(getattr(value, "__dict__", {}))))
         else:
             yield f"{type(value).__module__}.{type(value).__qualname__}"
+            if (wrapped := getattr(value, "__wrapped__", None)) is not None:  # functools.cache
+                yield self.described(wrapped)
 
     def _parts_of_spec(self, spec: MethodSpec | MetricSpec) -> Iterator[str]:
         registered = spec.method if isinstance(spec, MethodSpec) else spec.metric
