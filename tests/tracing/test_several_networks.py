@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.methods.registry import list_methods
 from clairvit.tracing.structure import model_structure
-from helpers.head_forms import ViT, images, single
+from helpers.head_forms import CLASSES, ViT, images, single
 from helpers.rounding import assert_same
 
 # They ask for scores of changed images, or read the gradient at the pixels.
@@ -83,9 +83,22 @@ class PostNormTowers(nn.Module):
         return sum(vit.head(vit.norm(x + vit.blocks[0].attention(x))[:, 0]) for vit in towers)
 
 
+class WithACNN(nn.Module):
+    """The mean of a ViT and a network without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = single()
+        layers = (nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+        self.cnn = nn.Sequential(*layers).double()
+
+    def forward(self, image: Tensor) -> Tensor:
+        return (self.vit(image) + self.cnn(image)) / 2
+
+
 SIDE_BY_SIDE = {
     kind.__name__: kind
-    for kind in (Mean, LayerByLayer, MirroredCopy, MirroredCopyInTheBatch, SecondPass, Trunk, PostNormTowers)
+    for kind in (Mean, LayerByLayer, MirroredCopy, MirroredCopyInTheBatch, SecondPass, Trunk, PostNormTowers, WithACNN)
 }
 
 
@@ -106,6 +119,7 @@ def test_no_method_reads_inside_one_of_several_networks(name: str) -> None:
         ("Mean", ("parts.0", "parts.1")),
         ("MirroredCopy", ("parts.0", "parts.0")),
         ("Trunk", ("parts.0.blocks.1", "parts.1.blocks.1")),
+        ("WithACNN", ("one with attention", "one without")),
     ],
 )
 def test_members_are_named(name: str, members: tuple[str, str]) -> None:
@@ -183,6 +197,17 @@ class UnreadBranch(Parts):
         return first.head(first.norm(x)[:, 0])
 
 
+class HeadOnTheStem(Parts):
+    """A second head reads the tokens before the first block."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        first, second = self.parts
+        x = tokens = first.tokens(image)
+        for block in first.blocks:
+            x = block(x)
+        return first.head(first.norm(x)[:, 0]) + second.head(tokens.mean(1)) * 0
+
+
 class TwoHeads(Parts):
     """Two heads on one stream are one network."""
 
@@ -202,7 +227,7 @@ def test_what_the_scores_do_not_read_changes_no_map(kind: type[nn.Module]) -> No
         assert_same(*(cv.explain(m, images(), method, target=1).maps for m in (model, whole)), label=method)
 
 
-@pytest.mark.parametrize("kind", [Difference, TwoHeads])
+@pytest.mark.parametrize("kind", [Difference, HeadOnTheStem, TwoHeads])
 def test_one_network_is_not_refused(kind: type[nn.Module]) -> None:
     model = kind().eval()
     assert len(model_structure(cv.wrap(model), images()).layers) == 2

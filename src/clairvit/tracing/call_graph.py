@@ -283,6 +283,23 @@ class CallGraph:
             self.feeds(first, later) and self.feeds(second, later) for later in range(second + 1, len(self.calls))
         )
 
+    def is_bypassed(self, layers: Sequence[int]) -> bool:
+        """Return whether the scores also read vectors of another network, which shares no projection with the layers.
+
+        An ensemble of a model with attention and one without, say. What joins the tokens or feature maps is no such
+        network.
+        """
+        together = sum(1 << call for call in layers)
+        stream = self._ancestors([t.grad_fn for call in layers for t in _inputs(self.calls[call])])
+        for node, bits in self._nodes_read.items():
+            if bits & together and node not in stream and _is_of_vectors(node):
+                parents = [parent for parent, _ in node.next_functions if parent is not None]
+                others = [parent for parent in parents if not self._sources[parent] & together]
+                products = {other for other in self._ancestors(others) if other.name() in _PRODUCTS}
+                if products and products.isdisjoint(stream):
+                    return True
+        return False
+
     @cached_property
     def _nodes_read(self) -> dict[Any, int]:
         """The sources of the nodes that the scores are computed from, parents first."""
@@ -304,6 +321,13 @@ class CallGraph:
         for tensor in tensors:
             bits |= self._sources.get(tensor.grad_fn, 0)
         return bits
+
+
+def _is_of_vectors(node: Any) -> bool:
+    """Return whether the result of a graph node is a vector per image, such as the scores; one image was looked at."""
+    return all(
+        len(result.shape) < 2 or (len(result.shape) == 2 and result.shape[0] == 1) for result in node._input_metadata
+    )
 
 
 def _inputs(call: AttentionCall) -> list[Tensor]:

@@ -81,6 +81,9 @@ class AttentionSite:
         return self.kind in ("tokens", "window", "reduced", "channel")
 
 
+WITH_ATTENTION, WITHOUT_ATTENTION = "one with attention", "one without"  # members that meet in the scores alone
+
+
 @dataclass(frozen=True)
 class ModelStructure:
     """What a recording must know before it starts."""
@@ -144,6 +147,8 @@ class ModelStructure:
     @property
     def members_apart(self) -> str:
         """What the networks side by side are, in words."""
+        if self.members == (WITH_ATTENTION, WITHOUT_ATTENTION):
+            return f"{WITH_ATTENTION} and {WITHOUT_ATTENTION} meet in the scores alone"
         names = list(dict.fromkeys(f"'{name}'" if name else "the module itself" for name in self.members))
         return (
             f"{names[0]} runs on several versions of each image"
@@ -476,6 +481,9 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     sites, members = _without_other_networks(sites, graph, firsts, around, module)
     if not members and pixels.ndim == 4 and token_stream(module) is None:
         sites, members = _without_copies_of_the_image(sites, blocks, module, watch.embedded)
+    layers = [first for first, site in zip(firsts, sites, strict=True) if site.is_layer]
+    if layers and graph.is_bypassed(layers):
+        sites, members = _as_members(sites), (WITH_ATTENTION, WITHOUT_ATTENTION)
     blocks = [None if site.kind == "unrelated" else visit for visit, site in zip(blocks, sites, strict=True)]
     tokens_read.forget()
     if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
