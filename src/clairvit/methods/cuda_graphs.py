@@ -15,6 +15,7 @@ The first replay must give the maps of the ordinary run, or the graph is dropped
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import threading
@@ -372,6 +373,9 @@ def capture_graph(
         results = replayed.results
     except RuntimeError:  # CUDA refuses to capture a transfer to the host; memory may run out
         graph = None
+    except BaseException:
+        STREAMS.give_back(device, stream)
+        raise
     if graph is None:  # outside of `except`: there the traceback keeps the tensors of the capture
         _release(pool, stream)
         STREAMS.give_back(device, stream)
@@ -384,25 +388,27 @@ def capture_graph(
 class CaptureStreams:
     """Streams to capture on, a different one for each living graph of a device.
 
-    cuBLAS has one workspace per stream. It is allocated in the memory of the graph whose capture needs it first, and
-    torch frees it with that graph (since 2.12), although a second graph that was captured on the stream writes to it.
-    Torch before that never frees it (64 MB on a GPU of compute capability 9), so that streams are used again.
+    cuBLAS has one workspace per stream. It is allocated in the memory of the graph whose capture needs it first. Newer
+    versions of torch free it with that graph, although a second graph that was captured on the stream writes to it
+    (pytorch issue 193402); 2.11 and before never free it (64 MB on an H200), so that streams are used again.
     """
 
     def __init__(self) -> None:
         self._free: dict[torch.device, list[Any]] = {}
+        self._lock = threading.Lock()
         self._taken: set[int] = set()  # handles: torch hands out 32 streams in turn, the same ones again and again
 
     def take(self, device: torch.device) -> Any:
         """Return a stream that no living graph has: that which was given back last, or a new one."""
-        free = self._free.setdefault(device, [])
-        stream = free.pop() if free else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        for _ in range(MOST_STREAMS):
-            if stream.cuda_stream not in self._taken:
-                break
-            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._taken.add(stream.cuda_stream)
-        return stream
+        with self._lock:
+            free = self._free.setdefault(device, [])
+            stream = free.pop() if free else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for _ in range(MOST_STREAMS):
+                if stream.cuda_stream not in self._taken:
+                    break
+                stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._taken.add(stream.cuda_stream)
+            return stream
 
     def give_back(self, device: torch.device, stream: Any) -> None:
         """Let the next capture have a stream; takes no lock, since it runs wherever a graph is freed."""
@@ -487,7 +493,8 @@ def _release(pool: Any, stream: Any) -> None:
     else:
         torch._C._cuda_releasePool(device.index, pool)
     gc.collect()  # tensors of the capture may lie in reference cycles with its error
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+    one_operation = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local")
+    with contextlib.suppress(RuntimeError), one_operation:  # no memory left: the batch itself has been explained
         torch.zeros(1, device=device)
     torch.cuda.empty_cache()
 
