@@ -10,6 +10,7 @@ depends on the pixels alone. What projections read is told from the operations o
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -283,21 +284,19 @@ class CallGraph:
             self.feeds(first, later) and self.feeds(second, later) for later in range(second + 1, len(self.calls))
         )
 
-    def is_bypassed(self, layers: Sequence[int]) -> bool:
-        """Return whether the scores also read vectors of another network, which shares no projection with the layers.
+    def joins_networks(self) -> bool:
+        """Return whether vectors of networks that share no projection of the image meet before the scores.
 
-        An ensemble of a model with attention and one without, say. What joins the tokens or feature maps is no such
-        network.
+        So do those of an ensemble of CNNs, or of a model with attention and one without. What joins feature maps or
+        tokens is part of one network.
         """
-        together = sum(1 << call for call in layers)
-        stream = self._ancestors([t.grad_fn for call in layers for t in _inputs(self.calls[call])])
-        for node, bits in self._nodes_read.items():
-            if bits & together and node not in stream and _is_of_vectors(node):
-                parents = [parent for parent, _ in node.next_functions if parent is not None]
-                others = [parent for parent in parents if not self._sources[parent] & together]
-                products = {other for other in self._ancestors(others) if other.name() in _PRODUCTS}
-                if products and products.isdisjoint(stream):
-                    return True
+        for node in self._nodes_read:
+            parents = [parent for parent, _ in node.next_functions if parent is not None]
+            if len(parents) < 2 or not all(map(_is_of_vectors, parents)):
+                continue
+            products = [{part for part in self._ancestors([parent]) if part.name() in _PRODUCTS} for parent in parents]
+            if any(a and b and a.isdisjoint(b) for a, b in itertools.combinations(products, 2)):
+                return True
         return False
 
     @cached_property
@@ -324,10 +323,8 @@ class CallGraph:
 
 
 def _is_of_vectors(node: Any) -> bool:
-    """Return whether the result of a graph node is a vector per image, such as the scores; one image was looked at."""
-    return all(
-        len(result.shape) < 2 or (len(result.shape) == 2 and result.shape[0] == 1) for result in node._input_metadata
-    )
+    """Return whether the results of a graph node are vectors of the image [1, d], such as scores; or numbers."""
+    return all(math.prod(result.shape[:-1]) == 1 and len(result.shape) < 3 for result in node._input_metadata)
 
 
 def _inputs(call: AttentionCall) -> list[Tensor]:

@@ -81,7 +81,7 @@ class AttentionSite:
         return self.kind in ("tokens", "window", "reduced", "channel")
 
 
-WITH_ATTENTION, WITHOUT_ATTENTION = "one with attention", "one without"  # members that meet in the scores alone
+UNNAMED = "they meet in the scores alone"  # what is known of members without attention
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ class ModelStructure:
     @property
     def members_apart(self) -> str:
         """What the networks side by side are, in words."""
-        if self.members == (WITH_ATTENTION, WITHOUT_ATTENTION):
-            return f"{WITH_ATTENTION} and {WITHOUT_ATTENTION} meet in the scores alone"
+        if self.members == (UNNAMED,):
+            return UNNAMED
         names = list(dict.fromkeys(f"'{name}'" if name else "the module itself" for name in self.members))
         return (
             f"{names[0]} runs on several versions of each image"
@@ -481,9 +481,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
     sites, members = _without_other_networks(sites, graph, firsts, around, module)
     if not members and pixels.ndim == 4 and token_stream(module) is None:
         sites, members = _without_copies_of_the_image(sites, blocks, module, watch.embedded)
-    layers = [first for first, site in zip(firsts, sites, strict=True) if site.is_layer]
-    if layers and graph.is_bypassed(layers):
-        sites, members = _as_members(sites), (WITH_ATTENTION, WITHOUT_ATTENTION)
+    if not members and graph.joins_networks():
+        sites, members = _as_members(sites), (UNNAMED,)
     blocks = [None if site.kind == "unrelated" else visit for visit, site in zip(blocks, sites, strict=True)]
     tokens_read.forget()
     if token_stream(module) is not None:  # a readout that names its layers says where the patches are too
@@ -513,6 +512,8 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
         if pixels.ndim == 5 and layout.prefix and visits and sites[-1].kind == "window":
             layout = _with_rows_of_output(layout, visits[-1].output, [scores])
     inputs = [visit.tokens for visit in visits]
+    if members and stages:  # of one of the networks, whose grid serves for painting over patches
+        stages, layout = (), Layout(stages[-1].grid, 0, "avg")
     return ModelStructure(
         layout=stated or layout,
         sites=sites,
