@@ -30,7 +30,8 @@ NAMES = {
     *("model", "device", "precision", "mode", "parameters", "compile", "parallel", "quantisation", "preprocessing"),
     *("forward", "finite scores", "side effects", "determinism", "batch independence", "scores", "checkpointing"),
     *("gradient", "activation", "labels", "layout", "trace", "attention", "token gradient", "rules"),
-    *("completeness", "residual cancellation", "outlier tokens", "class sensitivity", "deletion", "methods", "integrity"),
+    *("completeness", "residual cancellation", "outlier tokens", "class sensitivity", "deletion", "methods"),
+    "integrity",
 }
 
 

@@ -304,7 +304,11 @@ BROKEN: dict[str, tuple[Callable[[], cv.Model], str, str]] = {
         "gradient, attention",
         "No attention was seen in blocks.1,",
     ),
-    "own kernels": (lambda: wrapped(made(all_blocks_in_a_kernel)), "attention, rules", "no AttnLRP rule (OpaqueAttention)"),
+    "own kernels": (
+        lambda: wrapped(made(all_blocks_in_a_kernel)),
+        "attention, rules",
+        "no AttnLRP rule (OpaqueAttention)",
+    ),
     "head of zeros": (lambda: wrapped(zero_head()), "scores", "same score"),
     "ignores the image": (lambda: wrapped(made(IgnoresImage)), "scores", "exactly the same scores"),
     "equal rows": (lambda: wrapped(equal_rows()), "class sensitivity", "are the same"),

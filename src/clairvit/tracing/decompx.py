@@ -89,6 +89,8 @@ def _check_bias_places(path: Sequence[PathStep], steps: Sequence[Step], start: T
         unknown_norm = (step.holds_spread and not step.is_part) or (is_norm and step.args[4] not in ((), (-1,)))
         source = source_of(step) if is_sum(step) and _is_vector(constants(step)) else None
         biased = step.kind in _BIASED and len(constants(step)) > 1
+        if step.kind in ops.CONVOLUTIONS:  # one that joins positions is no linear layer in other words
+            biased &= ops.is_pointwise(ops.conv_arguments(step.args, step.kwargs))
         if unknown_norm or biased or (source is not None and is_product(source)):
             what = "a norm" if unknown_norm else "a linear layer"
             name = getattr(step.function if source is None else source.function, "__name__", "")
