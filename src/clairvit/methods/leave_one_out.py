@@ -69,7 +69,7 @@ def atman(
     """
     if not trace.layers:
         raise NotApplicable(
-            "No attention call was seen in this model, and atman suppresses attention. Use leave-one-out."
+            "No attention call was seen in this model, and atman suppresses attention.", methods=("leave-one-out",)
         )
     for layer in trace.layers:
         layer.between_tokens()  # windows, channels and convolutions are refused in words
