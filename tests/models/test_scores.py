@@ -88,6 +88,24 @@ def test_one_number_per_image_is_a_column() -> None:
     assert extract_scores((FEATURES, LOGITS[:, 0]), labels=1).shape == (2, 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool])
+def test_scores_that_are_no_real_numbers_are_refused(dtype: torch.dtype) -> None:
+    kind = str(dtype).removeprefix("torch.")
+    model = cv.wrap(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5), Cast(dtype)), size=32)
+    for scores in (lambda: extract_scores(LOGITS.to(dtype)), lambda: cv.explain(model, torch.randn(1, 3, 32, 32))):
+        with pytest.raises(BadInput, match=f"returned scores of type {kind}; expected floating-point numbers"):
+            scores()
+
+
+class Cast(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores.to(self.dtype)
+
+
 class WithFeatures(HomeMade):
     """A ViT that returns its features before its scores."""
 

@@ -72,7 +72,9 @@ def layer_range(start: int | None, stop: int | None, count: int) -> range:
     Where only one end is given and lies beyond the other's default, the range is the one layer at that end.
     """
     if not count:
-        raise NotApplicable(f"No attention call was seen in this model, and {NAME} patches its blocks. Use occlusion.")
+        raise NotApplicable(
+            f"No attention call was seen in this model, and {NAME} patches its blocks.", methods=("occlusion",)
+        )
     first = min(count // 3, count if stop is None else stop - 1) if start is None else start
     last = max(count - count // 3, first + 1) if stop is None else stop
     if not 0 <= first < last <= count:

@@ -206,7 +206,9 @@ def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:
     if output is None or c is None:
         if trace.layers:
             _ = trace.layers[0].dx  # neither a convolution nor a first block was seen: say what is missing
-        raise NotApplicable("No patch embedding was seen in this model, and relevance is read there. Use partial-lrp.")
+        raise NotApplicable(
+            "No patch embedding was seen in this model, and relevance is read there.", methods=("partial-lrp",)
+        )
     R = output.to(torch.promote_types(c.dtype, torch.float32)) * c
     if level == "pixel":
         with advice("Use level=patch."):

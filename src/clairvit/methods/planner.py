@@ -97,13 +97,15 @@ _asks_what_fits: ContextVar[bool] = ContextVar("_asks_what_fits", default=False)
 def _fits(recording: Recording, target: TargetBatch, name: str) -> bool:
     """Return whether a method that is to be advised fits the model: by running it on the first image.
 
-    Methods of many passes are not run: they need answers alone, which the recording shows to exist.
+    Methods of many passes are not run: they need answers, which the recording shows to exist, and patches to remove.
     """
     spec = resolve_method(name)
     is_quick = not (spec.method.slow or spec.own_cost().forwards)
     capturing = recording.pixels.is_cuda and torch.cuda.is_current_stream_capturing()
-    if _asks_what_fits.get() or capturing or not is_quick:
+    if _asks_what_fits.get() or capturing:
         return True
+    if not is_quick:
+        return recording.structure.layout is not None or bool(recording.structure.stages)
     if name not in recording.fitting:
         asking = _asks_what_fits.set(True)
         try:

@@ -273,7 +273,7 @@ class Model:
         """Return the scores [B, C] in what the module returned, whatever type that is."""
         return (
             output
-            if isinstance(output, Tensor) and output.ndim == 2
+            if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point()
             else extract_scores(output, unwrap_readout(self.module), len(self.labels))
         )
 

@@ -32,6 +32,12 @@ def extract_scores(output: Any, module: nn.Module | None = None, labels: int = 0
     """
     scores = output if isinstance(output, Tensor) else _named(output)
     scores = _chosen(output, module, labels) if scores is None else scores
+    if not scores.is_floating_point():
+        kind = str(scores.dtype).removeprefix("torch.")
+        raise BadInput(
+            f"The model returned scores of type {kind}; expected floating-point numbers, such as the logits before an "
+            f"argmax. Say what to read of them: {_READ}."
+        )
     if scores.ndim == 1:
         scores = scores[:, None]
     if scores.ndim != 2:
