@@ -95,6 +95,7 @@ class TextEncoder:
             missing = [prompt for prompt in dict.fromkeys(checked) if prompt not in self._embeddings]
             if missing:
                 self.remember(missing, self.tower.embed(missing))
+                self._versions[:] = self._versions or [_weights_versions(self.tower.module)]
             return torch.stack([self._embeddings[prompt] for prompt in checked])
 
     def remember(self, prompts: Sequence[str], features: Tensor) -> Tensor:
