@@ -114,6 +114,15 @@ def test_a_link_to_nothing_is_an_image_that_cannot_be_read(photos: Path) -> None
         read_image(photos / "gone.png")
 
 
+def test_links_to_themselves_end_no_folder(photos: Path) -> None:
+    (photos / "self.png").symlink_to("self.png")
+    (photos / "folder").symlink_to("folder")
+    files = find_images(photos)
+    assert photos / "self.png" in files
+    with pytest.raises(BadInput, match="There is no image"):
+        read_image(photos / "self.png")
+
+
 def test_an_empty_path_is_not_the_current_folder(photos: Path) -> None:
     for read in (
         lambda: find_images(""),

@@ -118,21 +118,23 @@ def files_below(folder: Path, suffixes: Sequence[str] = SUFFIXES, *, deep: bool 
 
 def walk_files(folder: Path, *, deep: bool = True) -> Iterator[Path]:
     """Yield what is below a folder and no folder itself, in no particular order; hidden names are skipped."""
-    for path, entries in _walk(folder):
-        yield from (path / entry.name for entry in entries if not entry.is_dir())
+    for path, _, names in _walk(folder):
+        yield from (path / name for name in names)
         if not deep:
             return
 
 
-def _walk(folder: Path, around: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[Path, list[Any]]]:
-    """Yield each folder from `folder` downwards with its visible entries.
+def _walk(
+    folder: Path, around: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder from `folder` downwards with the visible names in it: of folders, and of all else.
 
     Links are followed; `around` are the folders on the way here, so that a link to one of them ends.
     """
     try:
         status = os.stat(folder)
         with os.scandir(folder) as listed:
-            entries = [entry for entry in listed if not entry.name.startswith(".")]
+            is_folder = {entry.name: _is_folder(entry) for entry in listed if not entry.name.startswith(".")}
     except OSError as error:
         if not around:
             raise BadInput(
@@ -144,21 +146,29 @@ def _walk(folder: Path, around: frozenset[tuple[int, int]] = frozenset()) -> Ite
     identity = (status.st_dev, status.st_ino)
     if identity in around:
         return
-    yield folder, entries
-    for entry in entries:
-        if entry.is_dir():
-            yield from _walk(folder / entry.name, around | {identity})
+    folders = [name for name, is_dir in is_folder.items() if is_dir]
+    yield folder, folders, [name for name, is_dir in is_folder.items() if not is_dir]
+    for name in folders:
+        yield from _walk(folder / name, around | {identity})
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder or a link to one; False for what may not be looked at."""
+    try:
+        return entry.is_dir()
+    except OSError:  # also of a link to itself
+        return False
 
 
 def folders_in(folder: Path) -> list[Path]:
     """Return the folders in a folder, sorted by name, without hidden ones; raise BadInput if it cannot be read."""
-    _, entries = next(_walk(folder))
-    return sorted(folder / entry.name for entry in entries if entry.is_dir())
+    _, names, _ = next(_walk(folder))
+    return sorted(folder / name for name in names)
 
 
 def _may_be_image(path: Path) -> bool:
     """Return whether a path is a file, or a link to nothing, which is reported when it is read; no pipe or device."""
-    return path.is_file() or (path.is_symlink() and not path.exists())
+    return os.path.isfile(path) or (os.path.islink(path) and not os.path.exists(path))
 
 
 def glob_files(pattern: str) -> list[Path]:
@@ -172,7 +182,7 @@ def glob_files(pattern: str) -> list[Path]:
     if glob.has_magic(str(bases[0])):
         bases = [path for path in glob_files(str(bases[0])) if path.is_dir()]
     rest = parts[deep + 1 :] or ("*",)
-    folders = (folder for base in bases if base.is_dir() for folder, _ in _walk(base))
+    folders = (folder for base in bases if base.is_dir() for folder, *_ in _walk(base))
     matches = (path for folder in folders for path in glob_files(os.path.join(glob.escape(str(folder)), *rest)))
     return sorted(set(matches), key=natural_order)
 
@@ -611,8 +621,8 @@ def _eight_bit_rgb(
         rgb = image.copy() if image.mode == "RGB" else image.convert("RGB")
     if colour is not None:
         bands = (image.convert("L") if image.mode == "1" else image).split()
-        values = colour if isinstance(colour, tuple) else (colour,)
-        is_clear = np.logical_and.reduce([np.asarray(band) == v for band, v in zip(bands, values, strict=True)])
+        levels = colour if isinstance(colour, tuple) else (colour,)
+        is_clear = np.logical_and.reduce([np.asarray(band) == v for band, v in zip(bands, levels, strict=True)])
         rgb.paste((255, 255, 255), mask=Image.fromarray(is_clear))
     return rgb, notes
 
