@@ -271,14 +271,14 @@ from helpers.small_study import study
 
 if __name__ == "__main__":
     own = study(Path({folder!r}), images=4, methods={methods!r}, metrics={metrics!r}, at_once=2)
-    outcome = run_study(own, Store.open({folder!r} + "/store"), local(2))
+    outcome = run_study(own, Store.open({folder!r} + "/store"), local(1))
     print(len(outcome.plan.units), outcome.computed, len(outcome.failed))
 """
 
 
 @pytest.mark.slow
 def test_worker_processes_compute_edited_code_again(tmp_path: Path) -> None:
-    """As users do it: a file of own methods is edited, and the same script runs again with two processes."""
+    """As users do it: a file of own methods is edited, and the same script runs again, with a worker process."""
     tests = str(Path(__file__).parents[1])
     script, own = tmp_path / "run.py", tmp_path / "own_methods.py"
     script.write_text(SCRIPT.format(tests=tests, folder=str(tmp_path), methods=METHODS, metrics=METRICS))
