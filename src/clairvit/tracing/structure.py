@@ -513,7 +513,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
             layout = _with_rows_of_output(layout, visits[-1].output, [scores])
     inputs = [visit.tokens for visit in visits]
     if members and stages:  # of one of the networks, whose grid serves for painting over patches
-        stages, layout = (), Layout(stages[-1].grid, 0, "avg")
+        layout, stages = Layout(stages[-1].grid, 0, "avg"), ()
     return ModelStructure(
         layout=stated or layout,
         sites=sites,
