@@ -213,7 +213,7 @@ def small_cnn() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "method"), [(home, "leave-one-out"), (home, "genatt"), (small_cnn, "gradcam")], ids=str
+    ("make", "method"), [(home, "leave-one-out"), (home, "genatt"), (small_cnn, "gradcam")], ids=["pixels", "trace", "stages"]
 )
 def test_a_part_that_refers_to_its_model_does_not_keep_it_alive(make: Callable[[], nn.Module], method: str) -> None:
     """What is remembered names blocks and stages, which must not keep alive what they refer to."""
