@@ -648,7 +648,10 @@ EMBEDDINGS = {"timm head"}
 def explained(module: nn.Module, image: Tensor) -> dict[str, Tensor | str]:
     """Return what each method, and the deletion metric, give: numbers, or the error."""
     dtype = next(module.parameters()).dtype
-    model = cv.wrap(module, size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    scores = (
+        True if type(module).__module__.startswith("open_clip") else None
+    )  # the towers' embeddings are taken for them
+    model = cv.wrap(module, size=32, mean=(0.5,) * 3, std=(0.5,) * 3, classifier=scores)
     results: dict[str, Tensor | str] = {}
     for method in METHODS:
         try:

@@ -107,7 +107,7 @@ def test_a_convolution_over_tokens_is_no_patch_embedding() -> None:
 
 @pytest.mark.parametrize("method", ["scorecam", "vit-cx(samples=4)"])
 def test_masks_of_channels_need_a_layer(method: str) -> None:
-    with pytest.raises(NotApplicable, match="No layer of .* was seen"):
+    with pytest.raises(NotApplicable, match=r"No layer of .* was seen"):
         cv.explain(wrap(VARIANTS["attention: exp of log_softmax"].build()), images(), method, target=1)
 
 

@@ -69,12 +69,17 @@ class Keeping(Block):
         return out
 
 
-@pytest.mark.parametrize("block", [lambda: Block(FusedAttention), Keeping], ids=["plain", "keeping"])
-def test_an_unchanged_model_is_looked_at_once(block: Callable[[], nn.Module]) -> None:
-    """What the forward itself writes to the module is no change of the model."""
+@pytest.mark.parametrize(
+    ("block", "first"), [(lambda: Block(FusedAttention), 2), (Keeping, 3)], ids=["plain", "keeping"]
+)
+def test_an_unchanged_model_is_looked_at_once(block: Callable[[], nn.Module], first: int) -> None:
+    """What the forward itself writes to the module is no change of the model.
+
+    A forward that detaches something is looked at a second time, with the gradient kept on.
+    """
     module, passes = home(block), list[int]()
     module.register_forward_hook(lambda *_: passes.append(1))
-    for forwards in (2, 1, 1):
+    for forwards in (first, 1, 1):
         passes.clear()
         explained(module)
         assert len(passes) == forwards

@@ -219,12 +219,13 @@ def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
         weights = weights_check(model.module)
         remembered = _structures.setdefault(model.module, OrderedDict())
         entry = remembered.get(key)
-        if entry is None or not entry.holds_for(model.module, weights):
-            entry = remembered[key] = _look_at(model, pixels[:1], weights)
-            remembered.move_to_end(key)
-            while len(remembered) > MOST_STRUCTURES:
-                remembered.popitem(last=False)
-        return entry.structure
+        if entry is not None and entry.holds_for(model.module, weights):
+            return entry.structure
+    entry = remembered[key] = _look_at(model, pixels[:1], weights)
+    remembered.move_to_end(key)
+    while len(remembered) > MOST_STRUCTURES:
+        remembered.popitem(last=False)
+    return entry.structure
 
 
 def forget_structures(module: nn.Module) -> None:
@@ -234,13 +235,15 @@ def forget_structures(module: nn.Module) -> None:
 
 def _look_at(model: Model, pixels: Tensor, weights: Hashable) -> _Remembered:
     """Find the structure, and which attributes the module's own forward writes: these decide nothing."""
-    before = fingerprint(model.module)
+    with frozen_eval(model.module):
+        before = fingerprint(model.module)
     structure = _find_structure(model, pixels)
-    after = fingerprint(model.module)
-    if before is None or after is None:
-        return _Remembered(replace(structure, weights=weights), None)
-    written = before.changed_paths(after)
-    state = fingerprint(model.module, written) if written else after
+    with frozen_eval(model.module):
+        after = fingerprint(model.module)
+        if before is None or after is None:
+            return _Remembered(replace(structure, weights=weights), None)
+        written = before.changed_paths(after)
+        state = fingerprint(model.module, written) if written else after
     return _Remembered(replace(structure, weights=weights, written=written), state)
 
 
@@ -387,7 +390,7 @@ def _look(model: Model, pixels: Tensor, mode: TorchFunctionMode | None = None, *
     cuts = GradientCuts(watch.place)
     capture = Capture(1, recorders=(watch, tokens_read, cuts, *([output_source] if model.assumes_classes else [])))
     watch.calls = capture.calls
-    with torch.set_grad_enabled(gradient), traced_forward():
+    with frozen_eval(module), torch.set_grad_enabled(gradient), traced_forward():
         hooks: list[RemovableHandle] = []
         try:
             hooks += watch.hooks()
