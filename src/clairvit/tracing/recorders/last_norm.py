@@ -35,7 +35,9 @@ class LastNorm(Recorder):
         self._input: Tensor | None = None  # of the norm
         self._views: list[Tensor] = []  # of the input
         self._origin: object = None  # of what is computed from the input entry by entry
-        self._read: dict[int, tuple[Tensor, bool]] = {}  # what is computed from the input, and whether it is moved alone
+        self._read: dict[
+            int, tuple[Tensor, bool]
+        ] = {}  # what is computed from the input, and whether it is moved alone
         self._calls = 0  # attention calls before it
         self._last_call = -1
         self._after_blocks = False
