@@ -102,7 +102,7 @@ def seconds(run: Callable[[], object], rounds: int) -> float:
 def random_call(tokens: int, heads: int, dtype: torch.dtype) -> tuple[AttentionCall, Tensor]:
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v, dO = torch.randn(4, 1, heads, tokens, 64, generator=generator, device="cuda").to(dtype)
-    return AttentionCall(v=v, out=v, heads=lambda out: out, q=q, k=k, scale=64**-0.5), dO
+    return AttentionCall(v=v, outputs=(v,), forms=(lambda out: out,), q=q, k=k, scale=64**-0.5), dO
 
 
 def all_sums(call: AttentionCall, dO: Tensor, *, use_kernels: bool) -> list[Tensor]:
@@ -126,7 +126,12 @@ def kernel_table(rounds: int) -> None:
             assert call.q is not None
             assert call.k is not None
             exact_call = AttentionCall(
-                v=call.v.double(), out=call.v, heads=call.heads, q=call.q.double(), k=call.k.double(), scale=call.scale
+                v=call.v.double(),
+                outputs=call.outputs,
+                forms=call.forms,
+                q=call.q.double(),
+                k=call.k.double(),
+                scale=call.scale,
             )
             exact = all_sums(exact_call, dO.double(), use_kernels=False)
             errors = {

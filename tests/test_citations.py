@@ -143,7 +143,7 @@ def test_unknown_names_and_other_things_are_refused() -> None:
             cv.cite("mine-too")
 
 
-def _own(layer: cv.LayerView) -> object:
+def _own(trace: cv.Trace) -> object:
     """Return nothing: only its name is used."""
 
 

@@ -188,7 +188,7 @@ def test_complex_scores_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.complex(self.inner(x), self.inner(x))
 
-    with pytest.raises(BadInput, match=r"returned complex scores \(torch.complex128\); expected real numbers"):
+    with pytest.raises(BadInput, match="returned scores of type complex128; expected floating-point numbers"):
         explained(Waves())
 
 
@@ -213,7 +213,9 @@ def small_cnn() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "method"), [(home, "leave-one-out"), (home, "genatt"), (small_cnn, "gradcam")], ids=str
+    ("make", "method"),
+    [(home, "leave-one-out"), (home, "genatt"), (small_cnn, "gradcam")],
+    ids=["pixels", "trace", "stages"],
 )
 def test_a_part_that_refers_to_its_model_does_not_keep_it_alive(make: Callable[[], nn.Module], method: str) -> None:
     """What is remembered names blocks and stages, which must not keep alive what they refer to."""

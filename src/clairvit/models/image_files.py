@@ -448,9 +448,9 @@ def check_file(path: Path) -> None:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """Return the names of the files in a folder; none if it cannot be read."""
+    """Return the names of the files and folders in a folder; none if it cannot be read."""
     with suppress(OSError):
-        return [path.name for path in folder.iterdir() if path.is_file()]
+        return [path.name for path in folder.iterdir()]
     return []
 
 

@@ -113,8 +113,9 @@ def decode(items: Sequence[Any], model: Model, *, single: bool = False) -> Batch
     pixels: list[Tensor] = []
     unusual: list[UnusualRange] = []
     for i, item in enumerate(items):
-        image_pixels, ranges = _preprocess(item, model, "" if single else f" (image {i + 1})")
+        image_pixels, ranges, read = _preprocess(item, model, "" if single else f" (image {i + 1})")
         pixels.append(image_pixels)
+        notes = (*notes, *read)
         unusual += [replace(part, row=i) for part in ranges]
     shapes = sorted({tuple(p.shape[-2:]) for p in pixels})
     if len(shapes) > 1:
@@ -289,13 +290,13 @@ def is_preprocessed(item: Any) -> bool:
     return isinstance(item, Tensor) and item.dtype != torch.uint8
 
 
-def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[UnusualRange, ...]]:
-    """Return the pixels [C, H, W] of one image as the model takes them, and ranges that look wrong."""
+def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[UnusualRange, ...], tuple[str, ...]]:
+    """Return the pixels [C, H, W] of one image as the model takes them, ranges that look wrong, and reading notes."""
     channels = model.preprocess.channels
     if is_preprocessed(item):
         if item.ndim != 3:
             raise BadInput(f"A tensor in the list{where} has shape {list(item.shape)}; expected [{channels}, H, W].")
-        return item.detach(), _check_tensor(item[None], where, model)
+        return item.detach(), _check_tensor(item[None], where, model), ()
     if isinstance(item, Tensor):
         if item.ndim != 3 or item.shape[0] != channels:
             raise BadInput(f"A uint8 tensor{where} has shape {list(item.shape)}; expected [{channels}, H, W].")
@@ -303,7 +304,7 @@ def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[Unus
         item = item.detach().cpu().permute(1, 2, 0).numpy()
     picture, notes = read_with_notes(item, channels)
     warn_notes(notes)
-    return to_pixels(picture, model.preprocess), notes
+    return to_pixels(picture, model.preprocess), (), notes
 
 
 def _preprocessed_batch(images: Any, model: Model) -> Tensor | None:

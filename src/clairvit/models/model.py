@@ -257,11 +257,6 @@ class Model:
         with ThroughNoGrad() if self.through_no_grad and torch.is_grad_enabled() else nullcontext():
             output = self.module(pixels)
         scores = self.scores(output)
-        if scores.is_complex():
-            raise BadInput(
-                f"{self.name} returned complex scores ({scores.dtype}); expected real numbers. Say what to read of "
-                "them: target=cv.Output(lambda output: output.abs()[:, 0])."
-            )
         if len(scores) != len(pixels):
             raise BadInput(
                 f"{self.name} returned scores of shape {list(scores.shape)} for {len(pixels)} images; expected one row "

@@ -201,7 +201,7 @@ class Lineage:
         """Take an operation into account, after it ran."""
         self.held, self.holds_spread = None, False
         name = plain_name(function)
-        if name not in _FOLLOWED and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (name not in _FOLLOWED or self._tells_nothing(name, args, kwargs)):
             return
         operands = [*(ops.einsum_operands(args) if name == "einsum" else args), *kwargs.values()]
         inputs = [a for a in operands if isinstance(a, Tensor) and self.depends(a)]
@@ -224,6 +224,16 @@ class Lineage:
                 else:
                     self._traits.set(tensor, trait)
 
+    def _tells_nothing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Return, at once, whether an operation of the usual kinds gives its output no trait."""
+        if name in _VIEWS:
+            return not args or self._traits.get(args[0]) is None
+        if name in ("linear", "matmul"):
+            return not any(isinstance(a, Tensor) and a.numel() == max(a.shape, default=1) for a in args[:2])
+        if name == "layer_norm":
+            return len(args) < 2 or any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
+        return False
+
     def _trait(
         self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], out: Any, kwargs: dict[str, Any]
     ) -> Trait | None:
@@ -244,8 +254,8 @@ class Lineage:
                 first.origin, statistic=True, bent=bent or name not in _LINEAR_REDUCTIONS, about_mean=about_mean
             )
         if name == "layer_norm":
-            plain = all(not isinstance(a, Tensor) for a in args[1:]) and len(inputs) == 1 and inputs[0] is args[0]
-            count = inputs[0].numel() // math.prod(inputs[0].shape[: -len(args[1])]) if plain and len(args) > 1 else 0
+            plain = not self._tells_nothing(name, args, {}) and len(inputs) == 1 and inputs[0] is args[0]
+            count = inputs[0].numel() // math.prod(inputs[0].shape[: -len(args[1])]) if plain else 0
             return Trait(first.origin, norm=NormPart(inputs[0], None, False, True, count)) if count else None
         if name == "normalize":
             return self._normalized(first, args, inputs, kwargs)

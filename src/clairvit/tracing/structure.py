@@ -513,7 +513,7 @@ def _find_structure(model: Model, pixels: Tensor) -> ModelStructure:
             layout = _with_rows_of_output(layout, visits[-1].output, [scores])
     inputs = [visit.tokens for visit in visits]
     if members and stages:  # of one of the networks, whose grid serves for painting over patches
-        stages, layout = (), Layout(stages[-1].grid, 0, "avg")
+        layout, stages = Layout(stages[-1].grid, 0, "avg"), ()
     return ModelStructure(
         layout=stated or layout,
         sites=sites,
@@ -856,7 +856,9 @@ def _layout_of(
 ) -> Layout | None:
     if grid is not None:
         return Layout(grid, 0, "avg")
-    # The last convolution before the tokens is the patch embedding, unless a later one made the keys fewer.
+    # The last convolution before the tokens is the patch embedding, unless a later one made the keys fewer. One over
+    # [N, 1] tokens is a linear layer.
+    grids = [sides for sides in grids if len(sides) != 2 or fits_image(*sides, image)] or grids
     fitting = _smallest_remainder(count, grids, MOST_PREFIX_TOKENS)
     if fitting is not None or any(len(sides) == 3 for sides in grids):  # patches of a clip are no squares in an image
         return fitting
@@ -979,6 +981,8 @@ def _layout_reading(layout: Layout, rows: list[int], weight: Tensor) -> Layout:
     if not patches:
         pooling: Pooling = "token" if len(others) == 1 else "distilled"
         return replace(layout, pooling=pooling, read=tuple((row, 1 / len(others)) for row in others))
+    if len(patches) == 1 and not others and layout.patches > 1:  # a patch in the place of a class token
+        return replace(layout, pooling="token", read=((patches[0], 1.0),))
     all_patches = layout.patch_rows
     # CLS next to the patch mean (DINOv2 heads): one row then weighs as much as all patches together.
     if others and float(weight[others].max()) > 4 * float(weight[patches].median()):
