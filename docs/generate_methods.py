@@ -173,7 +173,9 @@ def section(method: Method) -> None:
     print(f"* Cost: {bound(method)}{cost_label(method.cost)}{of_its_own}")
     if method.score != "logit":
         print(f"* Score: {method.score}, unless you name another")
-    for word, why in (("Often zero", method.caveats.zero_reason), ("Delicate", method.caveats.numerically_unstable)):
+    caveats = method.caveats
+    words = ("Often zero", caveats.zero_reason), ("Delicate", caveats.numerically_unstable)
+    for word, why in (*words, ("Depends on how a network is written", caveats.as_written)):
         if why:
             print(f"* {word}: {why}")
     if method.caveats.discrepancies:

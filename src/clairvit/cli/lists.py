@@ -97,6 +97,7 @@ def _print_method(method: Method) -> None:
         *([("slow", "left out of --method all")] if method.slow else []),
         *([("delicate", method.caveats.numerically_unstable)] if method.caveats.numerically_unstable else []),
         *([("often zero", method.caveats.zero_reason)] if method.caveats.zero_reason else []),
+        *([("as written", method.caveats.as_written)] if method.caveats.as_written else []),
         *(
             [("only for", f"{' or '.join(method.requirements().poolings)} pooling")]
             if method.requirements().poolings

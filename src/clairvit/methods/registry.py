@@ -142,6 +142,7 @@ class Caveats:
         zero_reason: Why its map is zero on whole kinds of models, for the warning.
         weak_class_signal: Why what all classes share outweighs the class in its map on whole kinds of models.
         numerically_unstable: Why round-off shows in its map (differences over near-zero sums).
+        as_written: Why two networks that compute the same can get two maps.
         discrepancies: Where papers and public code disagree, and what is done here.
         note: A function (trace, layers, **options) of a run to a note (text, or `NumbersNote`), or None.
     """
@@ -149,6 +150,7 @@ class Caveats:
     zero_reason: str = ""
     weak_class_signal: str = ""
     numerically_unstable: str = ""
+    as_written: str = ""
     discrepancies: str = ""
     note: Callable[..., str | NumbersNote | None] | None = None
 
@@ -298,6 +300,8 @@ def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS,
     """
     if not caveats.discrepancies:
         caveats = dataclasses.replace(caveats, discrepancies=_discrepancies().get(name, ""))
+    if not caveats.as_written:
+        caveats = dataclasses.replace(caveats, as_written=_as_written(name))
     compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
     fields["presets"] = {**fields.get("presets", {}), **compat}
     registered = Method(name=name, function=function, caveats=caveats, **fields)
@@ -329,6 +333,7 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
     variant.__doc__ = f"{method.summary.partition(': ')[0]}: {meaning}\n\n{details}"
     caveats = dataclasses.replace(
         method.caveats,
+        as_written=_as_written(name),
         discrepancies=_discrepancies().get(name, f"As {base}."),
         note=note and functools.partial(note, **pinned),
     )
@@ -348,6 +353,12 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
 def _discrepancies() -> Mapping[str, str]:
     """Return where papers and public code disagree, by method."""
     return tomllib.loads(resources.files("clairvit.methods").joinpath("discrepancies.toml").read_text("utf-8"))
+
+
+def _as_written(name: str) -> str:
+    """Return why a method's maps depend on how a network is written; nothing where they do not."""
+    text = resources.files("clairvit.methods").joinpath("as_written.toml").read_text("utf-8")
+    return "; ".join(reason["text"] for reason in tomllib.loads(text).values() if name in reason["methods"])
 
 
 def method(name: str, **fields: Any) -> Callable[[F], F]:

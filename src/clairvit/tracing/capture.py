@@ -133,6 +133,9 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         if isinstance(func, OpOverload | OpOverloadPacket):
             func = ops.public(func)
+        if func is torch.einsum and self._lineage is not None and ops.is_einsum_product(args):
+            with self:  # its operations are seen, one by one
+                return ops.einsum_product(args)
         handler = self._handlers.get(func)
         for before_op in self._before:
             before_op(func, args, kwargs)
@@ -466,7 +469,19 @@ class Capture(TorchFunctionMode):
         return self._with_rule("gate", func, args, kwargs)
 
     def _normalize(self, func: Any, args: Any, kwargs: Any) -> Any:
-        inverse_length = ops.NormalizeArguments.of(args, kwargs).inverse_length
+        """Compute x / ||x||; of x - mean(x) it is a LayerNorm that is written out."""
+        call = ops.NormalizeArguments.of(args, kwargs)
+        inverse_length, centred = call.inverse_length, call.x
+        assert self._lineage is not None
+        trait = self._lineage.of(centred)
+        x = None if trait is None else trait.centred
+        if self._switch is not None and torch.is_grad_enabled() and x is not None and x.shape == centred.shape:
+
+            def quotient(centred: Tensor, length: Tensor, *_: Tensor) -> Tensor:
+                return centred * length
+
+            inputs = (centred, inverse_length(centred), x)
+            return with_custom_backward("centred_norm", self._switch, quotient, inputs, {})
         return self._with_rule("length", func, args, kwargs, inverse_length=inverse_length)
 
     def _multiply(self, func: Any, args: Any, kwargs: Any) -> Any:

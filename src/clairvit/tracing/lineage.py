@@ -73,7 +73,7 @@ _VIEWS = frozenset(
         *("flatten", "unflatten", "broadcast_to", "view_as", "reshape_as", "moveaxis", "swapaxes", "get"),
     }
 )
-_FOLLOWED = _MAPS | _REDUCTIONS | _CASTS | _VIEWS | {"einsum", "matmul", "linear", "layer_norm"}
+_FOLLOWED = _MAPS | _REDUCTIONS | _CASTS | _VIEWS | {"einsum", "matmul", "linear", "layer_norm", "normalize"}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -133,7 +133,11 @@ class NormPart:
     def is_scale(self, value: Any) -> bool:
         """Return whether a constant can be the weight of the norm."""
         number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() in (1, self.count))
-        return number and self.weight is None and self.bias is None
+        return number and self.bias is None
+
+    def scaled(self, value: Tensor | float) -> NormPart:
+        """Return the norm times a constant: sqrt(d) and a weight may follow x / ||x|| one by one."""
+        return replace(self, weight=value if self.weight is None else self.weight * value)
 
     def is_shift(self, value: Any) -> bool:
         """Return whether a constant can be the bias of the norm: one number per entry that shares a spread."""
@@ -210,11 +214,11 @@ class Lineage:
             return
         if name in _VIEWS and self.of(inputs[0]) is None:
             return  # its entries are those of another tensor, which is an origin of its own
-        trait = self._trait(name, args, inputs, out)
+        trait = self._trait(name, args, inputs, out, kwargs)
         for place, tensor in enumerate(out if isinstance(out, tuple | list) else (out,)):
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
                 if name in _WITH_MEAN and place == 1:
-                    trait = self._trait("mean", args, inputs, tensor)
+                    trait = self._trait("mean", args, inputs, tensor, kwargs)
                 if trait is None:
                     self._traits.drop(tensor)
                 else:
@@ -230,7 +234,9 @@ class Lineage:
             return len(args) < 2 or any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
         return False
 
-    def _trait(self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], out: Any) -> Trait | None:
+    def _trait(
+        self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], out: Any, kwargs: dict[str, Any]
+    ) -> Trait | None:
         traits = [self.origin_of(x) for x in inputs]
         first = traits[0]
         if any(trait.origin is not first.origin for trait in traits):
@@ -251,6 +257,8 @@ class Lineage:
             plain = not self._tells_nothing(name, args, {}) and len(inputs) == 1 and inputs[0] is args[0]
             count = inputs[0].numel() // math.prod(inputs[0].shape[: -len(args[1])]) if plain else 0
             return Trait(first.origin, norm=NormPart(inputs[0], None, False, True, count)) if count else None
+        if name == "normalize":
+            return self._normalized(first, args, inputs, kwargs)
         if name in ("einsum", "matmul", "linear"):
             contraction = self._contraction(name, args, inputs, bent)
             return contraction and replace(contraction, about_mean=about_mean)
@@ -259,6 +267,8 @@ class Lineage:
         norm = self._norm(name, args, inputs, out)
         if norm is not None:
             return Trait(first.origin, norm=norm)
+        if name in _PRODUCTS and len(inputs) == 1 and isinstance(out, Tensor) and out.numel() > inputs[0].numel():
+            return None  # a table of products with weights, whose sums are those of a linear layer, and no statistics
         bent = bent or (name in _PRODUCTS and len(inputs) > 1) or (name in _QUOTIENTS and self._divides_by(name, args))
         statistic = all(trait.statistic for trait in traits)
         of_several = len(inputs) > 1 and name in _LINEAR_MAPS
@@ -274,6 +284,20 @@ class Lineage:
             return replace(trait, centred=first.centred, scale=constant)
         return trait
 
+    def _normalized(
+        self, first: Trait, args: Sequence[Any], inputs: Sequence[Tensor], kwargs: dict[str, Any]
+    ) -> Trait | None:
+        """Return the trait of x / ||x||, or of x - mean(x) over its length: a norm but for a constant."""
+        call = ops.NormalizeArguments.of(args, kwargs)
+        if call.p != 2 or len(inputs) != 1 or not isinstance(call.dim, int):
+            return None
+        centred = first.centred is not None
+        x = first.centred if centred else inputs[0]
+        if x is None or x.shape != inputs[0].shape:
+            return None
+        original = first.copied if not centred else None
+        return Trait(first.origin, norm=NormPart(x, None, False, centred, x.shape[call.dim], original=original))
+
     def _divides_by(self, name: str, args: Sequence[Any]) -> bool:
         at = 2 if name == "addcdiv" else 1
         return len(args) > at and isinstance(args[at], Tensor) and self.depends(args[at])
@@ -287,7 +311,7 @@ class Lineage:
             trait = self.of(inputs[0])
             norm = None if trait is None else trait.norm
             return norm and (
-                replace(norm, weight=scale, bias=args[0]) if norm.is_scale(scale) and norm.is_shift(args[0]) else None
+                replace(norm.scaled(scale), bias=args[0]) if norm.is_scale(scale) and norm.is_shift(args[0]) else None
             )
         if len(args) != 2:
             return None
@@ -312,7 +336,7 @@ class Lineage:
             return None
         constant = args[1] if args[0] is inputs[0] else args[0]
         if name in _PRODUCTS and trait.norm.is_scale(constant):
-            return replace(trait.norm, weight=constant)
+            return trait.norm.scaled(constant)
         return replace(trait.norm, bias=constant) if name == "add" and trait.norm.is_shift(constant) else None
 
     def _contraction(self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], bent: bool) -> Trait | None:

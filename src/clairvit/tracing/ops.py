@@ -96,6 +96,7 @@ REARRANGEMENTS = frozenset(
         *(Tensor.expand, Tensor.movedim, Tensor.swapaxes, Tensor.clone, Tensor.__getitem__),
         *(torch.transpose, torch.permute, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze),
         *(torch.chunk, torch.unbind, torch.movedim, torch.swapaxes),
+        *(Tensor.mT.__get__, Tensor.T.__get__),  # x.mT, x.T
     }
 )
 
@@ -105,6 +106,7 @@ PRODUCTS = frozenset({MULTIPLY, MULTIPLY_IN_PLACE, MULTIPLY_ADD})  # entry by en
 QUOTIENTS = frozenset({DIVIDE, DIVIDE_IN_PLACE})
 MATRIX_PRODUCTS = frozenset({MATMUL, EINSUM})
 CONVOLUTIONS = frozenset({CONV, CONV1D})
+PROJECTIONS = MATRIX_PRODUCTS | CONVOLUTIONS | {LINEAR, PRODUCT, BIASED_MATMUL, BIASED_PRODUCT}  # by a weight
 JOINS = frozenset({CONCATENATE, STACK})
 CHANNELS_SECOND = frozenset({BATCH_NORM, GROUP_NORM}) | CONVOLUTIONS  # [B, C, …] in and out
 
@@ -344,6 +346,28 @@ def einsum_axes(equation: Any, operands: Sequence[Any]) -> tuple[str, str, str] 
         return term.replace("...", "".join(unused[len(unused) - count :]))
 
     return expanded(terms[0], dots[0]), expanded(terms[1], dots[1]), expanded(result, max(dots))
+
+
+def is_einsum_product(args: Sequence[Any]) -> bool:
+    """Return whether an einsum sums nothing and is a product entry by entry, as "bnd,bn->bnd" is x · s[..., None]."""
+    operands = einsum_operands(args)
+    axes = einsum_axes(args[0], operands) if all(isinstance(x, Tensor) for x in operands) else None
+    if axes is None or not any(sorted(term) == sorted(axes[2]) for term in axes[:2]):
+        return False
+    return all(set(term) <= set(axes[2]) and len(set(term)) == len(term) for term in axes)
+
+
+def einsum_product(args: Sequence[Any]) -> Tensor:
+    """Compute such an einsum as a product."""
+    operands = einsum_operands(args)
+    axes = einsum_axes(args[0], operands)
+    assert axes is not None
+    factors, result = [], axes[2]
+    for x, term in zip(operands, axes[:2], strict=True):
+        order = [axis for axis in result if axis in term]
+        y = x if "".join(order) == term else x.permute([term.index(axis) for axis in order])
+        factors.append(y if len(order) == len(result) else y[tuple(slice(None) if a in term else None for a in result)])
+    return torch.mul(*factors)
 
 
 def permute_axes(tensor: Tensor, axes: str, order: str, sizes: Mapping[str, int]) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
+from clairvit.tracing.lineage import plain_name
 from clairvit.tracing.recorders.base import GradientOf, Op, Recorder
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class LastNorm(Recorder):
         self._input: Tensor | None = None  # of the norm
         self._views: list[Tensor] = []  # of the input
         self._origin: object = None  # of what is computed from the input entry by entry
+        self._read: dict[
+            int, tuple[Tensor, bool]
+        ] = {}  # what is computed from the input, and whether it is moved alone
         self._calls = 0  # attention calls before it
         self._last_call = -1
         self._after_blocks = False
@@ -45,6 +49,7 @@ class LastNorm(Recorder):
     def on_block(self, block: int, tokens: Tensor, calls: Sequence[AttentionCall]) -> None:
         is_last = len(calls) == self._last_call and not self._after_blocks
         self._input, self._calls = tokens if is_last else None, len(calls)
+        self._read = {id(tokens): (tokens, True)} if is_last else {}
 
     def on_blocks_end(self, tokens: Tensor | None, calls: Sequence[AttentionCall]) -> None:
         if tokens is not None and self._after_blocks:
@@ -55,6 +60,7 @@ class LastNorm(Recorder):
             return
         if self.tokens is None:
             self._look_for_unknown_norm(op)
+            self._look_for_projection(op)
         part = None if op.trait is None else op.trait.norm
         if op.kind == ops.NORM:
             self._add(op)
@@ -88,11 +94,29 @@ class LastNorm(Recorder):
         is_other = reads_input and (op.kind == ops.GROUP_NORM or op.function is torch.native_layer_norm)
         self.is_unrecognised |= is_statistic or is_other
 
+    def _look_for_projection(self, op: Op) -> None:
+        """Notice that the first projection reads neither the block's input nor the output of a norm of it."""
+        operands = [a for a in (*op.args, *op.kwargs.values()) for a in (a if isinstance(a, list | tuple) else (a,))]
+        read = [self._read[id(a)][1] for a in operands if id(a) in self._read]
+        if not self._read or not read:
+            return
+        tensors = sum(isinstance(a, Tensor) for a in operands)
+        if op.kind in ops.PROJECTIONS and len(read) == 1 and tensors > 1:
+            self.is_unrecognised |= not all(read)
+            self._read.clear()
+            return
+        moved = op.kind in ops.SUMS and len(read) == 1  # a position or a mask may be added
+        moved = moved or op.function in ops.REARRANGEMENTS or plain_name(op.function) in _MOVING
+        for out in op.output if isinstance(op.output, list | tuple) else (op.output,):
+            if isinstance(out, Tensor):
+                self._read[id(out)] = out, moved and all(read)
+
     def finish(self, recording: Recording) -> None:
         first = self._outputs[:1]
         if len(self._outputs) > 1 and not self._norm:  # written out more than once: for other heads, or another norm
             self._outputs = [out for out in self._outputs if out is first[0] or torch.equal(out, first[0])]
         self._input, self._norm, self._origin, self._views = None, (), None, []
+        self._read.clear()
         self.is_unrecognised &= self.tokens is None
 
     def differentiated(self, scope: GradientScope) -> Sequence[Tensor]:
@@ -109,6 +133,17 @@ class LastNorm(Recorder):
     def release(self) -> None:
         self.tokens = None
         self._outputs = []
+
+
+# Functions that leave the values of tokens as they are
+_MOVING = frozenset(
+    {
+        *("dropout", "to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach"),
+        *("pad", "roll", "flip", "cat", "concat", "stack", "index_select", "gather", "masked_fill", "narrow", "select"),
+        *("unfold", "repeat", "expand_as", "broadcast_to", "view_as", "reshape_as", "get", "getitem", "rot90"),
+        *("split_with_sizes", "tensor_split", "moveaxis", "swapdims", "unflatten", "ravel", "hsplit", "vsplit"),
+    }
+)
 
 
 def _is_same(a: Any, b: Any) -> bool:
