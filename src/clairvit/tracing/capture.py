@@ -131,6 +131,8 @@ class Capture(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # tensors of torch.vmap have no storage to follow
+            return func(*args, **kwargs)
         if isinstance(func, OpOverload | OpOverloadPacket):
             func = ops.public(func)
         handler = self._handlers.get(func)
