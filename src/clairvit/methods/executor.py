@@ -262,11 +262,13 @@ class _LayerPass:
         self.spec, self.aggregation, self.result, self.trace = spec, aggregation, result, trace
         count = len(trace.layers)
         if not count:
-            barriers = trace.recording.structure.barriers
+            structure = trace.recording.structure
+            barriers = structure.barriers
             raise NotApplicable(
-                f"{trace.recording.model.name}: no attention call was seen, and '{spec.text}' needs the layers of a "
+                f"{trace.recording.model.name}: {structure.attention_seen}, and '{spec.text}' needs the layers of a "
                 "Vision Transformer. Attention of another form than softmax(q kᵀ) v (factorised, linear) is not read, "
-                "nor one that runs outside torch (xformers, flash-attn kernels: switch that off).",
+                "nor queries in chunks, nor one inside torch.vmap or outside torch (xformers, flash-attn kernels: "
+                "switch that off).",
                 methods=() if barriers else ("saliency",),
                 alternative="a perturbation method" if barriers else None,
             )

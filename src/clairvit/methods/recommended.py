@@ -40,7 +40,7 @@ class Recommendation:
 class DefaultMethod:
     """The method that is used where none is named, for one kind of models."""
 
-    models: str  # "plain", "hierarchical", "cnn", "no gradient"
+    models: str  # "plain", "hierarchical", "no block modules", "cnn", "no gradient"
     method: str
     reason: str
     evidence: str = ""  # the figures that speak for it, as docs/which-method.md has them
@@ -62,6 +62,8 @@ def kind_of_model(structure: ModelStructure) -> str:
         return "no gradient"
     if not structure.layers:
         return "cnn"
+    if all(site.block is None for site in structure.layers):
+        return "no block modules"
     grids = {site.grid for site in structure.layers}
     windowed = any(site.kind not in ("tokens", "channel") for site in structure.layers)
     return "hierarchical" if windowed or len(grids) > 1 else "plain"

@@ -131,6 +131,8 @@ class Capture(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # tensors of torch.vmap have no storage to follow
+            return func(*args, **kwargs)
         if isinstance(func, OpOverload | OpOverloadPacket):
             func = ops.public(func)
         if func is torch.einsum and self._lineage is not None and ops.is_einsum_product(args):
@@ -398,6 +400,8 @@ class Capture(TorchFunctionMode):
     def _add(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Add two activations of one shape: a residual, a position embedding. A bias is broadcast and has no rule."""
         switch = self._switch
+        if kwargs.get("alpha") == 1:
+            kwargs = {name: value for name, value in kwargs.items() if name != "alpha"}
         if switch is None or len(args) != 2 or kwargs:
             return func(*args, **kwargs)
         assert self._lineage is not None
@@ -414,17 +418,35 @@ class Capture(TorchFunctionMode):
             return args[0].copy_(total) if ops.is_in_place(func, kwargs) else total
         if "add" not in switch.roles or is_formula(self._lineage, *args):
             return func(*args, **kwargs)
-        if not all(isinstance(a, Tensor) and a.shape[1:] == args[0].shape[1:] for a in args):
-            return func(*args, **kwargs)
-        residual = self._stream.match(*args)
-        arguments = {"batch": self._batch, "axis": self._batch_axis(args[0]), "residual": residual is not None}
-        if ops.is_in_place(func, kwargs):  # written into the first term, whose gradient is then that of the sum
-            total = args[0].copy_(with_custom_backward("add", switch, torch.add, (args[0].clone(), args[1]), arguments))
+        if not _are_activations_of_one_shape(*args):
+            total = func(*args, **kwargs)
+            if any(isinstance(a, int | float) and a == 0 for a in args):  # the first step of sum([x, branch])
+                self._stream.add_alias(total, args[isinstance(args[0], int | float)])
+            return total
+        return self._sum(func, *args)
+
+    def _sum(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
+        """Return a + b with the backward of the role "add"."""
+        assert self._switch is not None
+        residual = self._stream.match(a, b)
+        axis = self._batch_axis(a if a.ndim >= b.ndim else b)
+        arguments = {"batch": self._batch, "axis": axis, "residual": residual is not None}
+        if ops.is_in_place(func, {}):  # written into the first term, whose gradient is then that of the sum
+            total = a.copy_(with_custom_backward("add", self._switch, torch.add, (a.clone(), b), arguments))
         else:
-            total = with_custom_backward("add", switch, torch.add, args, arguments)
+            total = with_custom_backward("add", self._switch, torch.add, (a, b), arguments)
         if residual is not None:
             self._stream.add(total, residual)
         return total
+
+    def _subtract(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Compute x − b as x + (−b) where that is a residual sum: b is what layers make of the stream x."""
+        if self._switch is None or len(args) != 2 or kwargs or not _are_activations_of_one_shape(*args):
+            return func(*args, **kwargs)
+        a, b = args
+        if self._stream.match_layers(a, b) != 0:
+            return func(*args, **kwargs)
+        return self._sum(torch.add, a, -b)
 
     def _batch_axis(self, tensor: Tensor) -> int:
         """Return the axis of the images: 0, or 1 of [N, B, d]; a decoder after the blocks may differ from these."""
@@ -583,6 +605,7 @@ _HANDLER_OF_ROLES: dict[str, tuple[tuple[str, ...], Callable[[Capture, Any, Any,
     ops.DIVIDE_IN_PLACE: (("factor",), Capture._multiply),
     ops.ADD: (("add", "norm_bias", "linear"), Capture._add),
     ops.ADD_IN_PLACE: (("add", "norm_bias", "linear"), Capture._add),
+    ops.SUBTRACT: (("add",), Capture._subtract),
 }
 
 
@@ -593,6 +616,17 @@ def _handlers(roles: frozenset[str]) -> dict[Any, Callable[[Capture, Any, Any, A
         kind: handler for kind, (needed, handler) in _HANDLER_OF_ROLES.items() if not roles.isdisjoint(needed)
     }
     return {function: handler for kind, handler in by_kind.items() for function in ops.functions_of(kind)}
+
+
+def _are_activations_of_one_shape(a: Any, b: Any) -> bool:
+    """Return whether two terms have one shape per image; a position embedding may come without the images' axis."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return False
+    small, large = sorted((a, b), key=lambda term: term.ndim)
+    if small.ndim == large.ndim:
+        return small.shape[1:] == large.shape[1:]
+    is_vector = small.numel() == max(small.shape, default=1)
+    return small.shape == large.shape[1:] and not is_vector
 
 
 def stream_hooks(module: nn.Module, capture: Capture) -> list[RemovableHandle]:

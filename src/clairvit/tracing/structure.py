@@ -167,6 +167,16 @@ class ModelStructure:
             )
 
     @property
+    def attention_seen(self) -> str:
+        """How many attention calls were seen, in words, and of what size, where none is between all tokens."""
+        if not self.sites:
+            return "no attention call was seen"
+        count = f"{len(self.sites)} attention call{'s were' if len(self.sites) > 1 else ' was'} seen"
+        first = self.sites[0]
+        size = f"the first has {first.queries} queries and {first.keys} keys"
+        return count if self.layers else f"{count}, none between all tokens of an image ({size})"
+
+    @property
     def heads_apart_of_pools(self) -> tuple[int, ...]:
         """The same of the calls after the layers."""
         return self.heads_apart[self.last_layer_call + 1 :]

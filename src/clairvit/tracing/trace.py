@@ -95,8 +95,9 @@ class Trace:
             return Layout(stages[-1].grid, 0, "avg")
         if layout is None:
             raise NotApplicable(
-                f"No patch tokens were found in {self.recording.model.name} ({len(self.layers)} attention calls seen); "
-                "expected a Vision Transformer, or layout=cv.Layout(…) in cv.wrap.",
+                f"No patch tokens were found in {self.recording.model.name} "
+                f"({self.recording.structure.attention_seen}); expected a Vision Transformer, or layout=cv.Layout(…) "
+                "in cv.wrap.",
                 alternative="a method of pixel gradients",
             )
         return layout

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from clairvit.tracing.residual_sums import joins_stream_and_layers, without_views
 from clairvit.tracing.rules.table import RuleTable, inputs_followed
 
 # Linear in what depends on the pixels, however many inputs that are, or homogeneous of degree 1.
@@ -104,6 +105,8 @@ _WITH_RULES = frozenset(  # linear layers and convolutions, which some tables ha
 )
 _ADDENDS = {"Addmm": 1, "Addbmm": 1, "Baddbmm": 1, "Addmv": 1, "Addr": 1, "Addcmul": 1}  # inputs that are added
 _QUOTIENTS = {"Div": 1, "Addcdiv": 2}  # the divisor's place
+_PLAIN_SUMS = ("Add", "Sub", "Rsub")
+_SUMS_OF = ("Sum", "Mean")  # along an axis, which may be that of a stack
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 _BENT_ROLES = frozenset({"norm", "length", "activation", "gate", "softmax", "attention", "factor", "uncentred"})
 _VIEWS = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Select", "Slice")
@@ -146,10 +149,12 @@ def uncovered_operations(scores: Tensor, outputs: Iterable[Any], table: RuleTabl
     live = _live(followed)
     attention = _attention_scores(followed, names, live, table)
     sums = _weighted_sums(followed, names, live, attention, table)
+    residual = _residual_sums(followed, names, live, table)
     return tuple(
-        "sum of a product" if node in sums else _reported_name(node)
+        "sum of a product" if node in sums else residual.get(node) or _reported_name(node)
         for node, parents in followed.items()
         if node in sums
+        or node in residual
         or (live[node] and node not in attention | means and not _is_covered(node, names[node], parents, live, table))
     )
 
@@ -277,6 +282,23 @@ def _weighted_sums(
         if names[node] == "Sum" and node not in scores and live[node] and names.get(parents[0]) == "Mul"
         if sum(parent is not None and live[parent] for parent in followed[parents[0]]) == 1
     }
+
+
+def _residual_sums(
+    followed: dict[Any, tuple[Any, ...]], names: dict[Any, str], live: dict[Any, bool], table: RuleTable
+) -> dict[Any, str]:
+    """Return node -> name of the sums of a stream and its branch that met no rule, where a table has one for sums."""
+    if "add" not in table.rules:
+        return {}
+    sums = {}
+    for node, parents in followed.items():
+        stack = next((without_views(p) for p in parents if p is not None), None) if names[node] in _SUMS_OF else None
+        of_stack = stack in followed and names[stack] == "Stack"
+        terms = [p for p in (followed[stack] if of_stack else parents) if p is not None and live[p]]
+        is_sum = of_stack or (names[node] in _PLAIN_SUMS and getattr(node, "role", None) is None)
+        if is_sum and len(terms) > 1 and joins_stream_and_layers(terms):
+            sums[node] = f"{_reported_name(node)} of a stack" if of_stack else _reported_name(node)
+    return sums
 
 
 def _is_covered(node: Any, name: str, parents: tuple[Any, ...], live: dict[Any, bool], table: RuleTable) -> bool:
