@@ -22,6 +22,7 @@ from clairvit.tracing.trace import Trace
 
 Kind = Literal["learned", "implicit"]
 Rules = Literal["plain", "linear", "libra"]
+CLOSED = "completeness: tokens and biases add up to the score"
 ROUND_OFF = 5e-4  # parts of the score: a residual below is rounding in half and single precision
 
 
@@ -88,11 +89,29 @@ def completeness(
     return NumbersNote(sums, lambda numbers: completeness_note(numbers[0], numbers[1], remedy))
 
 
+def missed_biases(
+    trace: Trace, used: range, biases: Kind = "learned", rules: Rules = "plain"
+) -> NumbersNote | str | None:
+    """Return which operations may hide a bias, or how far tokens and biases are from the score where they must meet."""
+    names = bias_terms(trace, biases, rules).opaque
+    if names:
+        return f"biases inside {', '.join(names)} cannot be seen; if there are any, the map leaves them out"
+    if rules == "plain" and biases == "learned":
+        return None
+    sums = torch.stack(completeness_sums(trace, used.start, biases, rules))  # [2, B]
+
+    def text(numbers: list[list[float]]) -> str | None:
+        note = completeness_note(numbers[0], numbers[1])
+        return None if note == CLOSED else note
+
+    return NumbersNote(sums, text)
+
+
 def completeness_note(total: list[float], score: list[float], remedy: str = "", summands: str = "tokens") -> str:
     """Return how far the sums of `summands` and biases are from the scores, image by image."""
     gaps = [(sum_ - y, abs(sum_ - y) / max(abs(y), 1e-12)) for sum_, y in zip(total, score, strict=True)]
     if all(share < ROUND_OFF for _, share in gaps):
-        return f"completeness: {summands} and biases add up to the score"
+        return CLOSED if summands == "tokens" else f"completeness: {summands} and biases add up to the score"
     scores, sums = (", ".join(f"{value:.3g}" for value in values) for values in (score, total))
     residuals = ", ".join(f"{gap:+.2g} ({share:.1%})" for gap, share in gaps)
     return f"completeness: the score is {scores}, {summands} and biases add up to {sums}; residual {residuals}{remedy}"
@@ -113,7 +132,14 @@ register(
     caveats=Caveats(note=completeness),
     **SHARED,
 )
-register("fullgrad-plus", full_gradient_plus, paper="SkipPLUS (FullGrad+)", aggregation=Total(), **SHARED)
+register(
+    "fullgrad-plus",
+    full_gradient_plus,
+    paper="SkipPLUS (FullGrad+)",
+    aggregation=Total(),
+    caveats=Caveats(note=missed_biases),
+    **SHARED,
+)
 
 
 @method(
@@ -141,4 +167,7 @@ def full_gradient_on_pixels(trace: Trace, level: Level = "patch") -> MapResult:
             added = product.sum((1, 2, 3)) + bias_total
             note = completeness_note(added.tolist(), target_scores(trace).tolist(), summands="pixels")
             notes = (f"fullgrad-pixel: {note}",)
+    if not maps.sees_image:
+        note = "no convolution reads the pixels of this model; a bias of its patch embedding is not in the map"
+        notes = (*notes, f"fullgrad-pixel: {note}")
     return MapResult(at_level(image, trace, level, "mean"), notes=notes)

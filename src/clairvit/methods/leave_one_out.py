@@ -69,9 +69,9 @@ def atman(
     """
     trace.recording.structure.check_members(trace.recording.model.name, "atman")
     if not trace.layers:
+        seen = trace.recording.structure.attention_seen
         raise NotApplicable(
-            f"{trace.recording.model.name}: {trace.recording.structure.attention_seen}, and atman suppresses attention.",
-            methods=("leave-one-out",),
+            f"{trace.recording.model.name}: {seen}, and atman suppresses attention.", methods=("leave-one-out",)
         )
     for layer in trace.layers:
         layer.between_tokens()  # windows, channels and convolutions are refused in words

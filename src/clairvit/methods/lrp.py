@@ -14,6 +14,7 @@ from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import Level, TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads, tokens_to_grid
 from clairvit.methods.registry import Caveats, Requires, method, register
+from clairvit.methods.result import MapResult
 from clairvit.numerics import pool_to_grid
 from clairvit.option_types import Range
 from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
@@ -219,6 +220,14 @@ def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:
     return R.sum(1) if layout is None else pool_to_grid(R.sum(1), layout.grid, "sum")
 
 
+def notes_on_embedding(trace: Trace, name: str) -> tuple[str, ...]:
+    """Return a note where patches are cut without a convolution, so that relevance is read elsewhere."""
+    if trace[PatchEmbedding].input is not None:
+        return ()
+    where = "relevance was read at the first block's input, position embedding included"
+    return (f"{name}: no convolution reads the pixels of this model; {where}",)
+
+
 @method(
     "lrp",
     family="relevance",
@@ -230,14 +239,14 @@ def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:
     signed=True,
     caveats=Caveats(numerically_unstable=_DIVIDES),
 )
-def full_lrp(trace: Trace, level: Level = "patch", rules: LRP = "lrp") -> Tensor:
+def full_lrp(trace: Trace, level: Level = "patch", rules: LRP = "lrp") -> MapResult:
     """R propagated from the class (as 1) through every layer to the patch embedding by z+ rules: each patch's share.
 
     rules=lrp is what the authors' full LRP uses (see partial-lrp); rules=chefer is TransAtt's rule file. level=pixel
     goes on to the pixels with the z^B rule, which conserves each patch's relevance, so level=patch is its sum. A
     model that cuts its patches by hand is read at the first block's input, position embedding included.
     """
-    return relevance_at_embedding(trace, level)
+    return MapResult(relevance_at_embedding(trace, level), notes=notes_on_embedding(trace, "lrp"))
 
 
 @method(
@@ -250,11 +259,12 @@ def full_lrp(trace: Trace, level: Level = "patch", rules: LRP = "lrp") -> Tensor
         numerically_unstable="a mean over tokens has no rule of its own; signed shares of a mean near zero are large"
     ),
 )
-def deep_taylor(trace: Trace, level: Level = "patch") -> Tensor:
+def deep_taylor(trace: Trace, level: Level = "patch") -> MapResult:
     """R propagated from the class (as 1) by positive contributions alone to the pixels (z+, z^B): never negative.
 
     The paper is about ReLU networks. Here attention is held fixed, which makes it a layer of weights like any other,
     and sums too are split by their positive terms (in proportion where there is none). What means or other operations
     without a rule leave negative is dropped at the patch embedding.
     """
-    return relevance_at_embedding(trace, level).clamp(min=0)
+    R = relevance_at_embedding(trace, level).clamp(min=0)
+    return MapResult(R, notes=notes_on_embedding(trace, "deep-taylor"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -87,6 +87,7 @@ class BiasTerms(Recorder):
     def __init__(self) -> None:
         self.tokens = torch.empty(0)  # in a trace [L, B, N]
         self.other = torch.empty(0)  # in a trace [L, B]: vectors that are no token's, pooled ones, the classifier's
+        self.opaque: tuple[str, ...] = ()  # operations whose biases, if they have any, are not seen
         self._unplaced = ""  # an operation whose rows could not be told apart as tokens
         self._sums = BiasAccumulator()
         self._layout: Layout | None = None
@@ -107,6 +108,8 @@ class BiasTerms(Recorder):
 
     def on_op(self, op: Op) -> None:
         out = op.output
+        if op.function in _OPAQUE:
+            self.opaque = (*self.opaque, op.function.__name__)
         if self._layout is None or op.block < 0 or not isinstance(out, Tensor) or not out.requires_grad:
             return
         if op.attended > self._calls:
@@ -119,6 +122,9 @@ class BiasTerms(Recorder):
         b = bias_term(self.bias_kind, op)
         if b is not None:
             self._register(op, b.detach() if isinstance(b, Tensor) else b, self._layout)
+
+    def finish(self, recording: Recording) -> None:
+        self.opaque = tuple(dict.fromkeys((*self.opaque, *_opaque_names(recording.logits))))
 
     def _register(self, op: Op, b: Tensor | float, layout: Layout) -> None:
         """Hook the output of an operation, so that a backward adds b · dy/dout to the sums."""
@@ -192,6 +198,7 @@ class BiasMaps(Recorder):
     def __init__(self) -> None:
         self.image: Tensor | None = None  # [B, H, W]; in a trace None if no bias had a gradient
         self.total: Tensor | None = None  # [B], signed, of all biases of activations that have the images first
+        self.sees_image = False  # an operation of the kinds whose biases are drawn makes an image
         self._pixels = torch.Size()
         self._is_open = False
 
@@ -200,10 +207,13 @@ class BiasMaps(Recorder):
 
     def on_op(self, op: Op) -> None:
         out = op.output
-        b = bias_term("learned", op) if isinstance(out, Tensor) and out.requires_grad else None
-        if b is None:
+        if not isinstance(out, Tensor) or not out.requires_grad:
             return
         is_image = op.kind in ops.CHANNELS_SECOND and out.ndim == 4 == len(self._pixels)
+        self.sees_image |= is_image
+        b = bias_term("learned", op)
+        if b is None:
+            return
         if op.kind in ops.CHANNELS_SECOND and isinstance(b, Tensor):
             b = b.detach().reshape(-1, *(1,) * (out.ndim - 2))
 
@@ -230,6 +240,20 @@ class BiasMaps(Recorder):
         if self.total is not None and self.image is None:
             value.image = self.total.new_zeros(len(self.total), *self._pixels[2:])
         return value
+
+
+def _opaque_names(scores: Tensor) -> Iterator[str]:
+    """Yield the names of operations before the scores that keep their biases to themselves: autograd functions."""
+    pending = [] if scores.grad_fn is None else [scores.grad_fn]
+    visited = set(pending)
+    while pending:
+        node = pending.pop()
+        function = getattr(node, "_forward_cls", None)
+        if function is not None and not hasattr(node, "role"):
+            yield function.__name__
+        new = {parent for parent, _ in node.next_functions if parent is not None} - visited
+        visited |= new
+        pending.extend(new)
 
 
 def _rows_times(gradient: Tensor, b: Tensor) -> Tensor:
@@ -278,6 +302,7 @@ def _by_row(terms: Tensor, batch: int, rows: int, transposed: bool) -> Tensor:
 
 # b = out − J · in, per kind of operation
 
+_OPAQUE = frozenset({torch.native_layer_norm, torch.native_group_norm, torch.native_batch_norm})  # called directly
 _FACTORS = ops.MATRIX_PRODUCTS | {ops.MULTIPLY, ops.MULTIPLY_IN_PLACE}
 _BIAS_FIRST = (ops.MULTIPLY_ADD, ops.BIASED_MATMUL, ops.BIASED_PRODUCT)
 _NONLINEAR = frozenset(
