@@ -85,6 +85,9 @@ def completeness(
         return None
     has_gap = rules == "plain" and biases == "learned"
     remedy = "; rules=linear or biases=implicit closes it" if has_gap else ""
+    hidden = bias_terms(trace, biases, rules).opaque
+    if hidden:
+        remedy = f"; biases inside {', '.join(hidden)} cannot be seen"
     sums = torch.stack(completeness_sums(trace, used.start, biases, rules))  # [2, B]
     return NumbersNote(sums, lambda numbers: completeness_note(numbers[0], numbers[1], remedy))
 

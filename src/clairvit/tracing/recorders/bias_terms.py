@@ -210,6 +210,8 @@ class BiasMaps(Recorder):
         if not isinstance(out, Tensor) or not out.requires_grad:
             return
         is_image = op.kind in ops.CHANNELS_SECOND and out.ndim == 4 == len(self._pixels)
+        if is_image and 1 in out.shape[2:] and 1 not in self._pixels[2:]:
+            is_image = max(out.shape[2:]) == 1  # [B, d, N, 1] are tokens
         self.sees_image |= is_image
         b = bias_term("learned", op)
         if b is None:
