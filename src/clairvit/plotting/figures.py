@@ -109,19 +109,19 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     below = CHECK_LINE * max(len(lines) for lines in checks) + TEXT_LINE * max(len(lines) for lines in texts)
     grid = TileGrid(len(lines), columns, tile, tile * aspect_ratio(explanation), side, below)
     shift = tile + GAP  # the photo's column, which needs no colour bar
-    block = shift + columns * (tile + side)  # inches from an image to the next beside it
+    block = shift + columns * (tile + side)  # inches from an image to the next one
     across = fold_columns(len(lines), block, grid.pitch)
     grid = replace(grid, rows=math.ceil(len(lines) / across))
     body = grid.canvas()
     canvas = Canvas(body.width + shift + (across - 1) * block, body.height)
     for number, line in enumerate(lines):
-        row, beside = divmod(number, across)
+        row, place = divmod(number, across)
         left, top = grid.corner(row, 0)
         if line[0] in first_maps:  # of its image
-            _photo_tile(canvas, explanation, line[0], left + beside * block, top, grid)
+            _photo_tile(canvas, explanation, line[0], left + place * block, top, grid)
         for column, item in enumerate(line):
             left, top = grid.corner(row, column)
-            left += beside * block
+            left += place * block
             _map_tile(canvas, explanation, item, scales[item], style, left + shift, top, grid)
             canvas.colour_bar(
                 scales[item], style.opacity, left + shift + grid.tile + 0.06, top + HEADING, grid.tile_height

@@ -2,7 +2,7 @@
 
 A map is drawn on the whole image, its cells next to each other. So the first cells must look at the first pixels, the
 last ones at the last, and a cell in between at the pixels of its own place. How tokens depend on the pixels says where
-they look. A stem of convolutions looks further than a cell, and up to half a cell aside (padding on the left alone);
+they look. A stem of convolutions looks further than a cell, up to half a cell to one side (padding on the left alone);
 a grid may leave a remainder of less than a cell at the end of a side. Nothing of that is a crop.
 """
 
@@ -17,7 +17,7 @@ from clairvit.errors import NotApplicable
 
 Cell = tuple[int, int]  # row, column
 MOST_UNSEEN = 0.25  # cells at the first border that no token sees: an image made smaller leaves out a pixel or two
-MOST_ASIDE = 0.62  # cells between the border and the first patch; half a cell more for each that tokens look further
+FARTHEST_PATCH = 0.62  # cells from the border to the first patch; half a cell more for each that tokens look further
 WIDEST_WHOLE = 1.5  # cells that tokens are taken to look at if they see all of the image: that is not told
 LEAST_LOCAL = 0.5  # of a token's dependence on the pixels must be at its place, or that place cannot be told
 WIDEST = 1.3  # cells that a token may look at in the main if it sees all of the image (a mean over the pixels)
@@ -133,9 +133,9 @@ def _pixels_of_side(places: Sequence[_Place], cells: int, size: int) -> tuple[in
         before = centres[first] - (first + 0.5) * pitch  # cells from the border to the first patch
         after = cells - before - cells * pitch  # from the last patch to the border
         reach = max(WIDEST_WHOLE if p.reach is None else p.reach / pitch for p in places if p.is_told)
-        aside = MOST_ASIDE + max(0.0, reach - 1) / 2
-        starts = starts and abs(before) <= aside
-        stops = stops and abs(after) <= 1 + aside  # a remainder of less than a cell
+        farthest = FARTHEST_PATCH + max(0.0, reach - 1) / 2
+        starts = starts and abs(before) <= farthest
+        stops = stops and abs(after) <= 1 + farthest  # a remainder of less than a cell
         # Pixels that no token sees are exact; with padding, or where tokens see a little of everything, there are none.
         if start == 0 and abs(before) > MOST_UNSEEN:
             start = round(before * size / cells)
