@@ -150,7 +150,7 @@ interpolation = "bilinear"
 def test_several_models_have_no_common_preprocessing(capsys: Captured) -> None:
     several = ["bench", "--model", "pets,scenes", "--mean", "0.5", "--data", "folder:photos", "--out", "store"]
     assert "Preprocessing is of one model, and 2 were given" in refusal(capsys, *several)
-    assert "serve them one by one" in refusal(capsys, "serve", "-m", "pets", "-m", "scenes", "--resize", "256")
+    assert "Serve them one by one" in refusal(capsys, "serve", "-m", "pets", "-m", "scenes", "--resize", "256")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ def test_cancellation_against_brute_force() -> None:
     given.clear()
     added.clear()
     ratios = record(model, image, recorders=(cv.ResidualSums,))[cv.ResidualSums].by_sum
-    for layer, x, up in zip(ratios, given, added, strict=True):
+    count = len(ratios)  # hooks that are new may make the model be looked at again: the recorded pass is the last
+    for layer, x, up in zip(ratios, given[-count:], added[-count:], strict=True):
         assert_same(layer[0], float((x.abs() + up.abs()).sum() / (x + up).abs().sum()))
 
 

@@ -202,7 +202,7 @@ def test_a_function_reads_what_the_model_returns(kind: str) -> None:
     assert follow is not None
     module = built(make).double()
     images = pixels(dtype=torch.float64)
-    wrapped = cv.wrap(Following(module, follow), size=SIZE)
+    wrapped = cv.wrap(Following(module, follow), size=SIZE, classifier=True)
     expected = cv.explain(wrapped, images, "saliency", target=0).maps
     seen: list[Any] = []
 

@@ -164,7 +164,7 @@ def photos() -> Tensor:
 @functools.cache
 def dense(name: str) -> cv.Model:
     case = DENSE[name]
-    return cv.wrap(strange(lambda: Scores(case.make(), case.read)).double(), size=SIZE)
+    return cv.wrap(strange(lambda: Scores(case.make(), case.read)).double(), size=SIZE, classifier=True)
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -202,7 +202,7 @@ def test_two_way_attention_is_told() -> None:
         points = torch.full((len(pixels), 1, 1, 2), 20.0, dtype=pixels.dtype)
         return model(pixels, input_points=points).pred_masks[:, 0].mean((2, 3))
 
-    model = cv.wrap(strange(lambda: Scores(hf.SamModel(config), masks)).double(), size=SIZE)
+    model = cv.wrap(strange(lambda: Scores(hf.SamModel(config), masks)).double(), size=SIZE, classifier=True)
     structure = model_structure(model, photos())
     assert [site.kind for site in structure.sites] == ["tokens"] * 2 + ["query", "cross", "reverse", "cross"]
     for method in ("rollout", "genatt", "raw-attention"):
@@ -265,7 +265,7 @@ def test_relevance_is_conserved_under_the_linear_rules(name: str) -> None:
         for key, parameter in module.named_parameters():
             if key.endswith("bias") or "mid_position" in key:  # YOLOS adds positions between its layers
                 parameter.zero_()
-    tr = cv.trace(cv.wrap(module, size=SIZE), photos(), TARGET, rules="linear")
+    tr = cv.trace(cv.wrap(module, size=SIZE, classifier=True), photos(), TARGET, rules="linear")
     parts = (tr.layers[0].x * tr.layers[0].dx).flatten(1)
     assert_same(parts.sum(1), tr.logits[:, TARGET], magnitude=float(parts.abs().sum(1).max()))
 

@@ -96,9 +96,9 @@ ERRORS = [KeyboardInterrupt, Stop, SystemExit, MemoryError]
 
 
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("when", [1, 2, 3], ids=["look", "record", "next-time"])
+@pytest.mark.parametrize("when", [1, 2, 3, 4], ids=["look", "second-look", "record", "next-time"])
 def test_error_in_a_forward_hook(when: int, error: type[BaseException]) -> None:
-    """The first forward looks at the model, the second is recorded; the third is another call."""
+    """The first forward looks at the model, the second once more, the third is recorded; the fourth is another call."""
     module = messy("timm-vit")
     runs: list[int] = []
 
@@ -109,7 +109,7 @@ def test_error_in_a_forward_hook(when: int, error: type[BaseException]) -> None:
 
     module.blocks[1].mlp.register_forward_hook(raises)
     model = cv.wrap(module)
-    if when == 3:
+    if when == 4:
         cv.explain(model, pixels("timm-vit"), "attnlrp", target=TARGET)
     with unchanged(module), pytest.raises(error):
         cv.explain(model, pixels("timm-vit"), "attnlrp", target=TARGET)

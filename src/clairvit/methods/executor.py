@@ -325,7 +325,9 @@ class _LayerPass:
         form = LAYER_MAP_FORMS[self.spec.method.output]
         if not isinstance(maps, Tensor) or maps.ndim != len(form):
             raise _wrong_output(self.spec, maps, f"a tensor [{', '.join(form)}] per layer")
-        if self.spec.method.output == "tokens" and self.tokens not in (None, maps.shape[1]):
+        # An attention pool may see the patches alone.
+        counts = (maps.shape[1],) if self.tokens is None else (self.tokens, view.layout.patches)
+        if self.spec.method.output == "tokens" and maps.shape[1] not in counts:
             raise _wrong_output(self.spec, maps, f"a number for each of the {self.tokens} tokens, [B, N]")
         return maps
 

@@ -151,8 +151,8 @@ class _Walk:
     def _of_global(self, value: Any, names: Iterable[str]) -> str:
         """Return the text of a global; of an own module, what the function's names mean there."""
         if isinstance(value, ModuleType) and self._is_own(value):
-            found = {name: vars(value)[name] for name in sorted(names) if name in vars(value)}
-            return self.described(found)
+            attributes = {name: vars(value)[name] for name in sorted(names) if name in vars(value)}
+            return self.described(attributes)
         return self.described(value)
 
     def _parts_of_class(self, kind: type) -> Iterator[str]:

@@ -53,7 +53,7 @@ class _Place:
     centre: float  # in cells of the map
     pixels: tuple[int, int]  # from the first to the last that it depends on, the end excluded
     reach: float | None  # cells of the map that it looks at; None: it sees all of the image
-    is_told: bool  # the centre
+    has_centre: bool  # else the centre cannot be told
 
 
 def quarter_cells(cells: int) -> tuple[int, int]:
@@ -107,15 +107,15 @@ def _place(cell: int, along: Tensor, cells: int) -> _Place:
     excess = (along - along.median()).clamp(min=0)
     total = float(excess.sum())
     if total < LEAST_LOCAL * float(along.sum()):
-        return _Place(cell, 0.0, ends, None, is_told=False)
+        return _Place(cell, 0.0, ends, None, has_centre=False)
     scale = cells / len(along)
     halves = excess.cumsum(0)
     middle = int((halves < total / 2).sum())  # the pixel in which the half is reached
     centre = (middle + 1 - float(halves[middle] - total / 2) / float(excess[middle])) * scale
     width = total**2 / float(excess @ excess) * scale  # of a box: its width
     if ends == (0, len(along)):
-        return _Place(cell, centre, ends, None, is_told=width <= WIDEST)
-    return _Place(cell, centre, ends, (ends[1] - ends[0]) * scale, is_told=True)
+        return _Place(cell, centre, ends, None, has_centre=width <= WIDEST)
+    return _Place(cell, centre, ends, (ends[1] - ends[0]) * scale, has_centre=True)
 
 
 def _pixels_of_side(places: Sequence[_Place], cells: int, size: int) -> tuple[int, int] | None:
@@ -123,7 +123,7 @@ def _pixels_of_side(places: Sequence[_Place], cells: int, size: int) -> tuple[in
     start = min((place.pixels[0] for place in places if place.cell == 0), default=0)
     end = max((place.pixels[1] for place in places if place.cell == cells - 1), default=size)
     starts, stops = start <= MOST_UNSEEN * size / cells, size - end < size / cells  # at the borders of the image
-    centres = {place.cell: place.centre for place in places if place.is_told}
+    centres = {place.cell: place.centre for place in places if place.has_centre}
     first, last = quarter_cells(cells)
     if first != last and {first, last} <= centres.keys():
         pitch = (centres[last] - centres[first]) / (last - first)
@@ -132,7 +132,7 @@ def _pixels_of_side(places: Sequence[_Place], cells: int, size: int) -> tuple[in
             return None
         before = centres[first] - (first + 0.5) * pitch  # cells from the border to the first patch
         after = cells - before - cells * pitch  # from the last patch to the border
-        reach = max(WIDEST_WHOLE if p.reach is None else p.reach / pitch for p in places if p.is_told)
+        reach = max(WIDEST_WHOLE if p.reach is None else p.reach / pitch for p in places if p.has_centre)
         farthest = FARTHEST_PATCH + max(0.0, reach - 1) / 2
         starts = starts and abs(before) <= farthest
         stops = stops and abs(after) <= 1 + farthest  # a remainder of less than a cell

@@ -96,7 +96,7 @@ REARRANGEMENTS = frozenset(
         *(Tensor.expand, Tensor.movedim, Tensor.swapaxes, Tensor.clone, Tensor.__getitem__),
         *(torch.transpose, torch.permute, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze),
         *(torch.chunk, torch.unbind, torch.movedim, torch.swapaxes),
-        *(Tensor.mT.__get__, Tensor.T.__get__),  # x.mT, x.T
+        *(getter.__get__ for getter in (vars(torch._C.TensorBase)[name] for name in ("mT", "T"))),  # x.mT, x.T
     }
 )
 

@@ -442,7 +442,7 @@ def _find_sight(model: Model, pixels: Tensor) -> _Sight:
             further = _look(model, pixels, mode)
         except BadInput:
             continue
-        cuts |= {cause: found for cause, found in further.cuts.cuts.items() if cause not in cuts}
+        cuts |= {cause: cut_there for cause, cut_there in further.cuts.cuts.items() if cause not in cuts}
         if len(further.calls) != len(look.calls):
             continue  # another path when gradients are on: nothing of it can be compared
         # What a decoder detaches (the queries that RT-DETR chooses) is left out of the gradient on purpose.

@@ -230,7 +230,7 @@ class BiasMaps(Recorder):
                     image = F.interpolate(rescaled(terms), size, mode="bilinear", align_corners=True).sum(1)
                     self.image = image if self.image is None else self.image + image
 
-        out.register_hook(add_terms)
+        out.register_hook(add_terms)  # type: ignore[no-untyped-call]
 
     def before_backward(self) -> None:
         self.image = self.total = None
