@@ -37,11 +37,13 @@ def relevance(function: Callable[[Tensor], Tensor], rules: str, width: int = 8) 
     return torch.autograd.grad(out, leaf, randn(*out.shape, seed=1))[0], without
 
 
-def assert_same(function: Callable[[Tensor], Tensor], library: Callable[[Tensor], Tensor], rules: str) -> None:
+def assert_same(
+    function: Callable[[Tensor], Tensor], library: Callable[[Tensor], Tensor], rules: str, noted: Any = ()
+) -> None:
     value, without = relevance(function, rules)
     expected, nothing = relevance(library, rules)
     torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
-    assert (without, nothing) == ((), ())
+    assert (without, nothing) == (noted, ())
 
 
 def of_norm(norm: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
@@ -62,7 +64,9 @@ def of_linear(linear: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
 @pytest.mark.parametrize("rules", ["plain", *HOLDING, *PASSING])
 @pytest.mark.parametrize("spelling", spellings.NORMS)
 def test_a_layer_norm_in_other_words_has_the_relevance_of_torchs_own(spelling: str, rules: str) -> None:
-    assert_same(of_norm(spellings.NORMS[spelling]), of_norm(spellings.layer_norm), rules)
+    # A mean by a matrix product might be a branch of layers: the relevance is right, and ResLRP's note is cautious.
+    noted = ("sub",) if (spelling, rules) == ("by_weights", "reslrp") else ()
+    assert_same(of_norm(spellings.NORMS[spelling]), of_norm(spellings.layer_norm), rules, noted)
 
 
 @pytest.mark.parametrize("rules", ["plain", *HOLDING])

@@ -326,7 +326,8 @@ class _LayerPass:
         if not isinstance(maps, Tensor) or maps.ndim != len(form):
             raise _wrong_output(self.spec, maps, f"a tensor [{', '.join(form)}] per layer")
         # An attention pool may see the patches alone.
-        counts = (maps.shape[1],) if self.tokens is None else (self.tokens, view.layout.patches)
+        pooled = (view.layout.patches,) if view.layout.pooling == "map" else ()
+        counts = (maps.shape[1],) if self.tokens is None else (self.tokens, *pooled)
         if self.spec.method.output == "tokens" and maps.shape[1] not in counts:
             raise _wrong_output(self.spec, maps, f"a number for each of the {self.tokens} tokens, [B, N]")
         return maps

@@ -267,7 +267,13 @@ class Lineage:
         norm = self._norm(name, args, inputs, out)
         if norm is not None:
             return Trait(first.origin, norm=norm)
-        if name in _PRODUCTS and len(inputs) == 1 and isinstance(out, Tensor) and out.numel() > inputs[0].numel():
+        constants = [a for a in args if isinstance(a, Tensor) and all(a is not x for x in inputs)]
+        is_table = any(sum(side > 1 for side in constant.shape) > 1 for constant in constants)
+        if (
+            (name in _PRODUCTS and len(inputs) == 1 and is_table)
+            and isinstance(out, Tensor)
+            and out.numel() > inputs[0].numel()
+        ):
             return None  # a table of products with weights, whose sums are those of a linear layer, and no statistics
         bent = bent or (name in _PRODUCTS and len(inputs) > 1) or (name in _QUOTIENTS and self._divides_by(name, args))
         statistic = all(trait.statistic for trait in traits)
