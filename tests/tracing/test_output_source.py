@@ -107,7 +107,7 @@ def test_an_embedding_is_refused_until_it_is_stated(name: str) -> None:
     with pytest.raises(BadInput, match="seems to return an embedding"):
         cv.evaluate(cv.wrap(module, size=32), PIXELS, "saliency")
     stated = cv.wrap(module, size=32, classifier=False)
-    explanation = cv.explain(stated, PIXELS, target=lambda scores: scores.sum(1))
+    explanation = cv.explain(stated, PIXELS, target=lambda scores: scores @ torch.arange(1.0, scores.shape[1] + 1))
     assert explanation.probabilities == (None,)
     assert (explanation.classifier, explanation.activation) == (False, "raw")
     assert cv.explain(stated, PIXELS, target=cv.Similar(PIXELS)).probabilities == (None,)
