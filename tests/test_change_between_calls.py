@@ -643,7 +643,10 @@ WITHOUT_EFFECT = {
     *("timm gradient checkpointing", *OF_TORCH),
 }
 EMBEDDINGS = {"timm head"}
-IN_PART = {"positions in blocks, zero at first", "torchvision encoder"}  # class activation maps are refused
+IN_PART = {
+    "positions in blocks, zero at first",
+    "torchvision encoder",
+}  # gradcam is refused: positions are added inside the block
 
 
 def explained(module: nn.Module, image: Tensor) -> dict[str, Tensor | str]:

@@ -54,8 +54,9 @@ def last_norm_features(trace: Trace) -> tuple[Tensor | None, Tensor | None]:
     if normed.is_unrecognised:
         raise NotApplicable(
             "Class activation maps read the norm before the last attention (where patches are averaged: before the "
-            "mean), and this model computes it in a form that is not recognised; expected torch.nn.LayerNorm, or "
-            "(x - mean) / sqrt(var + eps) · weight + bias. Use at=input.",
+            "mean), and this model computes it in a form that is not recognised, or of something else "
+            "than the block's input (positions added to it, say); expected torch.nn.LayerNorm, or "
+            "(x - mean) / sqrt(var + eps) · weight + bias, of the block's input. Use at=input.",
         )
     if normed.tokens is None and trace.layout.pooling == "avg":
         return trace.final_tokens, trace.final_gradient
