@@ -289,6 +289,7 @@ def test_a_child_that_is_forked_during_a_trace_of_another_thread_can_explain() -
     child = os.fork()
     if child == 0:  # no assertion: the child must not go on with other tests
         signal.alarm(60)
+        torch.set_num_threads(1)  # a fork copies no OpenMP threads; PyTorch would wait for them for ever
         is_as_before = all(part.training for part in module.modules()) and all(
             parameter.requires_grad for parameter in module.parameters()
         )
