@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import torch
 from torch import Tensor
 
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Product, Single, Suffixes, Total
 from clairvit.methods.executor import Result
@@ -31,7 +32,6 @@ from clairvit.numerics import average_ranks, min_max, pool_to_grid, positive_ove
 from clairvit.option_types import Passes as PassCount
 from clairvit.option_types import Range, check_range
 from clairvit.perturbation.removal import patches_to_pixels
-from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
 By = Literal["rank", "minmax", "max"]

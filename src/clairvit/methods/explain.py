@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from clairvit._rng import check_seed
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
@@ -28,7 +29,6 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.coerce import LabelledImages, ModelLike, model_and_images
 from clairvit.models.images import Batch, UnusualRange, image_name, prepare, prepare_part, unusual_notes
 from clairvit.models.model import Model
-from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch, class_agnostic_target
 from clairvit.targets.resolve import readout_models, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from clairvit._rng import check_seed
 from clairvit.data.dataset import ErrorHandler, ImageDataset, as_dataset, iter_batches
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
@@ -28,7 +29,6 @@ from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
 from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.model import Model
-from clairvit.perturbation.rng import check_seed
 from clairvit.selection.calibrate import CalibrationRequest, cross_fitted_scores, fit_calibration, image_metrics
 from clairvit.selection.ranking import RankingInput, join, rank_methods, summarise
 from clairvit.selection.result import Selection
