@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clairvit._progress import report_progress
 from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import layer_index, reading
@@ -24,7 +25,6 @@ from clairvit.methods.result import MapResult
 from clairvit.numerics import widened
 from clairvit.option_types import Passes, Range
 from clairvit.perturbation.batching import BatchBudget, in_batches
-from clairvit.perturbation.progress import report_progress
 from clairvit.tracing.trace import GradientScope, Trace
 
 T = TypeVar("T")

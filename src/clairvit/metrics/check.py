@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clairvit._progress import report_progress
 from clairvit._rng import check_seed
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, UnknownName
@@ -47,7 +48,6 @@ from clairvit.models.images import prepare
 from clairvit.models.model import Model
 from clairvit.models.readout import bound_inputs
 from clairvit.numerics import pool_to_grid, widened
-from clairvit.perturbation.progress import report_progress
 from clairvit.targets.base import TargetBatch, class_agnostic_target, class_name
 from clairvit.targets.resolve import readouts_by_image, readouts_of, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._progress import track
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
@@ -16,7 +17,6 @@ from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.option_types import Range
-from clairvit.perturbation.progress import track
 
 GRIDS = 500  # as in the paper
 

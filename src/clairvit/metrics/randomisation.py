@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from clairvit._progress import report_progress
 from clairvit._rng import image_noise, make_generator
 from clairvit.compat.quantus import Draws, numpy_generator, numpy_noise
 from clairvit.errors import BadInput
@@ -24,7 +25,6 @@ from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
 from clairvit.numerics import widened
 from clairvit.option_types import Range
-from clairvit.perturbation.progress import report_progress
 from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.module_state import frozen_eval
 
