@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._rng import make_generator
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Product, Single, Suffixes, Total
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import check_plane
 from clairvit.methods.multi_pass import Sigma, by_variant, noisy_images, run_variants
 from clairvit.methods.parsing import ParsedSpec, parse_spec

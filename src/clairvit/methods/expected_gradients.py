@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import BadInput, did_you_mean
-from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import at_level
 from clairvit.methods.layer_view import tokens_to_grid
 from clairvit.methods.multi_pass import (

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._rng import check_seed
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import checks_of_maps, collect
 from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest
-from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
+from clairvit.methods.explanation import Comparison, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits, record_for, run_all
 from clairvit.methods.recipe import method_text_for

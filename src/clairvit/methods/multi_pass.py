@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._progress import report_progress
 from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import layer_index, reading
-from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import mean_of_heads, tokens_to_grid
 from clairvit.methods.registry import FORWARD, NOTHING, ExtraCost, Requires, method

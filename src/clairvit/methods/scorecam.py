@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._rng import image_seeds
 from clairvit.errors import NotApplicable
 from clairvit.methods.cam import last_norm_features
-from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import tokens_to_grid
 from clairvit.methods.multi_pass import normal_noise

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._progress import report_progress
 from clairvit._rng import check_seed
 from clairvit.data.hashing import state_hash
@@ -23,7 +24,7 @@ from clairvit.errors import BadInput, UnknownName
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import varies
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Cost, Explanation
+from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.check_result import (

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._rng import make_generator
 from clairvit.compat.quantus import Draws, numpy_generator
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.metrics.context import (
     EvalContext,

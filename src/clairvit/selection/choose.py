@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._rng import check_seed
 from clairvit.data.dataset import ErrorHandler, ImageDataset, as_dataset, iter_batches
 from clairvit.data.hashing import weights_hash
@@ -19,7 +20,6 @@ from clairvit.errors import BadInput, ClairWarning, did_you_mean
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.calibrated import PRIOR_METHOD, Calibration, calibrated_spec
 from clairvit.methods.explain import explain
-from clairvit.methods.explanation import Cost
 from clairvit.methods.recommended import defaults_for
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
