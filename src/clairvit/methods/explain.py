@@ -14,7 +14,6 @@ from torch import Tensor
 
 from clairvit._cost import Cost
 from clairvit._rng import check_seed
-from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import checks_of_maps, collect
@@ -30,6 +29,7 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.coerce import LabelledImages, ModelLike, model_and_images
 from clairvit.models.images import Batch, UnusualRange, image_name, prepare, prepare_part, unusual_notes
 from clairvit.models.model import Model
+from clairvit.models.state_hash import state_hash
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch, class_agnostic_target
 from clairvit.targets.resolve import readout_models, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode

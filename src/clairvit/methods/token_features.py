@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from clairvit._progress import report_progress
-from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, ClairWarning, NotApplicable, user_stacklevel
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import versions
@@ -30,6 +29,7 @@ from clairvit.models.coerce import LabelledImages, ModelLike, StreamedImages, as
 from clairvit.models.images import Batch, UnusualRange, prepare, prepare_part, unusual_notes
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.state_hash import state_hash
 from clairvit.numerics import widened
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.module_state import own_grad_mode

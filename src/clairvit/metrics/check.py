@@ -19,7 +19,6 @@ from torch import Tensor
 from clairvit._cost import Cost
 from clairvit._progress import report_progress
 from clairvit._rng import check_seed
-from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, UnknownName
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import varies
@@ -48,6 +47,7 @@ from clairvit.models.coerce import ModelLike, as_model, model_and_images
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 from clairvit.models.readout import bound_inputs
+from clairvit.models.state_hash import state_hash
 from clairvit.numerics import pool_to_grid, widened
 from clairvit.targets.base import TargetBatch, class_agnostic_target, class_name
 from clairvit.targets.resolve import readouts_by_image, readouts_of, resolve_for
