@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from itertools import groupby
 
+from clairvit._presets import preset_formula, preset_settings
 from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, Method, by_family, list_methods
 from clairvit.plotting.labels import cost_label
@@ -184,8 +185,9 @@ def section(method: Method) -> None:
         print("* Slow: `clairvit compare --method all` leaves it out")
     if method.options:
         print("* Options: " + ", ".join(f"`{name}={value}`" for name, value in method.options.items()))
-    for name, options in method.presets.items():
-        print(f"* Preset `{name}`: " + ", ".join(f"`{key}={value}`" for key, value in options.items()))
+    for name in method.presets:
+        sets = ", ".join(f"`{key}={value}`" for key, value in preset_settings(method, name).items())
+        print(f"* Preset `{name}`: " + "; ".join(part for part in (sets, preset_formula(method, name)) if part))
     if not method.combinators:
         print("* Combinators: none (it sees the whole image at once)")
     elif method.output != "matrix":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
+from clairvit._presets import preset_formula, preset_settings
 from clairvit.cli import options
 from clairvit.cli.console import print_json, print_line, table
 from clairvit.cli.options import AsJson, ModelOptions
@@ -111,7 +111,7 @@ def _print_method(method: Method) -> None:
         choices = option_choices(method)
         rows = [(key, str(value), choices.get(key, "")) for key, value in method.options.items()]
         table("Options", ("name", "default", "choices"), rows)
-    _print_presets(method.name, method.presets)
+    _print_presets(method)
     if method.combinators:
         from clairvit.methods.registry import COMBINATORS
 
@@ -119,11 +119,14 @@ def _print_method(method: Method) -> None:
         table(f"Recombinations, e.g. {method.name}+skipplus", ("ending", "meaning"), meanings)
 
 
-def _print_presets(name: str, presets: Mapping[str, Mapping[str, Any]]) -> None:
-    if presets:
-        settings = {key: ", ".join(f"{k}={v}" for k, v in preset.items()) for key, preset in presets.items()}
-        rows = [(key, text or "nothing: the defaults") for key, text in settings.items()]
-        table(f"Presets, e.g. '{name}(preset={next(iter(presets))})'", ("name", "sets"), rows)
+def _print_presets(entry: Method | Metric) -> None:
+    if entry.presets:
+        rows = []
+        for name in entry.presets:
+            settings = ", ".join(f"{key}={value}" for key, value in preset_settings(entry, name).items())
+            parts = [part for part in (settings, preset_formula(entry, name)) if part]
+            rows.append((name, "; ".join(parts) or "nothing: the defaults"))
+        table(f"Presets, e.g. '{entry.name}(preset={next(iter(entry.presets))})'", ("name", "sets"), rows)
 
 
 def option_choices(method: Method) -> dict[str, str]:
@@ -203,7 +206,7 @@ def _method_record(method: Method) -> dict[str, Any]:
         ],
         "options": method.options,
         "choices": option_choices(method),
-        "presets": {name: dict(preset) for name, preset in method.presets.items()},
+        "presets": {name: preset_settings(method, name) for name in method.presets},
         "combinators": list(method.combinators),
     }
 
@@ -277,7 +280,7 @@ def _print_metric(metric: Metric) -> None:
     table("", ("", ""), facts)
     if metric.options:
         table("Options", ("name", "default"), [(key, str(value)) for key, value in metric.options.items()])
-    _print_presets(metric.name, metric.presets)
+    _print_presets(metric)
 
 
 def _metric_record(metric: Metric) -> dict[str, Any]:
@@ -294,7 +297,7 @@ def _metric_record(metric: Metric) -> dict[str, Any]:
         "orders": metric.rank_only,
         "cost": {"forwards": default_forwards(metric)},
         "options": metric.options,
-        "presets": {name: dict(preset) for name, preset in metric.presets.items()},
+        "presets": {name: preset_settings(metric, name) for name in metric.presets},
         "discrepancies": metric.discrepancies,
     }
 

@@ -6,16 +6,17 @@ import dataclasses
 import functools
 import inspect
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from clairvit import _presets
 from clairvit._cost import Cost
+from clairvit._presets import preset_decorator
 from clairvit._registry import Registry
-from clairvit.compat import reports, vit_explain
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.result import MapFunction, NumbersNote
@@ -194,7 +195,11 @@ class Method:
     relu: bool = False  # the formula ends with a ReLU (dropped when recombined: SkipPLUS sums signed maps)
     score: str = "logit"  # which score it explains where the user names none
     is_stochastic: bool = True  # False: it takes a seed for some options only, and its default map ignores it
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    # Name -> options, or the entry of a variant (`clairvit._presets`): then `preset` is its name, and `moved` are the
+    # options of earlier versions that it has now
+    presets: Mapping[str, Mapping[str, Any] | Method] = field(default_factory=dict, repr=False)
+    preset: str = ""
+    moved: tuple[str, ...] = field(default=(), repr=False)
     option_overrides: OptionOverrides = field(default_factory=OptionOverrides, repr=False)
     extra_cost: ExtraCost = field(default=ExtraCost(), repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
@@ -286,6 +291,7 @@ _MODULES = (  # of clairvit.methods, in the order in which their methods are lis
     "hsic",
     "baseline",
 )
+_PRESET_MODULES = ("clairvit.compat.vit_explain", "clairvit.compat.reports")  # they add presets to these methods
 
 
 def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS, **fields: Any) -> None:
@@ -302,8 +308,6 @@ def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS,
         caveats = dataclasses.replace(caveats, discrepancies=_discrepancies().get(name, ""))
     if not caveats.as_written:
         caveats = dataclasses.replace(caveats, as_written=_as_written(name))
-    compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
-    fields["presets"] = {**fields.get("presets", {}), **compat}
     registered = Method(name=name, function=function, caveats=caveats, **fields)
     METHODS.register(name, registered, module=getattr(function, "__module__", ""))
 
@@ -371,6 +375,23 @@ def method(name: str, **fields: Any) -> Callable[[F], F]:
     return decorate
 
 
+def preset(name: str, preset: str, *, moved: Sequence[str] = (), **fields: Any) -> Callable[[F], F]:
+    """Register a function as a preset of a method: a layer map and options of its own, under the method's name.
+
+    Args:
+        name: The method.
+        preset: The name of the preset.
+        moved: Options of the method in earlier versions, `name` or `name=value`, that are part of this preset now.
+        **fields: Fields of `Method` that differ from the method's: aggregation, requires, caveats, …
+    """
+    return preset_decorator(METHODS, name, preset, moved, fields)
+
+
+def add_presets(name: str, **presets: Mapping[str, Any]) -> None:
+    """Add presets, preset name -> options, to a method."""
+    _presets.add_presets(METHODS, name, presets)
+
+
 def list_methods() -> list[Method]:
     """Return every registered method."""
     return METHODS.values()
@@ -415,7 +436,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 METHODS: Registry[Method] = Registry(
     "method",
     aliases=ALIASES,
-    modules=[f"clairvit.methods.{module}" for module in _MODULES],
+    modules=[*(f"clairvit.methods.{module}" for module in _MODULES), *_PRESET_MODULES],
     advice="`clairvit methods` (or cv.list_methods()) lists all of them.",
 )
 

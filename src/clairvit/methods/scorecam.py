@@ -32,6 +32,8 @@ from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
 
 Background = Literal["mean", "black", "blur", "gaussian-blur", "noise"]  # removals that can replace pixels in part
+Weights = Literal["softmax", "plain"]
+Channels = Annotated[int, Range(ge=1, unit="channels", example=64)]
 USUAL_CHANNELS = 768  # of the costs in lists: a ViT-B
 ON_LAST_NORM = Requires(passes="forward", recorders=(LastNorm,), plane=True)
 CHANNELS_AT_ONCE = 64  # enlarged to the image at the same time
@@ -82,9 +84,8 @@ def varies(cells: Tensor) -> Tensor:
 def score_cam(
     trace: Trace,
     *,
-    top_k: Annotated[int, Range(ge=1, unit="channels", example=64)] | None = None,
-    weights: Literal["softmax", "plain"] = "softmax",
-    corners: bool = False,
+    top_k: Channels | None = None,
+    weights: Weights = "softmax",
     removal: Background = "mean",
     seed: int = 0,
 ) -> MapResult:
@@ -93,9 +94,15 @@ def score_cam(
     mask_k is a_k on the image, scaled to 0…1; where it is 0 the image is replaced as `removal` says. One forward per
     channel (192 in a ViT-Ti, 768 in a ViT-B): top_k=64 takes only the 64 channels that vary most over the image.
     The paper's rise over a baseline image, f(x · mask_k) − f(x_b), gives the same w: softmax ignores what all share.
-    `weights=plain` takes the scores as they are; with score="prob" that is the authors' code. `corners` (preset
-    jacobgil) stretches a_k from corner to corner as pytorch-grad-cam does, which shifts it by up to half a patch.
+    `weights=plain` takes the scores as they are; with score="prob" that is the authors' code.
     """
+    return map_of_channels(trace, top_k, weights, removal, seed)
+
+
+def map_of_channels(
+    trace: Trace, top_k: int | None, weights: Weights, removal: Background, seed: int, *, corners: bool = False
+) -> MapResult:
+    """Return Score-CAM's map; `corners` stretches feature maps so that their outer cells lie in the image's corners."""
     maps = feature_maps(trace)
     if top_k is not None and top_k < maps.shape[1]:
         channels = maps.flatten(2).var(2).argsort(dim=1, descending=True, stable=True)[:, :top_k]  # [B, k]

@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clairvit._cost import Cost
+from clairvit._presets import choose_preset, is_registered, moved_option
 from clairvit._registry import Registry
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
@@ -53,7 +54,7 @@ class MethodSpec:
 
     Example:
         >>> import clairvit as cv
-        >>> spec = cv.parse_method("rollout( protect=none, fusion=max )+skipplus")
+        >>> spec = cv.parse_method("rollout( discard_ratio=0, fusion=max )+skipplus")
         >>> print(spec)
         rollout(fusion=max)+skipplus
         >>> cv.explain("pets", "demo", spec).method == str(spec)
@@ -194,7 +195,7 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
             return text
         text = text.text
     known = _SPECS.get(text) if isinstance(text, str) and not options else None
-    if known is not None and METHODS.registered(known.method.name) is known.method:
+    if known is not None and is_registered(METHODS, known.method):
         return known
     try:
         parsed = parse_spec(text)
@@ -210,15 +211,24 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
     if parsed.inner:
         raise BadInput(f"'{parsed.inner[0]}' in '{text}' is not an option; expected option=value.")
     typed = parsed.options | options
-    plus_mode = _plus_mode(method, combinator, typed)
-    aggregation, combined = _combined(method, combinator, plus_mode)
+    settings: dict[str, Any] = {}
+    preset = ""
     for keyword in ("preset", "compat"):
         if keyword in typed:
-            typed = _preset(method, str(typed.pop(keyword)), aggregation, combinator) | typed
+            preset = str(typed.pop(keyword))
+            method, chosen = choose_preset(method, preset)
+            settings = chosen | settings
+    plus_mode = _plus_mode(method, combinator, typed)
+    aggregation, combined = _combined(method, combinator, plus_mode)
+    _check_preset(method, preset, settings, aggregation, combinator)
+    typed = settings | typed
     values = _function_defaults(method, combined)
     relu = method.relu and not combined
     fields = layer_options(method, aggregation)
     for key, value in typed.items():
+        moved = moved_option(find_method(method.name), method, key, value)
+        if moved:
+            raise UnknownName(moved)
         name = method.option_overrides.aliases.get(key, key)
         if key in values:
             values[key] = checked(_hints(method.function)[key], key, value)
@@ -302,26 +312,33 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         "last": lambda: Single(-1),
         "layer": lambda: Single(int(number)),
     }
-    return aggregations[kind](), True
+    aggregation = aggregations[kind]()
+    layers = _preset_layers(method)
+    _check_preset(method, method.preset, layers, aggregation, combinator)
+    return replace(aggregation, **layers), True
 
 
-def _preset(method: Method, name: str, aggregation: Aggregation | None, combinator: str) -> dict[str, Any]:
-    """Return the options of a preset."""
-    if name not in method.presets:
-        listed = ", ".join(method.presets) or "none"
-        raise UnknownName(
-            f"'{method.name}' has no preset '{name}'; it has {listed}.{did_you_mean(name, method.presets)}"
-        )
-    preset = dict(method.presets[name])
+def _preset_layers(method: Method) -> dict[str, Any]:
+    """Return how a variant combines layers otherwise than its method: fields of the aggregation and their values."""
+    base = find_method(method.name).aggregation if method.preset else method.aggregation
+    if method.aggregation is base or method.aggregation is None:
+        return {}
+    values = {field.name: getattr(method.aggregation, field.name) for field in dataclasses.fields(method.aggregation)}
+    return {name: value for name, value in values.items() if value != getattr(base, name, dataclasses.MISSING)}
+
+
+def _check_preset(
+    method: Method, name: str, settings: Mapping[str, Any], aggregation: Aggregation | None, combinator: str
+) -> None:
+    """Refuse a preset that says how layers are combined together with a combinator that does it another way."""
     options = {*parameters(method.function), *layer_options(method, aggregation), "relu"}
-    replaced = [key for key in preset if method.option_overrides.aliases.get(key, key) not in options]
+    replaced = [key for key in settings if method.option_overrides.aliases.get(key, key) not in options]
     if replaced and combinator:
         raise NotApplicable(
             f"The preset '{name}' of '{method.name}' says how layers are combined ({', '.join(replaced)}), and "
             f"'+{combinator}' does it another way. Use {method.name}(preset={name}) alone, or "
             f"{method.name}+{combinator} with the options of the preset that you want."
         )
-    return preset
 
 
 @functools.cache
@@ -391,5 +408,7 @@ def _canonical(
         changed["relu"] = relu
     if plus_mode != "layer":
         changed["plus_mode"] = plus_mode
+    if method.preset:
+        changed["preset"] = method.preset
     inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
     return method.name + (f"({inside})" if inside else "") + (f"+{combinator}" if combinator else "")

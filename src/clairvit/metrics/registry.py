@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
 from torch import Tensor
 
+from clairvit import _presets
 from clairvit._cost import Cost
+from clairvit._presets import choose_preset, moved_option, preset_decorator
 from clairvit._registry import Registry
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.parsing import parse_spec
@@ -31,7 +33,7 @@ _MODULES = (
     "clairvit.metrics.localisation",
     "clairvit.metrics.grid_pointing",
     "clairvit.metrics.parts",
-    "clairvit.compat.quantus",
+    "clairvit.compat.quantus_presets",
 )
 
 
@@ -52,7 +54,11 @@ class Metric:
     scope: Literal["image", "set"] = "image"  # a function of an EvalContext, or of a DatasetContext
     rank_only: bool = False  # it depends on the order of the patches only, which is random for a constant map
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    # Name -> options, or the entry of a variant (`clairvit._presets`): then `preset` is its name, and `moved` are the
+    # options of earlier versions that it has now
+    presets: Mapping[str, Mapping[str, Any] | Metric] = field(default_factory=dict, repr=False)
+    preset: str = ""
+    moved: tuple[str, ...] = field(default=(), repr=False)
     discrepancies: str = ""
     flipped_by: tuple[tuple[str, Any], ...] = ()  # option values that flip which direction is better
     in_score: bool = False  # its values are in the unit of the score, which an option chooses
@@ -182,7 +188,6 @@ class MetricOutput:
 METRICS: Registry[Metric] = Registry(
     "metric", modules=_MODULES, advice="`clairvit metrics` (or cv.list_metrics()) lists all of them."
 )
-_added_presets: dict[str, dict[str, Mapping[str, Any]]] = {}  # of metrics whose module may not be imported yet
 
 
 def metric(
@@ -191,7 +196,6 @@ def metric(
     """Register a function as a metric; `fields` are those of `Metric`, and `flipped_by` is one pair, or several."""
     flips = fields.pop("flipped_by", ())
     fields["flipped_by"] = (flips,) if flips and isinstance(flips[0], str) else flips
-    fields["presets"] = {**fields.get("presets", {}), **_added_presets.get(name, {})}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         registered = Metric(name, family, better, span, paper, function, **fields)
@@ -201,12 +205,23 @@ def metric(
     return register
 
 
+def preset(
+    name: str, preset: str, *, moved: Sequence[str] = (), **fields: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a preset of a metric: a formula and options of its own, under the metric's name.
+
+    Args:
+        name: The metric.
+        preset: The name of the preset.
+        moved: Options of the metric in earlier versions, `name` or `name=value`, that are part of this preset now.
+        **fields: Fields of `Metric` that differ from the metric's: better, span, cost, …
+    """
+    return preset_decorator(METRICS, name, preset, moved, fields)
+
+
 def add_presets(name: str, **presets: Mapping[str, Any]) -> None:
-    """Add presets, preset name -> options, to the metric of this name, whether it is registered already or later."""
-    _added_presets.setdefault(name, {}).update(presets)
-    registered = METRICS.registered(name)
-    if registered is not None:
-        METRICS.register(name, replace(registered, presets={**registered.presets, **presets}))
+    """Add presets, preset name -> options, to a metric."""
+    _presets.add_presets(METRICS, name, presets)
 
 
 def list_metrics() -> list[Metric]:
@@ -225,7 +240,8 @@ def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
     Keyword options override those inside it.
     """
     if isinstance(text, MetricSpec):
-        return resolve_metric(text.metric.name, **{**dict(text.options), **options}) if options else text
+        preset = {"preset": text.metric.preset} if text.metric.preset else {}
+        return resolve_metric(text.metric.name, **{**preset, **dict(text.options), **options}) if options else text
     parsed = parse_spec(text)
     if parsed.inner or parsed.combinator:
         raise BadInput(
@@ -235,27 +251,23 @@ def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
     chosen = parsed.options | options
     for keyword in ("preset", "compat"):
         if keyword in chosen:
-            chosen = _preset_options(metric, str(chosen.pop(keyword))) | chosen
+            metric, settings = choose_preset(metric, str(chosen.pop(keyword)))
+            chosen = settings | chosen
     values = metric.options
     hints = get_type_hints(metric.function)
     for key, value in chosen.items():
+        moved = moved_option(find_metric(metric.name), metric, key, value)
+        if moved:
+            raise UnknownName(moved)
         if key not in values:
             listed = ", ".join(values) or "none"
             raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, values)}")
         values[key] = checked(hints[key], key, value)
         check_range(metric.function, key, values[key])
     changed = {key: value for key, value in values.items() if value != metric.options[key]}
+    changed |= {"preset": metric.preset} if metric.preset else {}
     inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
     return MetricSpec(metric, tuple(sorted(values.items())), metric.name + (f"({inside})" if inside else ""))
-
-
-def _preset_options(metric: Metric, name: str) -> dict[str, Any]:
-    if name not in metric.presets:
-        presets = ", ".join(metric.presets) or "none"
-        raise UnknownName(
-            f"'{metric.name}' has no preset '{name}'; it has {presets}.{did_you_mean(name, metric.presets)}"
-        )
-    return dict(metric.presets[name])
 
 
 @functools.cache
