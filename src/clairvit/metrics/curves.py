@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from clairvit._cost import Cost
 from clairvit._rng import make_generator
-from clairvit.compat.quantus import Draws, numpy_generator
 from clairvit.errors import BadInput
 from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.metrics.context import (
@@ -30,28 +30,23 @@ from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from clairvit.targets.base import no_probability
 
 Steps = Annotated[int, Range(ge=1, example=9)]
+Regions = Annotated[int, Range(ge=1, example=100)]
 AtOnce = Annotated[int, Range(ge=1, example=224)]
 Width = Literal["width", "none", "steps"]
 CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]
-Granularity = Literal["patch", "pixel", "channel"]
+Granularity = Literal["patch", "pixel"]
+Unit = Literal["patch", "pixel", "channel"]  # what a schedule removes; single channel values for compat
 Counting = Literal["round", "down", "equal"]
 RegionOrder = Literal["morf", "lerf", "random"]
-Summary = Literal["mean", "trapezoid"]
 RoadOrder = Literal["combined", "morf", "lerf"]
 SMALLEST_PROBABILITY = 1e-12  # under a logarithm
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the patches, as in ERASER
 _PIXELS: dict[str, Any] = {"granularity": "pixel"}
-_CHEFER: dict[str, Any] = {**_PIXELS, "removal": "black", "score": "accuracy", "counting": "down", "whole": False}
-_SKIPPLUS: dict[str, dict[str, Any]] = {
-    "skipplus": {"score": "accuracy", "auc": "none"},
-    "skipplus-aopc": {"score": "drop", "auc": "none"},
-    "skipplus-log-odds": {"score": "log-odds", "auc": "none"},
-}
-_DROP_SCORES = (("score", "drop"), ("score", "log-odds"))
+DROP_SCORES = (("score", "drop"), ("score", "log-odds"))
 _DISCREPANCIES = (
     "What is removed, how (three different zeros: mean colour, black, image minimum), in which steps, and which score "
     "differ from paper to paper; the presets are theirs. SkipPLUS's code divides by nothing, so that a constant 1 "
-    "gives 0.9 (`auc=none`), and prints percent: 100 times the values here. "
+    "gives 0.9, and prints percent: 100 times the values here. "
 )
 
 
@@ -70,7 +65,7 @@ class RemovalSchedule:
 
     steps: Steps = 9
     at_once: AtOnce | None = None  # parts per step, instead of a number of steps
-    granularity: Granularity = "patch"
+    granularity: Unit = "patch"
     counting: Counting = "round"
     ends: bool = False
     upsampling: Upsampling = "bilinear"
@@ -108,15 +103,11 @@ class RemovalSchedule:
     paper="Petsiuk et al., BMVC 2018 (RISE)",
     in_score=True,
     rank_only=True,
-    flipped_by=(("reverse", True), *_DROP_SCORES),
+    flipped_by=(("reverse", True), *DROP_SCORES),
     cost=passes,
     presets={
         "rise": {**_PIXELS, "removal": "mean", "at_once": 1792},
         "rise-demo": {**_PIXELS, "removal": "mean", "at_once": 224},
-        "coporan": {**_PIXELS, "removal": "black", "steps": 99, "ends": True, "counting": "equal"},
-        "chefer": _CHEFER,
-        "chefer-negative": {**_CHEFER, "reverse": True},
-        **_SKIPPLUS,
     },
     discrepancies=_DISCREPANCIES
     + "Chefer's area is said to be over 10 to 90 %, its code prints the nine accuracies only; here it is divided "
@@ -130,29 +121,23 @@ def deletion(
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
-    counting: Counting = "round",
     ends: bool = False,
-    whole: bool = True,
     reverse: bool = False,
-    auc: Width = "width",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return the area under p(target) while patches are removed, most relevant first: low if the map is faithful.
 
-    `steps=9` removes 10 %, …, 90 %; the point with nothing removed is included unless `whole=False`, and `ends` adds
-    the one with everything removed. `at_once=224` removes so many per step instead, until nothing is left. `counting`
-    says how 10 % of 1024 are rounded: 102 (`round`), int(102.4) (`down`), or k times a tenth rounded down, so that a
-    few are never removed (`equal`). `reverse` starts with the least relevant (Chefer's negative perturbation; higher is
-    better then). `auc=width` divides the area by the width of the curve, so that a constant 1 gives 1; `none` does not,
-    and `steps` counts each step as 1 wide. `granularity=pixel` orders the pixels of the upsampled map, `channel` their
-    single values. `score=accuracy` is 1 while the target is the predicted class; `drop` is p(x) − p(x̃), `log-odds`
-    ln p(x) − ln p(x̃) with p at least 1e-12: higher is better for these two. Of a model whose scores are raw (a
-    regression, a cosine) the curve is of (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides
-    by 0.
+    `steps=9` removes 10 %, …, 90 %, after the point with nothing removed; `ends` adds the one with everything removed.
+    `at_once=224` removes so many per step instead, until nothing is left. `reverse` starts with the least relevant:
+    higher is better then. `granularity=pixel` orders the pixels of the upsampled map. `score=accuracy` is 1 while the
+    target is the predicted class; `drop` is p(x) − p(x̃), `log-odds` ln p(x) − ln p(x̃) with p at least 1e-12: higher is
+    better for these two. The area is over the width of the curve, so that a constant 1 gives 1. Raw scores (of a
+    regression, a cosine) are taken as (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides by
+    0.
     """
-    schedule = RemovalSchedule(steps, at_once, granularity, counting, ends, upsampling)
-    x, y = deletion_curve(context, schedule, removal, score, "deletion", whole, reverse)
-    return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
+    schedule = RemovalSchedule(steps, at_once, granularity, ends=ends, upsampling=upsampling)
+    x, y = deletion_curve(context, schedule, removal, score, "deletion", reverse=reverse)
+    return MetricOutput(area_under_curve(x, y), x, y, context.meaning(score))
 
 
 @metric(
@@ -163,12 +148,11 @@ def deletion(
     paper="Petsiuk et al., BMVC 2018 (RISE)",
     in_score=True,
     rank_only=True,
-    flipped_by=_DROP_SCORES,
+    flipped_by=DROP_SCORES,
     cost=passes,
     presets={
         "rise": {**_PIXELS, "removal": "blur", "at_once": 1792},
         "rise-demo": {**_PIXELS, "removal": "blur", "at_once": 224},
-        **_SKIPPLUS,
     },
     discrepancies=_DISCREPANCIES,
 )
@@ -180,7 +164,6 @@ def insertion(
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
     ends: bool = False,
-    auc: Width = "width",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return the area under p(target) while patches are shown, most relevant first: high if few of them suffice.
@@ -189,9 +172,9 @@ def insertion(
     `at_once=224` starts with nothing and shows so many more per step. Other options are those of `deletion`; with
     `score=drop` and `log-odds` lower is better. Raw scores are normalised as there.
     """
-    schedule = RemovalSchedule(steps, at_once, granularity, "round", ends, upsampling)
+    schedule = RemovalSchedule(steps, at_once, granularity, ends=ends, upsampling=upsampling)
     x, y = insertion_curve(context, schedule, removal, score, "insertion")
-    return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
+    return MetricOutput(area_under_curve(x, y), x, y, context.meaning(score))
 
 
 @metric(
@@ -205,7 +188,7 @@ def insertion(
     cost=lambda steps, **_: Cost(2 * steps),
 )
 def insertion_deletion(
-    context: EvalContext, steps: Steps = 9, removal: Removal = "token", score: ScoreKind = "prob", auc: Width = "width"
+    context: EvalContext, steps: Steps = 9, removal: Removal = "token", score: ScoreKind = "prob"
 ) -> Tensor:
     """Return insertion − deletion: high if the most relevant patches are sufficient and necessary.
 
@@ -215,7 +198,7 @@ def insertion_deletion(
         curve(context, RemovalSchedule(steps), removal, score, "insertion-deletion")
         for curve in (insertion_curve, deletion_curve)
     )
-    return area_under_curve(*insertions, auc) - area_under_curve(*deletions, auc)
+    return area_under_curve(*insertions) - area_under_curve(*deletions)
 
 
 @metric(
@@ -332,7 +315,7 @@ def _curve_values(context: EvalContext, y: Tensor, score: str, removal: str, nam
     return context.normalise_raw(y, score, removal, name)
 
 
-def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
+def area_under_curve(x: Tensor, y: Tensor, auc: Width = "width") -> Tensor:
     """Return the area […] under y […, S] by the trapezoid rule: over the width of x, as it is, or with steps of 1."""
     if auc == "steps":
         return torch.trapezoid(y.double(), dim=-1)
@@ -350,37 +333,56 @@ def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
     span=(-1, 1),
     paper="Samek et al., 2017",
     in_score=True,
-    span_with=lambda area, **_: EVERYWHERE if area == "trapezoid" else None,
     rank_only=True,
     flipped_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
     discrepancies="Quantus calls lower better; a larger drop is better when the most relevant go first, worse when the "
     "least relevant do (`order=lerf`). Samek's mean counts the whole image, Quantus' area does not and is not divided "
-    "by its width (`area=trapezoid`).",
+    "by its width (`preset=quantus`).",
 )
 def aopc(
     context: EvalContext,
-    regions: Annotated[int, Range(ge=1, example=100)] = 100,
+    regions: Regions = 100,
     order: RegionOrder = "morf",
     removal: Removal = "token",
     score: ScoreKind = "prob",
     region: int | None = None,
-    area: Summary = "mean",
-    draws: Draws = "own",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return 1/(K+1) Σ_k f(x) − f(x_k), the mean drop while patches are removed one by one, most relevant first.
 
     `order=lerf` removes the least relevant first (lower is better then), `random` any. `region=8` removes squares of
-    8 × 8 pixels of the upsampled map instead of patches. `area=trapezoid` is the area under the drops k = 1, …, K, each
-    step 1 wide. `draws=quantus` draws a random order as Quantus does after np.random.seed(seed). Drops of raw scores
-    are divided by |f(x) − f(nothing left)|, undefined where that is 0.
+    8 × 8 pixels of the upsampled map instead of patches. Drops of raw scores are divided by |f(x) − f(nothing left)|,
+    undefined where that is 0.
+    """
+    x, drop = region_drops(context, regions, order, removal, score, region, upsampling)
+    drop = torch.cat([torch.zeros_like(drop[..., :1]), drop], -1)
+    return MetricOutput(drop.mean(-1), x, drop, f"drop of {context.meaning(score)}")
+
+
+def region_drops(
+    context: EvalContext,
+    regions: int,
+    order: RegionOrder,
+    removal: str,
+    score: str,
+    region: int | None,
+    upsampling: Upsampling,
+    random_order: Callable[[int], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the parts removed after 0, 1, …, K steps [K + 1], and the drops f(x) − f(x_k) of k = 1, …, K, [M, B, K].
+
+    `random_order` returns the ranks [1 or B, n] in which n regions are removed with `order=random`.
     """
     rank, total = (context.rank, context.patches) if region is None else square_ranks(context, region, upsampling)
     count = min(regions, total - (region is None))  # one patch is left, as models need
     if count < 1:
         raise BadInput("aopc removes patches until one is left, and the image has one; expected more. Use region=8.")
-    rank = _region_ranks(context, rank, order, draws)
+    if order == "random":
+        draw = random_order or (lambda count: context.tie_order(count, "aopc/random order"))
+        rank = draw(rank.shape[-1]).to(rank.device).expand_as(rank)
+    elif order == "lerf":
+        rank = rank.shape[-1] - 1 - rank
     removed = torch.arange(1, count + 1, device=rank.device)
     if region is None:
         y = context.score_kept(rank[:, :, None, :] >= removed[:, None], removal, score, "aopc")
@@ -390,24 +392,7 @@ def aopc(
         y = score_without_ranks(context, rank[:, :, square], zero, removed, removal, score, "aopc")
     drop = context.normalise_raw_drop(context.original(score)[:, None] - y, score, removal, "aopc")  # [M, B, K]
     x = torch.arange(count + 1, dtype=torch.float64) / total
-    if area == "trapezoid":
-        return MetricOutput(torch.trapezoid(drop, dim=-1), x[1:], drop, f"drop of {context.meaning(score)}")
-    drop = torch.cat([torch.zeros_like(drop[..., :1]), drop], -1)
-    return MetricOutput(drop.mean(-1), x, drop, f"drop of {context.meaning(score)}")
-
-
-def _region_ranks(context: EvalContext, rank: Tensor, order: RegionOrder, draws: Draws) -> Tensor:
-    """Return the ranks [M, B, n] in which regions are removed; `rank` is by falling relevance."""
-    count = rank.shape[-1]
-    if order == "morf":
-        return rank
-    if order == "lerf":
-        return count - 1 - rank
-    if draws == "own":
-        random = context.tie_order(count, "aopc/random order")
-    else:  # the k-th number drawn is the region that is removed k-th
-        random = torch.from_numpy(numpy_generator(context.seed).permutation(count)).argsort()[None]
-    return random.to(rank.device).expand_as(rank)
+    return x, drop
 
 
 @metric(

@@ -33,7 +33,11 @@ _MODULES = (
     "clairvit.metrics.localisation",
     "clairvit.metrics.grid_pointing",
     "clairvit.metrics.parts",
-    "clairvit.compat.quantus_presets",
+    "clairvit.compat.quantus",
+    "clairvit.compat.chefer",
+    "clairvit.compat.skipplus",
+    "clairvit.compat.coporan",
+    "clairvit.compat.others",
 )
 
 
@@ -117,9 +121,6 @@ class MetricSpec:
     @property
     def better(self) -> str:
         """Which direction is better with these options, "higher" or "lower"."""
-        direction = dict(self.options).get("direction")
-        if direction is not None:
-            return str(direction)
         flipped = sum(pair in self.options for pair in self.metric.flipped_by) % 2
         return {"higher": "lower", "lower": "higher"}[self.metric.better] if flipped else self.metric.better
 
@@ -144,8 +145,6 @@ class MetricSpec:
             return chosen
         if not self.metric.in_score:
             return self.metric.span
-        if options.get("auc") == "steps":  # a sum over steps, not a mean
-            return EVERYWHERE
         if options.get("score") in ("prob", "accuracy"):
             return self.metric.span
         return (-1, 1) if options.get("score") == "drop" else EVERYWHERE
