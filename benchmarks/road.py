@@ -45,7 +45,8 @@ class Counter:
         if event != "call" or not self._is_ours(frame.f_code):
             return
         self.seen.add(frame.f_code)
-        depth, outer = 0, frame
+        depth = 0
+        outer: FrameType | None = frame
         while outer is not None:
             depth += self._is_ours(outer.f_code)
             outer = outer.f_back
