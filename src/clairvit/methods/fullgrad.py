@@ -13,7 +13,7 @@ from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.multi_pass import target_scores
-from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method, register
+from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method
 from clairvit.methods.result import MapResult, NumbersNote
 from clairvit.numerics import widened
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms, rescaled
@@ -126,23 +126,21 @@ SHARED: dict[str, Any] = {
     "signed": True,
     "requires": lambda biases, rules, **_: Requires(rules=rule_table(rules), recorders=(_RECORDERS[biases],)),
 }
-register(
+method(
     "fullgrad",
-    full_gradient,
     paper="Srinivas & Fleuret, NeurIPS 2019; on tokens as in SkipPLUS",
     aggregation=Single(0),
     option_overrides=OptionOverrides(combined={"each": True}),
     caveats=Caveats(note=completeness),
     **SHARED,
-)
-register(
+)(full_gradient)
+method(
     "fullgrad-plus",
-    full_gradient_plus,
     paper="SkipPLUS (FullGrad+)",
     aggregation=Total(),
     caveats=Caveats(note=missed_biases),
     **SHARED,
-)
+)(full_gradient_plus)
 
 
 @method(

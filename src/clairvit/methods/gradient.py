@@ -10,7 +10,7 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Single, Total
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.registry import Caveats, Place, Requires, method, register
+from clairvit.methods.registry import Caveats, Place, Requires, method
 from clairvit.numerics import pool_to_grid
 from clairvit.tracing.rules import rule_table
 from clairvit.tracing.trace import Trace
@@ -61,26 +61,24 @@ def token_x_gradient(layer: LayerView, level: TokenLevel = "token", rules: Rules
     return input_x_gradient(layer, level)
 
 
-register(
+method(
     "ixg",
-    token_x_gradient,
     family="gradient",
     paper="Shrikumar et al., 2016",
     output="tokens",
     aggregation=Single(0),
     signed=True,
     requires=requires_rules,
-)
-register(
+)(token_x_gradient)
+method(
     "cat",
-    token_x_gradient,
     family="gradient",
     paper="Qiang et al., NeurIPS 2022 (= ixg+plus)",
     output="tokens",
     aggregation=Total(),
     signed=True,
     requires=requires_rules,
-)
+)(token_x_gradient)
 
 
 @method(

@@ -14,7 +14,7 @@ from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads
 from clairvit.methods.gradient import Rules, requires_rules
 from clairvit.methods.layer_view import LayerView, mean_of_heads
-from clairvit.methods.registry import OptionOverrides, Requires, WeightedHeads, method, register
+from clairvit.methods.registry import OptionOverrides, Requires, WeightedHeads, method
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear
 from clairvit.tracing.rules import PLAIN, RESIDUAL, rule_table
 
@@ -33,25 +33,23 @@ def positive_gradient_attention(layer: LayerView, fusion: Fusion = "mean", rules
     return layer.AG_positive_mean if fusion == "mean" else fuse_heads(layer.AG_positive, fusion)  # [B, rows, N]
 
 
-register(
+method(
     "genatt",
-    positive_gradient_attention,
     family="gradient × attention",
     paper="Chefer et al., ICCV 2021",
     output="matrix",
     aggregation=Product(residual=1.0),
     requires=_rules_at_attention,
-)
-register(
+)(positive_gradient_attention)
+method(
     "gradsam",
-    positive_gradient_attention,
     family="gradient × attention",
     paper="Barkan et al., CIKM 2021",
     output="matrix",
     aggregation=Total(rows="all", mean=True),
     requires=_rules_at_attention,
     presets={"skipplus": {"rows": "read", "mean": False}},
-)
+)(positive_gradient_attention)
 
 
 def _requires_gradient_rollout(
@@ -144,9 +142,8 @@ def _register_gmar(p: int) -> None:
         "`residual` is the paper's α. Under mean pooling, what the identities give to every patch alike is left out, "
         "as in rollout."
     )
-    register(
+    method(
         f"gmar-l{p}",
-        gmar,
         family="gradient × attention",
         paper="Jo et al., 2025 (arXiv 2504.19414)",
         output="matrix",
@@ -154,7 +151,7 @@ def _register_gmar(p: int) -> None:
         requires=requires,
         presets={"paper_raw": {"normalise": "none"}},
         option_overrides=OptionOverrides(refused={"alpha": _GMAR_ALPHA}),
-    )
+    )(gmar)
 
 
 _register_gmar(1)

@@ -13,7 +13,7 @@ from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import Level, TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads, tokens_to_grid
-from clairvit.methods.registry import Caveats, Requires, method, register
+from clairvit.methods.registry import Caveats, Requires, method
 from clairvit.methods.result import MapResult
 from clairvit.numerics import pool_to_grid
 from clairvit.option_types import Range
@@ -72,9 +72,8 @@ def _requires_rules(table: Callable[..., RuleTable]) -> Callable[..., Requires]:
 
 
 _VIT = {"gamma_lin": 0.05, "gamma_conv": 0.25}
-register(
+method(
     "cp-lrp",
-    token_relevance,
     family="relevance",
     paper="Ali et al., ICML 2022, eps 0 (= decompx)",
     output="tokens",
@@ -82,10 +81,9 @@ register(
     requires=_requires_rules(cp_lrp),
     signed=True,
     presets={"vit": _VIT, "lxt": {**_VIT, "eps": 1e-6, "inside": False}},
-)
-register(
+)(token_relevance)
+method(
     "attnlrp",
-    token_relevance,
     family="relevance",
     paper="Achtibat et al., ICML 2024, eps 0",
     output="tokens",
@@ -93,10 +91,9 @@ register(
     requires=_requires_rules(attnlrp),
     signed=True,
     presets={"vit": _VIT},
-)
-register(
+)(token_relevance)
+method(
     "reslrp",
-    residual_relevance,
     family="relevance",
     paper="Berend, Achtibat et al., 2026 (ResLRP), eps 0",
     output="tokens",
@@ -104,7 +101,7 @@ register(
     requires=_requires_rules(reslrp),
     signed=True,
     presets={"vit": _VIT},
-)
+)(residual_relevance)
 
 
 @method(
@@ -149,9 +146,8 @@ def positive_attention_relevance(layer: LayerView, rules: LRP = "lrp", gradient:
     return mean_of_heads((layer.A * layer.G / 2).clamp(min=0))  # [B, rows, N]
 
 
-register(
+method(
     "partial-lrp",
-    positive_attention_relevance,
     family="relevance",
     paper="Voita et al., ACL 2019, as in Chefer et al., CVPR 2021 (lrp_last_layer)",
     output="matrix",
@@ -162,10 +158,9 @@ register(
         zero_reason="its ReLU keeps what speaks for the target, and nothing that the last layer's attention carries "
         "does",
     ),
-)
-register(
+)(positive_attention_relevance)
+method(
     "lrp-rollout",
-    positive_attention_relevance,
     family="relevance",
     paper="Chefer et al., CVPR 2021 (code: method rollout)",
     output="matrix",
@@ -173,7 +168,7 @@ register(
     requires=_requires_relevance,
     presets={"evaluation": {"start_layer": 1}},
     caveats=Caveats(numerically_unstable=_DIVIDES),
-)
+)(positive_attention_relevance)
 
 
 def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:
