@@ -247,9 +247,8 @@ def local_paths(owner: Any, options: Mapping[str, Any]) -> list[str]:
 
 
 def _metadata(hint: Any, kind: type[M]) -> Iterator[M]:
-    """Yield the metadata of a kind in a type, also inside unions: Annotated[int, Range(…)] | None."""
-    for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
-        if isinstance(part, kind):
-            yield part
-        else:
-            yield from _metadata(part, kind)
+    """Yield the metadata of a kind in a type, the outermost first, also inside a union: Annotated[int, …] | None."""
+    metadata = getattr(hint, "__metadata__", ())
+    yield from (item for item in reversed(metadata) if isinstance(item, kind))
+    for part in get_args(hint)[:1] if metadata else get_args(hint):
+        yield from _metadata(part, kind)

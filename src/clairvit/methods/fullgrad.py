@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,17 +16,29 @@ from clairvit.methods.multi_pass import target_scores
 from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method
 from clairvit.methods.result import MapResult, NumbersNote
 from clairvit.numerics import widened
+from clairvit.option_types import Doc
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms, rescaled
 from clairvit.tracing.rules import rule_table
 from clairvit.tracing.trace import Trace
 
-Kind = Literal["learned", "implicit"]
-Rules = Literal["plain", "linear", "libra"]
+Kind = Annotated[
+    Literal["learned", "implicit"],
+    Doc("which biases count: learned ones, or also what a bent operation's slope leaves unexplained"),
+]
+Rules = Annotated[
+    Literal["plain", "linear", "libra"],
+    Doc("the backward pass: autograd's own (plain), linearised (linear) or LibraGrad's (libra)"),
+]
 CLOSED = "completeness: tokens and biases add up to the score"
 ROUND_OFF = 5e-4  # parts of the score: a residual below is rounding in half and single precision
 
 
-def full_gradient(layer: LayerView, biases: Kind = "learned", rules: Rules = "plain", each: bool = False) -> Tensor:
+def full_gradient(
+    layer: LayerView,
+    biases: Kind = "learned",
+    rules: Rules = "plain",
+    each: Annotated[bool, Doc("count the biases of this block alone; false: of all blocks from this one on")] = False,
+) -> Tensor:
     """x·dy/dx + sum_b b·dy/db over all biases from this block on: what tokens add, and what biases add at them.
 
     SkipPLUS's form: signed sums over channels, no absolute values. A bias counts where it is added, at the token whose

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -12,12 +12,17 @@ from clairvit.methods.aggregation import Single, Total
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import Caveats, Place, Requires, method
 from clairvit.numerics import pool_to_grid
+from clairvit.option_types import Doc
 from clairvit.tracing.rules import rule_table
 from clairvit.tracing.trace import Trace
 
-Level = Literal["patch", "pixel"]
-TokenLevel = Literal["token", "pixel"]
-Rules = Literal["plain", "libra"]
+Level = Annotated[Literal["patch", "pixel"], Doc("where the map ends: patches, or single pixels")]
+TokenLevel = Annotated[
+    Literal["token", "pixel"], Doc("where it is read: at the tokens of a block's input, or at the pixels")
+]
+Rules = Annotated[
+    Literal["plain", "libra"], Doc("the backward pass: autograd's own (plain), or LibraGrad's balanced one (libra)")
+]
 
 
 def requires_rules(rules: str = "plain", level: str = "token", **_: object) -> Requires:

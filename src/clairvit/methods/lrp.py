@@ -16,14 +16,17 @@ from clairvit.methods.layer_view import LayerView, mean_of_heads, tokens_to_grid
 from clairvit.methods.registry import Caveats, Requires, method
 from clairvit.methods.result import MapResult
 from clairvit.numerics import pool_to_grid
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
 from clairvit.tracing.rules import DEEP_TAYLOR, RuleTable, rule_table
 from clairvit.tracing.rules.attnlrp import attnlrp, cp_lrp
 from clairvit.tracing.rules.reslrp import reslrp
 from clairvit.tracing.trace import Trace
 
-LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
+LRP = Annotated[
+    Literal["lrp", "chefer"],
+    Doc("which of the TransAtt authors' rule files: that of their LRP baselines (lrp) or their own (chefer)"),
+]
 Gamma = Annotated[float, Range(ge=0, example=0.05)]
 _DIVIDES = "relevance is divided by sums (a + b of a residual, a score before the softmax) that come near zero"
 
@@ -31,10 +34,12 @@ _DIVIDES = "relevance is divided by sums (a + b of a residual, a score before th
 def token_relevance(
     layer: LayerView,
     level: TokenLevel = "token",
-    gamma_lin: Gamma = 0.0,
-    gamma_conv: Gamma = 0.0,
-    eps: Gamma = 0.0,
-    inside: bool = True,
+    gamma_lin: Annotated[
+        Gamma, Doc("how much more counts, in linear layers, what agrees in sign with the output")
+    ] = 0.0,
+    gamma_conv: Annotated[Gamma, Doc("the same for convolutions; it shows in maps of pixels")] = 0.0,
+    eps: Annotated[Gamma, Doc("a small number that takes relevance from outputs near zero")] = 0.0,
+    inside: Annotated[bool, Doc("apply the rules to the projections of torch's own multi-head attention too")] = True,
 ) -> Tensor:
     """sum_d R_d at a block's input, R propagated from the score by rules: each token's share of the score.
 
@@ -49,12 +54,16 @@ def token_relevance(
 
 def residual_relevance(
     layer: LayerView,
-    gamma: Gamma = 1.0,
+    gamma: Annotated[
+        Gamma, Doc("how much more counts, in a residual sum, the term that has the sign of the sum; 0 is AttnLRP")
+    ] = 1.0,
     level: TokenLevel = "token",
-    gamma_lin: Gamma = 0.0,
-    gamma_conv: Gamma = 0.0,
-    eps: Gamma = 0.0,
-    inside: bool = True,
+    gamma_lin: Annotated[
+        Gamma, Doc("how much more counts, in linear layers, what agrees in sign with the output")
+    ] = 0.0,
+    gamma_conv: Annotated[Gamma, Doc("the same for convolutions; it shows in maps of pixels")] = 0.0,
+    eps: Annotated[Gamma, Doc("a small number that takes relevance from outputs near zero")] = 0.0,
+    inside: Annotated[bool, Doc("apply the rules to the projections of torch's own multi-head attention too")] = True,
 ) -> Tensor:
     """sum_d R_d at a block's input, R by AttnLRP with w = 1 + gamma·[z·z_out > 0] at residual sums.
 
@@ -134,7 +143,11 @@ def _requires_relevance(rules: str, gradient: bool, **_: object) -> Requires:
     return Requires(second_rules=rule_table(rules)) if gradient else Requires(rules=rule_table(rules))
 
 
-def positive_attention_relevance(layer: LayerView, rules: LRP = "lrp", gradient: bool = False) -> Tensor:
+def positive_attention_relevance(
+    layer: LayerView,
+    rules: LRP = "lrp",
+    gradient: Annotated[bool, Doc("multiply relevance by the attention's gradient before the ReLU")] = False,
+) -> Tensor:
     """mean_h relu(R_A), R_A the relevance of the attention under LRP rules: where the class's relevance passes.
 
     rules=lrp is the rule file that the authors of TransAtt use for LRP baselines (positive and negative inputs of a
