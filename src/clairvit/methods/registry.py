@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from clairvit._facts import NO_FACTS, Facts, entries_of, facts_of
 from clairvit._registry import Registry
 from clairvit.compat import reports, vit_explain
 from clairvit.errors import NotApplicable
@@ -20,6 +19,7 @@ from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
+from clairvit.plugins import load_entry_points
 from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
@@ -198,6 +198,7 @@ class Method:
     option_overrides: OptionOverrides = field(default_factory=OptionOverrides, repr=False)
     extra_cost: ExtraCost = field(default=ExtraCost(), repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
+    facts: Facts = field(default=NO_FACTS, repr=False)  # of the file beside its module
     # Of a method that was fitted to one model: why it does not fit this one, or None
 
     @property
@@ -265,29 +266,6 @@ def layer_options(method: Method, aggregation: Aggregation | None) -> list[str]:
     return [name for name in names if method.output == "matrix" or name != "rows"]
 
 
-_MODULES = (  # of clairvit.methods, in the order in which their methods are listed
-    "attention",
-    "gradient",
-    "gradient_attention",
-    "cam",
-    "multi_pass",
-    "expected_gradients",
-    "fullgrad",
-    "libra",
-    "lrp",
-    "decomposition",
-    "leave_one_out",
-    "activation_patching",
-    "scorecam",
-    "counterfactual",
-    "lime_shap",
-    "rise",
-    "occlusion",
-    "hsic",
-    "baseline",
-)
-
-
 def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS, **fields: Any) -> None:
     """Register a method; `fields` are those of `Method`.
 
@@ -298,14 +276,17 @@ def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS,
         caveats: What a reader of its maps must know.
         **fields: family, paper, output, aggregation, requires, … of `Method`.
     """
-    if not caveats.discrepancies:
-        caveats = dataclasses.replace(caveats, discrepancies=_discrepancies().get(name, ""))
-    if not caveats.as_written:
-        caveats = dataclasses.replace(caveats, as_written=_as_written(name))
+    module = getattr(function, "__module__", "")
+    facts = facts_of(name, module)
+    caveats = dataclasses.replace(
+        caveats,
+        discrepancies=caveats.discrepancies or facts.discrepancies,
+        as_written=caveats.as_written or facts.as_written,
+    )
     compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
     fields["presets"] = {**fields.get("presets", {}), **compat}
-    registered = Method(name=name, function=function, caveats=caveats, **fields)
-    METHODS.register(name, registered, module=getattr(function, "__module__", ""))
+    registered = Method(name=name, function=function, caveats=caveats, facts=facts, **fields)
+    METHODS.register(name, registered, module=module)
 
 
 def named_variant(name: str, base: str, *, meaning: str, details: str, paper: str, **pinned: Any) -> None:
@@ -331,10 +312,11 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
     options = [p for p in signature.parameters.values() if p.name not in pinned]
     variant.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     variant.__doc__ = f"{method.summary.partition(': ')[0]}: {meaning}\n\n{details}"
+    facts = facts_of(name, function.__module__)
     caveats = dataclasses.replace(
         method.caveats,
-        as_written=_as_written(name),
-        discrepancies=_discrepancies().get(name, f"As {base}."),
+        as_written=facts.as_written,
+        discrepancies=facts.discrepancies or f"As {base}.",
         note=note and functools.partial(note, **pinned),
     )
     registered = dataclasses.replace(
@@ -345,20 +327,9 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
         requires=requires if isinstance(requires, Requires) else functools.partial(requires, **pinned),
         presets={},
         caveats=caveats,
+        facts=facts,
     )
     METHODS.register(name, registered, module=function.__module__)
-
-
-@functools.cache
-def _discrepancies() -> Mapping[str, str]:
-    """Return where papers and public code disagree, by method."""
-    return tomllib.loads(resources.files("clairvit.methods").joinpath("discrepancies.toml").read_text("utf-8"))
-
-
-def _as_written(name: str) -> str:
-    """Return why a method's maps depend on how a network is written; nothing where they do not."""
-    text = resources.files("clairvit.methods").joinpath("as_written.toml").read_text("utf-8")
-    return "; ".join(reason["text"] for reason in tomllib.loads(text).values() if name in reason["methods"])
 
 
 def method(name: str, **fields: Any) -> Callable[[F], F]:
@@ -383,39 +354,24 @@ def by_family(families: Iterable[str]) -> list[int]:
     return sorted(range(len(names)), key=lambda place: order.index(names[place]))
 
 
-# Names that papers, talks and other libraries use, and what the same thing is called here. They are suggested, never
-# taken silently: most of them stand for several methods.
-ALIASES: dict[str, tuple[str, ...]] = {
-    "chefer": ("genatt", "transatt"),
-    "cheferlrp": ("transatt",),
-    "genericattention": ("genatt",),
-    "transformerattribution": ("transatt",),
-    "attentionrollout": ("rollout",),
-    "attention": ("raw-attention", "rollout"),
-    "flow": ("attention-flow",),
-    "gradcam++": ("gradcam-pp",),
-    "gradcamplusplus": ("gradcam-pp",),
-    "guidedgradcam": ("gradcam",),
-    "gradient": ("saliency", "ixg"),
-    "gradients": ("saliency", "ixg"),
-    "vanillagradient": ("saliency", "vanilla"),
-    "inputxgradient": ("ixg",),
-    "gradientxinput": ("ixg",),
-    "gradxinput": ("ixg",),
-    "ig": ("integrated-gradients",),
-    "eg": ("expected-gradients",),
-    "gradientshap": ("expected-gradients",),
-    "intgrad": ("integrated-gradients",),
-    "shap": ("kernelshap",),
-    "shapley": ("kernelshap",),
-    "loo": ("leave-one-out",),
-    "ablation": ("leave-one-out", "occlusion"),
-    "beyondattention": ("transatt",),
-}
+def aliases() -> dict[str, tuple[str, ...]]:
+    """Return names that papers, talks and other libraries use, and what the same thing is called here.
+
+    They are suggested, never taken silently: most of them stand for several methods.
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    registered = {method.name: method.facts for method in METHODS.values()}
+    for name, facts in {**entries_of(__package__), **registered}.items():
+        for alias in facts.aliases:
+            names[alias] = (*names.get(alias, ()), name)
+    return names
+
+
 METHODS: Registry[Method] = Registry(
     "method",
-    aliases=ALIASES,
-    modules=[f"clairvit.methods.{module}" for module in _MODULES],
+    aliases=aliases,
+    package=__package__,
+    load_others=functools.partial(load_entry_points, "clairvit.methods"),
     advice="`clairvit methods` (or cv.list_methods()) lists all of them.",
 )
 

@@ -19,7 +19,6 @@ from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.parsing import RECIPE, SEARCHED, ParsedSpec, parse_spec, refuse_auto
 from clairvit.methods.registry import (
-    ALIASES,
     COMBINATORS,
     MATRIX_COMBINATORS,
     METHODS,
@@ -199,7 +198,9 @@ def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
     try:
         parsed = parse_spec(text)
     except BadInput as error:
-        raise BadInput(f"{error}{did_you_mean(text, METHODS, ALIASES) if isinstance(text, str) else ''}") from None
+        raise BadInput(
+            f"{error}{did_you_mean(text, METHODS, METHODS.aliases) if isinstance(text, str) else ''}"
+        ) from None
     combinator = parsed.combinator
     if RECIPE.fullmatch(parsed.name):
         return WRAPPERS.resolve(RECIPE_FILE)(parsed, options)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 from torch import Tensor
 
+from clairvit._facts import NO_FACTS, Facts, facts_of
 from clairvit._registry import Registry
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.explanation import Cost
@@ -17,22 +18,12 @@ from clairvit.methods.parsing import parse_spec
 from clairvit.methods.spec import checked
 from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.option_types import check_range
+from clairvit.plugins import load_entry_points
 
 Better = Literal["higher", "lower"]
 Span = tuple[float, float]  # smallest and largest possible value
 UNBOUNDED_TARGET = "target_score"  # the setting of a score that is not the probability of one class: what it is of
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation", "parts")
-_MODULES = (
-    "clairvit.metrics.curves",
-    "clairvit.metrics.faithfulness",
-    "clairvit.metrics.robustness",
-    "clairvit.metrics.complexity",
-    "clairvit.metrics.randomisation",
-    "clairvit.metrics.localisation",
-    "clairvit.metrics.grid_pointing",
-    "clairvit.metrics.parts",
-    "clairvit.compat.quantus",
-)
 
 
 @dataclass(frozen=True)
@@ -58,6 +49,7 @@ class Metric:
     in_score: bool = False  # its values are in the unit of the score, which an option chooses
     span_with: Callable[..., Span | None] | None = field(default=None, repr=False)  # options -> span; None: the usual
     undefined: str = ""  # why it is NaN on whole kinds of images, in words
+    facts: Facts = field(default=NO_FACTS, repr=False)  # of the file beside its module
     whole_set: bool = False  # the value of an image depends on the others: `MetricOutput.criterion` chooses over them
 
     @property
@@ -180,7 +172,11 @@ class MetricOutput:
 
 
 METRICS: Registry[Metric] = Registry(
-    "metric", modules=_MODULES, advice="`clairvit metrics` (or cv.list_metrics()) lists all of them."
+    "metric",
+    package=__package__,
+    modules=["clairvit.compat.quantus"],
+    load_others=functools.partial(load_entry_points, "clairvit.metrics"),
+    advice="`clairvit metrics` (or cv.list_metrics()) lists all of them.",
 )
 _added_presets: dict[str, dict[str, Mapping[str, Any]]] = {}  # of metrics whose module may not be imported yet
 
@@ -194,7 +190,9 @@ def metric(
     fields["presets"] = {**fields.get("presets", {}), **_added_presets.get(name, {})}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        registered = Metric(name, family, better, span, paper, function, **fields)
+        facts = facts_of(name, function.__module__)
+        stated = {"discrepancies": facts.discrepancies, **fields}
+        registered = Metric(name, family, better, span, paper, function, facts=facts, **stated)
         METRICS.register(name, registered, module=function.__module__)
         return function
 
