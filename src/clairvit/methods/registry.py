@@ -11,12 +11,12 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._facts import NO_FACTS, Facts, entries_of, facts_of
 from clairvit._registry import Registry
 from clairvit.compat import reports, vit_explain
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Aggregation
-from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
 from clairvit.plugins import load_entry_points
