@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from clairvit._cost import Cost
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.methods.aggregation import Aggregation
-from clairvit.methods.registry import BACKWARD, FAMILIES, METHODS, ExtraCost, Method, Requires, parameters
+from clairvit.methods.registry import BACKWARD, FAMILIES, METHODS, ExtraCost, Method, Requires
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.registry import register as register_method
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -214,7 +214,7 @@ def method(
 
     def register(function: Function) -> Function:
         _check_first_parameter(name, function, "trace" if output == "image" else "layer")
-        _check_options(name, parameters(function))
+        _check_options(name, dict([*inspect.signature(function).parameters.items()][1:]))
         register_method(
             name,
             function,

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 from torch import Tensor
 
 from clairvit._cost import Cost
-from clairvit._facts import NO_FACTS, Facts, entries_of, facts_of
+from clairvit._facts import entries_of, facts_of
 from clairvit._registry import Registry
+from clairvit._spec import Registered
 from clairvit.compat import reports, vit_explain
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
+from clairvit.option_types import Doc, Option, options_of
 from clairvit.plugins import load_entry_points
 from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
@@ -42,6 +43,12 @@ COMBINATORS = {
 FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 USUAL_PATCHES = 196  # of the costs in lists: 224 pixels in patches of 16
+RELU = Option("relu", True, Annotated[bool, Doc("end the formula with a ReLU: keep only what is positive")])
+PLUS_MODE = Option(
+    "plus_mode",
+    "layer",
+    Annotated[Literal["layer", "subnetwork"], Doc("what a sum adds up: layer maps, or rollouts from each layer on")],
+)
 _INJECTED = ("layer", "trace", "seed", "maps")  # parameters of a method's function that are no options
 
 
@@ -178,13 +185,10 @@ class OptionOverrides:
         return {name: word for word, name in self.aliases.items()}
 
 
-@dataclass(frozen=True)
-class Method:
+@dataclass(frozen=True, kw_only=True)
+class Method(Registered):
     """A registered method, as `cv.list_methods()` lists it."""
 
-    name: str
-    family: str
-    paper: str
     function: MapFunction = field(repr=False)
     output: Output  # an N×N matrix per layer, one number per token and layer, or a whole image at once
     aggregation: Aggregation | None = None
@@ -194,23 +198,20 @@ class Method:
     relu: bool = False  # the formula ends with a ReLU (dropped when recombined: SkipPLUS sums signed maps)
     score: str = "logit"  # which score it explains where the user names none
     is_stochastic: bool = True  # False: it takes a seed for some options only, and its default map ignores it
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     option_overrides: OptionOverrides = field(default_factory=OptionOverrides, repr=False)
     extra_cost: ExtraCost = field(default=ExtraCost(), repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
-    facts: Facts = field(default=NO_FACTS, repr=False)  # of the file beside its module
-    # Of a method that was fitted to one model: why it does not fit this one, or None
 
     @property
     def summary(self) -> str:
         """The first line of its docstring."""
-        return (inspect.getdoc(self.function) or "").split("\n")[0]
+        return self.first_line
 
     def requirements(self, **options: Any) -> Requires:
         """Return what it needs of a trace with these options, the others at their defaults."""
         if isinstance(self.requires, Requires):
             return self.requires
-        return self.requires(**{name: p.default for name, p in parameters(self.function).items()} | options)
+        return self.requires(**{name: o.default for name, o in function_options(self.function).items()} | options)
 
     @property
     def passes(self) -> Passes:
@@ -241,15 +242,11 @@ class Method:
         return count(**options, **({"patches": patches} if by_patches else {}))
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Every option with its default."""
-        defaults = {name: p.default for name, p in parameters(self.function).items()}
-        if self.aggregation is not None:
-            words = self.option_overrides.words
-            defaults |= {
-                words.get(name, name): getattr(self.aggregation, name) for name in layer_options(self, self.aggregation)
-            }
-        return defaults | ({"relu": True} if self.relu else {})
+    def option_list(self) -> tuple[Option, ...]:
+        """Every option: those of its function, of its aggregation under the names that users type, and `relu`."""
+        words = self.option_overrides.words
+        layered = (replace(o, name=words.get(o.name, o.name)) for o in layer_options(self, self.aggregation).values())
+        return (*function_options(self.function).values(), *layered, *((RELU,) if self.relu else ()))
 
     @property
     def combinators(self) -> tuple[str, ...]:
@@ -259,11 +256,21 @@ class Method:
         return tuple(f"+{name}" for name in COMBINATORS if self.output == "matrix" or name not in MATRIX_COMBINATORS)
 
 
-def layer_options(method: Method, aggregation: Aggregation | None) -> list[str]:
-    """Return the aggregation's fields that are options of this method: one number per token has no rows to choose."""
-    names = [] if aggregation is None else [f.name for f in dataclasses.fields(aggregation)]
-    names = [name for name in names if name not in method.option_overrides.refused]
-    return [name for name in names if method.output == "matrix" or name != "rows"]
+def function_options(function: Callable[..., Any]) -> dict[str, Option]:
+    """Return the options of a method's function."""
+    return options_of(function, _INJECTED)
+
+
+def layer_options(method: Method, aggregation: Aggregation | None) -> dict[str, Option]:
+    """Return the fields of an aggregation that are options of this method, with its values as defaults.
+
+    One number per token has no rows to choose.
+    """
+    if aggregation is None:
+        return {}
+    without = {*method.option_overrides.refused, *(() if method.output == "matrix" else ("rows",))}
+    fields = options_of(type(aggregation), without)
+    return {name: replace(option, default=getattr(aggregation, name)) for name, option in fields.items()}
 
 
 def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS, **fields: Any) -> None:
@@ -278,7 +285,7 @@ def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS,
     """
     module = getattr(function, "__module__", "")
     facts = facts_of(name, module)
-    caveats = dataclasses.replace(
+    caveats = replace(
         caveats,
         discrepancies=caveats.discrepancies or facts.discrepancies,
         as_written=caveats.as_written or facts.as_written,
@@ -313,13 +320,13 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
     variant.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     variant.__doc__ = f"{method.summary.partition(': ')[0]}: {meaning}\n\n{details}"
     facts = facts_of(name, function.__module__)
-    caveats = dataclasses.replace(
+    caveats = replace(
         method.caveats,
         as_written=facts.as_written,
         discrepancies=facts.discrepancies or f"As {base}.",
         note=note and functools.partial(note, **pinned),
     )
-    registered = dataclasses.replace(
+    registered = replace(
         method,
         name=name,
         function=variant,
@@ -379,9 +386,3 @@ METHODS: Registry[Method] = Registry(
 def find_method(name: str) -> Method:
     """Return a method by its name; raise UnknownName with a suggestion if there is none."""
     return METHODS.resolve(name)
-
-
-@functools.cache
-def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the options of a method's function."""
-    return {name: p for name, p in inspect.signature(function).parameters.items() if name not in _INJECTED}
