@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clairvit._facts import NO_FACTS, Facts
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.option_types import Option
 
@@ -23,6 +24,7 @@ class Registered:
     paper: str
     function: Callable[..., Any] = field(repr=False)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    facts: Facts = field(default=NO_FACTS, repr=False)  # of the file beside its module
 
     @property
     def option_list(self) -> tuple[Option, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -12,13 +12,7 @@ from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.registry import list_metrics as registered_metrics
 from clairvit.models.sources.registry import sources
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Filter = str | Sequence[str]
-
-RESERVED = ("all", "smooth", "shift", "ensemble", "calibrated")  # these stand for other methods
-# Registered by users: these may be registered again, as by a notebook cell that runs twice.
-_user_methods: set[str] = set()
-_user_metrics: set[str] = set()
 
 
 def list_methods(filter: Filter = "*", *, family: str | None = None) -> list[str]:  # noqa: A002

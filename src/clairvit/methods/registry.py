@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from typing import Annotated, Any, Literal, TypeVar
 
 from torch import Tensor
 
 from clairvit._cost import Cost
+from clairvit._facts import entries_of, facts_of
 from clairvit._registry import Registry
 from clairvit._spec import Registered, check_choice, check_function, check_is_free, check_name, is_built_in
 from clairvit.compat import reports, vit_explain
@@ -21,6 +20,7 @@ from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
 from clairvit.option_types import Doc, Option, options_of
+from clairvit.plugins import load_entry_points
 from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
@@ -281,29 +281,6 @@ def layer_options(method: Method, aggregation: Aggregation | None) -> dict[str, 
     return {name: replace(option, default=getattr(aggregation, name)) for name, option in fields.items()}
 
 
-_MODULES = (  # of clairvit.methods, in the order in which their methods are listed
-    "attention",
-    "gradient",
-    "gradient_attention",
-    "cam",
-    "multi_pass",
-    "expected_gradients",
-    "fullgrad",
-    "libra",
-    "lrp",
-    "decomposition",
-    "leave_one_out",
-    "activation_patching",
-    "scorecam",
-    "counterfactual",
-    "lime_shap",
-    "rise",
-    "occlusion",
-    "hsic",
-    "baseline",
-)
-
-
 def method(
     name: str,
     *,
@@ -384,8 +361,9 @@ def method(
         check_function(name, function, "trace" if output == "image" else "layer")
         if not is_built_in(function):
             if not overwrite:
-                check_is_free(name, "method", (*RESERVED, *METHODS), _by_users)
+                check_is_free(name, "method", (*RESERVED, *METHODS.names_so_far), _by_users)
             _by_users.add(name)
+        facts = facts_of(name, function.__module__)
         compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
         registered = Method(
             name=name,
@@ -405,11 +383,12 @@ def method(
             extra_cost=replace(extra_cost, slow=slow or extra_cost.slow),
             caveats=replace(
                 caveats,
-                discrepancies=caveats.discrepancies or _discrepancies().get(name, ""),
-                as_written=caveats.as_written or _as_written(name),
+                discrepancies=caveats.discrepancies or facts.discrepancies,
+                as_written=caveats.as_written or facts.as_written,
             ),
+            facts=facts,
         )
-        METHODS.register(name, registered, module=getattr(function, "__module__", ""))
+        METHODS.register(name, registered, module=function.__module__)
         return function
 
     return register
@@ -438,10 +417,11 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
     options = [p for p in signature.parameters.values() if p.name not in pinned]
     variant.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     variant.__doc__ = f"{method.summary.partition(': ')[0]}: {meaning}\n\n{details}"
+    facts = facts_of(name, function.__module__)
     caveats = replace(
         method.caveats,
-        as_written=_as_written(name),
-        discrepancies=_discrepancies().get(name, f"As {base}."),
+        as_written=facts.as_written,
+        discrepancies=facts.discrepancies or f"As {base}.",
         note=note and functools.partial(note, **pinned),
     )
     registered = replace(
@@ -452,20 +432,9 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
         requires=requires if isinstance(requires, Requires) else functools.partial(requires, **pinned),
         presets={},
         caveats=caveats,
+        facts=facts,
     )
     METHODS.register(name, registered, module=function.__module__)
-
-
-@functools.cache
-def _discrepancies() -> Mapping[str, str]:
-    """Return where papers and public code disagree, by method."""
-    return tomllib.loads(resources.files("clairvit.methods").joinpath("discrepancies.toml").read_text("utf-8"))
-
-
-def _as_written(name: str) -> str:
-    """Return why a method's maps depend on how a network is written; nothing where they do not."""
-    text = resources.files("clairvit.methods").joinpath("as_written.toml").read_text("utf-8")
-    return "; ".join(reason["text"] for reason in tomllib.loads(text).values() if name in reason["methods"])
 
 
 def list_methods() -> list[Method]:
@@ -480,39 +449,24 @@ def by_family(families: Iterable[str]) -> list[int]:
     return sorted(range(len(names)), key=lambda place: order.index(names[place]))
 
 
-# Names that papers, talks and other libraries use, and what the same thing is called here. They are suggested, never
-# taken silently: most of them stand for several methods.
-ALIASES: dict[str, tuple[str, ...]] = {
-    "chefer": ("genatt", "transatt"),
-    "cheferlrp": ("transatt",),
-    "genericattention": ("genatt",),
-    "transformerattribution": ("transatt",),
-    "attentionrollout": ("rollout",),
-    "attention": ("raw-attention", "rollout"),
-    "flow": ("attention-flow",),
-    "gradcam++": ("gradcam-pp",),
-    "gradcamplusplus": ("gradcam-pp",),
-    "guidedgradcam": ("gradcam",),
-    "gradient": ("saliency", "ixg"),
-    "gradients": ("saliency", "ixg"),
-    "vanillagradient": ("saliency", "vanilla"),
-    "inputxgradient": ("ixg",),
-    "gradientxinput": ("ixg",),
-    "gradxinput": ("ixg",),
-    "ig": ("integrated-gradients",),
-    "eg": ("expected-gradients",),
-    "gradientshap": ("expected-gradients",),
-    "intgrad": ("integrated-gradients",),
-    "shap": ("kernelshap",),
-    "shapley": ("kernelshap",),
-    "loo": ("leave-one-out",),
-    "ablation": ("leave-one-out", "occlusion"),
-    "beyondattention": ("transatt",),
-}
+def aliases() -> dict[str, tuple[str, ...]]:
+    """Return names that papers, talks and other libraries use, and what the same thing is called here.
+
+    They are suggested, never taken silently: most of them stand for several methods.
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    registered = {method.name: method.facts for method in METHODS.values()}
+    for name, facts in {**entries_of(__package__), **registered}.items():
+        for alias in facts.aliases:
+            names[alias] = (*names.get(alias, ()), name)
+    return names
+
+
 METHODS: Registry[Method] = Registry(
     "method",
-    aliases=ALIASES,
-    modules=[f"clairvit.methods.{module}" for module in _MODULES],
+    aliases=aliases,
+    package=__package__,
+    load_others=functools.partial(load_entry_points, "clairvit.methods"),
     advice="`clairvit methods` (or cv.list_methods()) lists all of them.",
 )
 

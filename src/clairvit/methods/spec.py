@@ -19,7 +19,6 @@ from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes,
 from clairvit.methods.flow import Flow
 from clairvit.methods.parsing import RECIPE, SEARCHED, parse_spec, refuse_auto
 from clairvit.methods.registry import (
-    ALIASES,
     COMBINATORS,
     MATRIX_COMBINATORS,
     METHODS,
@@ -190,7 +189,7 @@ def resolve_method(method: str | MethodSpec | ParsedSpec, **options: Any) -> Met
     try:
         parsed = parse_spec(method)
     except BadInput as error:
-        near = did_you_mean(method, METHODS, ALIASES) if isinstance(method, str) else ""
+        near = did_you_mean(method, METHODS, METHODS.aliases) if isinstance(method, str) else ""
         raise BadInput(f"{error}{near}") from None
     return resolve_parsed(parsed.with_options(options))
 

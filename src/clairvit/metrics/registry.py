@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 from torch import Tensor
 
 from clairvit._cost import Cost
+from clairvit._facts import facts_of
 from clairvit._registry import Registry
 from clairvit._spec import (
     ParsedSpec,
@@ -26,6 +28,7 @@ from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.parsing import parse_spec
 from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.option_types import Option, options_of
+from clairvit.plugins import load_entry_points
 
 Better = Literal["higher", "lower"]
 Span = tuple[float, float]  # smallest and largest possible value
@@ -33,17 +36,6 @@ UNBOUNDED_TARGET = "target_score"  # the setting of a score that is not the prob
 Need = Literal["masks", "others", "parts", "methods"]
 F = TypeVar("F", bound=Callable[..., Any])
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation", "parts")
-_MODULES = (
-    "clairvit.metrics.curves",
-    "clairvit.metrics.faithfulness",
-    "clairvit.metrics.robustness",
-    "clairvit.metrics.complexity",
-    "clairvit.metrics.randomisation",
-    "clairvit.metrics.localisation",
-    "clairvit.metrics.grid_pointing",
-    "clairvit.metrics.parts",
-    "clairvit.compat.quantus",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +176,11 @@ class MetricOutput:
 
 
 METRICS: Registry[Metric] = Registry(
-    "metric", modules=_MODULES, advice="`clairvit metrics` (or cv.list_metrics()) lists all of them."
+    "metric",
+    package=__package__,
+    modules=["clairvit.compat.quantus"],
+    load_others=functools.partial(load_entry_points, "clairvit.metrics"),
+    advice="`clairvit metrics` (or cv.list_metrics()) lists all of them.",
 )
 _by_users: set[str] = set()  # metrics that users registered: these may be registered again
 _added_presets: dict[str, dict[str, Mapping[str, Any]]] = {}  # of metrics whose module may not be imported yet
@@ -265,8 +261,9 @@ def metric(
         check_function(name, function)
         if not is_built_in(function):
             if not overwrite:
-                check_is_free(name, "metric", METRICS.names, _by_users)
+                check_is_free(name, "metric", METRICS.names_so_far, _by_users)
             _by_users.add(name)
+        facts = facts_of(name, function.__module__)
         registered = Metric(
             name=name,
             family=family,
@@ -279,14 +276,15 @@ def metric(
             scope=scope,
             rank_only=rank_only,
             cost=cost,
-            discrepancies=discrepancies,
+            discrepancies=discrepancies or facts.discrepancies,
+            facts=facts,
             flipped_by=(flipped_by,) if flipped_by and isinstance(flipped_by[0], str) else flipped_by,
             in_score=in_score,
             span_with=span_with,
             undefined=undefined,
             whole_set=whole_set,
         )
-        METRICS.register(name, registered, module=getattr(function, "__module__", ""))
+        METRICS.register(name, registered, module=function.__module__)
         return function
 
     return register
