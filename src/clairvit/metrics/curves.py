@@ -39,7 +39,7 @@ Width = Annotated[
 ]
 CurveScore = Annotated[
     Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"],
-    Doc("the y axis: probability, logit, its logarithm, accuracy, or the drop since the whole image"),
+    Doc("the y axis: probability, logit, log-probability, accuracy, or a drop from the whole image"),
 ]
 Granularity = Annotated[
     Literal["patch", "pixel", "channel"],

@@ -31,7 +31,7 @@ from clairvit.option_types import Doc
 
 Removal = Annotated[
     Literal["token", "mean", "image-mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"],
-    Doc("what takes the place of what is removed; token and road remove patches themselves or impute them"),
+    Doc("what takes the place of removed patches; token drops them from the sequence, road imputes them"),
 ]
 REMOVALS: tuple[str, ...] = get_args(get_args(Removal)[0])
 SIGMA = 5.0  # pixels, of both blurs
