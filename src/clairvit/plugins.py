@@ -113,7 +113,7 @@ def _import(source: Import) -> None:
     known = set(sys.modules)
     try:
         with (
-            _registering(f"'{name}'") as registrations,
+            _registering(f"'{path or name}'") as registrations,
             importable_from(source.folder if path is None else path.parent),
         ):
             module = importlib.import_module(source.name) if path is None else _import_file(path)
