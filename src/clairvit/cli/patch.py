@@ -86,7 +86,7 @@ def patch(
 ) -> None:
     import clairvit as cv
     from clairvit.models.image_files import read_image
-    from clairvit.perturbation.patching import check_sweep, join_sweeps
+    from clairvit.perturbation.patching import PatchSweep, check_sweep
 
     # What is misspelt is refused before a model is loaded.
     chosen = value or ("zero" if source is None else "source")
@@ -114,7 +114,7 @@ def patch(
             advance(len(listed))
         if not sweeps:
             exit_on_failures(0, failures, "patched")
-        sweep = join_sweeps(sweeps)
+        sweep = PatchSweep.concat(sweeps)
         files = _write(sweep, path)
     if output.as_json:
         _print_json(sweep, files, notes, failures)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -16,10 +15,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._rows import Rows, RowSequence, first, joined, per_row, same, union
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
 from clairvit.models.preprocess import Preprocess
-from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE, join_targets
+from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE
 
 if TYPE_CHECKING:
     from clairvit.methods.spec import MethodSpec
@@ -62,12 +62,22 @@ class Cost:
             self.own_seconds + other.own_seconds,
         )
 
+    @staticmethod
+    def of_batches(costs: Sequence[Cost]) -> Cost:
+        """Return passes per image and the seconds of all batches; parts of one batch share one object, counted once."""
+        batches = list({id(cost): cost for cost in costs}.values())
+        return Cost(
+            max(cost.forwards for cost in batches),
+            max(cost.backwards for cost in batches),
+            sum(cost.seconds for cost in batches),
+            sum(cost.own_seconds for cost in batches),
+        )
+
 
 FUSIONS = ("min", "mean", "max")
 
 
-@dataclass(frozen=True, eq=False)
-class Heads:
+class Heads(Rows):
     """The maps of each attention head in each layer, and of the heads of a layer fused by min, mean and max.
 
     Args:
@@ -84,10 +94,10 @@ class Heads:
         (12, 3, 1, 14, 14)
     """
 
-    method: str
-    maps: Tensor
-    fused: Tensor
-    whole: Tensor | None = None
+    method: str = first()
+    maps: Tensor = per_row(axis=2)
+    fused: Tensor = per_row(axis=2)
+    whole: Tensor | None = per_row(axis=1, default=None)
 
     def __repr__(self) -> str:
         layers, heads, maps, *_ = self.maps.shape
@@ -117,21 +127,16 @@ class TextRelevance:
         return f"TextRelevance({', '.join(f'{token!r} {value:.3g}' for token, value in pairs)})"
 
 
-@dataclass(frozen=True, eq=False)
-class Origin:
+class Origin(Rows):
     """The model and the target of each map, for `Explanation.check`; files and pickles hold None in its place."""
 
-    models: tuple[Model, ...]  # one per map: the model, or one that reads another output of it
-    targets: tuple[TargetBatch, ...]  # one per map, of one row
+    models: tuple[Model, ...] = per_row()  # the model of each map, or one that reads another output of it
+    targets: tuple[TargetBatch, ...] = per_row()  # of one row each
 
     @classmethod
     def of(cls, model: Model, target: TargetBatch) -> Origin:
         """Return the origin of maps of one model, given a target with one row per map."""
         return cls((model,) * len(target), tuple(target.take([row]) for row in range(len(target))))
-
-    def take(self, rows: Sequence[int]) -> Origin:
-        """Return the origin of chosen maps."""
-        return Origin(tuple(self.models[row] for row in rows), tuple(self.targets[row] for row in rows))
 
     def groups(self) -> list[tuple[list[int], Model, TargetBatch]]:
         """Return the maps that one model and one kind of score made: their rows, the model, and their target."""
@@ -139,7 +144,8 @@ class Origin:
         for row, (model, target) in enumerate(zip(self.models, self.targets, strict=True)):
             rows_of.setdefault((id(model), target.score, target.activation), []).append(row)
         return [
-            (rows, self.models[rows[0]], join_targets([self.targets[row] for row in rows])) for rows in rows_of.values()
+            (rows, self.models[rows[0]], type(self.targets[0]).concat(self.targets[row] for row in rows))
+            for rows in rows_of.values()
         ]
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -153,12 +159,17 @@ class Origin:
         return self
 
 
-@dataclass(frozen=True, eq=False)
-class Explanation:
+def _join_logits(parts: Sequence[Tensor]) -> Tensor:
+    """Return the scores of all maps, [B, C]; rows of outputs with fewer columns end in NaN."""
+    width = max(logits.shape[-1] for logits in parts)
+    return torch.cat([F.pad(logits, (0, width - logits.shape[-1]), value=math.nan) for logits in parts])
+
+
+class Explanation(RowSequence):
     """B raw signed maps, one per image and target. Clipping, upsampling and colour come later, when it is drawn.
 
-    A sequence: `len(ex)`, `ex[0]`, `ex[2:5]`, `ex[[0, 3]]` and iteration give explanations of some of the maps.
-    A notebook cell that ends with an explanation shows its picture.
+    A sequence: `len(ex)`, `ex[0]`, `ex[2:5]`, `ex[[0, 3]]`, `ex[mask]` and iteration give explanations of some of the
+    maps, with the cost of the whole batch. A notebook cell that ends with an explanation shows its picture.
 
     Args:
         maps: [B, rows, cols], raw and signed.
@@ -201,36 +212,36 @@ class Explanation:
         (2, ('Egyptian Mau',), (2, 14, 14))
     """
 
-    maps: Tensor
-    method: str
-    signed: bool
-    targets: tuple[str, ...]
-    classes: tuple[int | None, ...]
-    score: str
-    logits: Tensor
-    probabilities: tuple[float | None, ...]
-    pixels: Tensor
-    names: tuple[str, ...]
-    model: str
-    labels: tuple[str, ...]
-    preprocess: Preprocess
-    seed: int
-    cost: Cost
-    standard_error: Tensor | None = None
-    chosen: Tensor | None = None
-    regions: Tensor | None = None
-    layers: Tensor | None = None
-    heads: Heads | None = None
-    text_relevance: tuple[TextRelevance, ...] = ()
-    family: str = ""
-    class_specific: bool = True
-    classifier: bool = True
-    activation: Activation = "softmax"
-    notes: tuple[str, ...] = ()
-    weights_hash: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    checked: CheckResult | None = None
-    origin: Origin | None = field(default=None, repr=False)
+    maps: Tensor = per_row()
+    method: str = same()
+    signed: bool = first()
+    targets: tuple[str, ...] = per_row()
+    classes: tuple[int | None, ...] = per_row()
+    score: str = first()
+    logits: Tensor = per_row(join=_join_logits)
+    probabilities: tuple[float | None, ...] = per_row()
+    pixels: Tensor = per_row()
+    names: tuple[str, ...] = per_row()
+    model: str = same()
+    labels: tuple[str, ...] = first()
+    preprocess: Preprocess = first()
+    seed: int = first()
+    cost: Cost = joined(Cost.of_batches)
+    standard_error: Tensor | None = per_row(default=None)
+    chosen: Tensor | None = per_row(default=None)
+    regions: Tensor | None = per_row(default=None)
+    layers: Tensor | None = per_row(axis=1, default=None)
+    heads: Heads | None = per_row(default=None)
+    text_relevance: tuple[TextRelevance, ...] = per_row(default=())
+    family: str = first(default="")
+    class_specific: bool = first(default=True)
+    classifier: bool = first(default=True)
+    activation: Activation = first(default="softmax")
+    notes: tuple[str, ...] = union(default=())
+    weights_hash: str = first(default="")
+    versions: dict[str, str] = first(default_factory=dict)
+    checked: CheckResult | None = per_row(default=None)
+    origin: Origin | None = per_row(default=None, repr=False)
 
     @property
     def class_scores(self) -> tuple[float | None, ...]:
@@ -251,57 +262,38 @@ class Explanation:
             for row, target in enumerate(targets)
         )
 
-    def __len__(self) -> int:
-        return len(self.maps)
-
-    def __iter__(self) -> Iterator[Explanation]:
-        return (self[i] for i in range(len(self)))
-
     def __repr__(self) -> str:
         """Return one line: method, model, shape of the maps and the first targets."""
         targets = ", ".join(self.targets[:SHOWN_TARGETS]) + (", …" if len(self) > SHOWN_TARGETS else "")
         shape = "×".join(map(str, self.maps.shape))
         return f"Explanation({self.method!r} of {self.model}, {shape}: {targets})"
 
-    def __getitem__(self, items: int | slice | Sequence[int]) -> Explanation:
-        """Return the explanation of some of the maps: ex[0], ex[2:5], ex[[0, 3]].
+    @classmethod
+    def concat(cls, parts: Iterable[Self]) -> Self:
+        """Return the maps of several explanations as one; see `cv.concat`."""
+        parts = list(parts)
+        if not parts:
+            raise BadInput("No explanations were given to join; expected at least one.")
+        outputs = {(part.labels, part.classifier, part.activation, part.logits.shape[-1]) for part in parts}
+        scores = {part.score for part in parts}
+        if len({(part.method, part.model) for part in parts}) > 1 or (len(outputs) == 1 and len(scores) > 1):
+            raise BadInput(
+                "Only explanations by the same method, model and score fit into one; compare methods instead."
+            )
+        if any(part.regions is not None for part in parts):  # other targets have none: False everywhere
+            parts = [replace(part, regions=part._regions()) for part in parts]
+        whole = super().concat(parts)
+        if len(outputs) > 1:  # of different outputs of one model: a query's classes and its box
+            score = whole.score if len(scores) == 1 else CUSTOM_SCORE
+            whole = replace(whole, labels=(), classifier=False, activation="raw", score=score)
+        if len({part.weights_hash for part in parts}) > 1:
+            whole = replace(whole, origin=None)
+        return whole
 
-        The cost stays that of the whole batch.
-        """
-        rows = range(len(self))
-        if isinstance(items, slice):
-            return self._take(list(rows[items]))
-        if isinstance(items, Sequence):
-            return self._take([rows[item] for item in items])
-        return self._take([rows[operator.index(items)]])
-
-    def _take(self, rows: list[int]) -> Explanation:
-        heads = self.heads
-        return replace(
-            self,
-            maps=self.maps[rows],
-            targets=tuple(self.targets[row] for row in rows),
-            classes=tuple(self.classes[row] for row in rows),
-            logits=self.logits[rows],
-            probabilities=tuple(self.probabilities[row] for row in rows),
-            pixels=self.pixels[rows],
-            names=tuple(self.names[row] for row in rows),
-            standard_error=None if self.standard_error is None else self.standard_error[rows],
-            chosen=None if self.chosen is None else self.chosen[rows],
-            regions=None if self.regions is None else self.regions[rows],
-            checked=None if self.checked is None else self.checked.take(rows),
-            origin=None if self.origin is None else self.origin.take(rows),
-            layers=None if self.layers is None else self.layers[:, rows],
-            text_relevance=tuple(self.text_relevance[row] for row in rows) if self.text_relevance else (),
-            heads=None
-            if heads is None
-            else replace(
-                heads,
-                maps=heads.maps[:, :, rows],
-                fused=heads.fused[:, :, rows],
-                whole=None if heads.whole is None else heads.whole[:, rows],
-            ),
-        )
+    def _regions(self) -> Tensor:
+        """Return the regions, [B, H, W]; False everywhere where the targets are about no part of the image."""
+        height, width = self.pixels.shape[-2:]
+        return torch.zeros(len(self), height, width, dtype=torch.bool) if self.regions is None else self.regions
 
     def numpy(self) -> NDArray[Any]:
         """Return the maps as an array [B, rows, cols] in their own precision."""
@@ -418,98 +410,7 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         >>> cv.concat(parts).targets
         ('Bengal', 'Beagle')
     """
-    if not explanations:
-        raise BadInput("No explanations were given to join; expected at least one.")
-    first = explanations[0]
-    outputs = {(part.labels, part.classifier, part.activation, part.logits.shape[-1]) for part in explanations}
-    scores = {part.score for part in explanations}
-    if len({(part.method, part.model) for part in explanations}) > 1 or (len(outputs) == 1 and len(scores) > 1):
-        raise BadInput("Only explanations by the same method, model and score fit into one; compare methods instead.")
-    if len(outputs) > 1:  # of different outputs of one model: a query's classes and its box
-        first = replace(first, labels=(), classifier=False, activation="raw")
-        first = replace(first, score=first.score if len(scores) == 1 else CUSTOM_SCORE)
-    layers = [part.layers for part in explanations if part.layers is not None]
-    heads = [part.heads for part in explanations if part.heads is not None]
-    return replace(
-        first,
-        maps=torch.cat([part.maps for part in explanations]),
-        targets=tuple(target for part in explanations for target in part.targets),
-        classes=tuple(index for part in explanations for index in part.classes),
-        logits=_concat_logits([part.logits for part in explanations]),
-        probabilities=tuple(probability for part in explanations for probability in part.probabilities),
-        pixels=torch.cat([part.pixels for part in explanations]),
-        names=tuple(name for part in explanations for name in part.names),
-        standard_error=cat_if_all([part.standard_error for part in explanations]),
-        chosen=cat_if_all([part.chosen for part in explanations]),
-        regions=_concat_regions(explanations),
-        text_relevance=tuple(text for part in explanations for text in part.text_relevance)
-        if all(part.text_relevance for part in explanations)
-        else (),
-        layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
-        heads=_concat_heads(heads) if len(heads) == len(explanations) else None,
-        cost=_concat_cost([part.cost for part in explanations]),
-        origin=_concat_origins(explanations),
-        checked=_concat_checks([part.checked for part in explanations]),
-        notes=tuple(dict.fromkeys(note for part in explanations for note in part.notes)),
-    )
-
-
-def cat_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the tensors concatenated along the first axis; None if one of them is missing."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    return torch.cat(present) if present and len(present) == len(tensors) else None
-
-
-def _concat_regions(explanations: Sequence[Explanation]) -> Tensor | None:
-    """Return the regions of all maps, [B, H, W]; False everywhere for targets without one, None if there is none."""
-    if all(part.regions is None for part in explanations):
-        return None
-    empty = [torch.zeros(len(part), *part.pixels.shape[-2:], dtype=torch.bool) for part in explanations]
-    return torch.cat(
-        [part.regions if part.regions is not None else none for part, none in zip(explanations, empty, strict=True)]
-    )
-
-
-def _concat_logits(parts: Sequence[Tensor]) -> Tensor:
-    """Return the scores of all maps, [B, C]; rows of outputs with fewer columns end in NaN."""
-    width = max(logits.shape[-1] for logits in parts)
-    return torch.cat([F.pad(logits, (0, width - logits.shape[-1]), value=math.nan) for logits in parts])
-
-
-def _concat_origins(explanations: Sequence[Explanation]) -> Origin | None:
-    """Return the origin of all maps; None if one has none, or if their weights differ."""
-    origins = [part.origin for part in explanations if part.origin is not None]
-    if len(origins) < len(explanations) or len({part.weights_hash for part in explanations}) > 1:
-        return None
-    models = tuple(model for origin in origins for model in origin.models)
-    return Origin(models, tuple(target for origin in origins for target in origin.targets))
-
-
-def _concat_checks(checks: Sequence[CheckResult | None]) -> CheckResult | None:
-    """Return the checks of all maps; None if one is missing."""
-    present = [check for check in checks if check is not None]
-    return present[0].joined(present[1:]) if len(present) == len(checks) else None
-
-
-def _concat_heads(heads: Sequence[Heads]) -> Heads:
-    whole = [part.whole for part in heads if part.whole is not None]
-    return Heads(
-        heads[0].method,
-        torch.cat([part.maps for part in heads], dim=2),
-        torch.cat([part.fused for part in heads], dim=2),
-        torch.cat(whole, dim=1) if len(whole) == len(heads) else None,
-    )
-
-
-def _concat_cost(costs: Sequence[Cost]) -> Cost:
-    """Return passes per image and the seconds of all batches; parts of one batch share one object, counted once."""
-    batches = list({id(cost): cost for cost in costs}.values())
-    return Cost(
-        max(cost.forwards for cost in batches),
-        max(cost.backwards for cost in batches),
-        sum(cost.seconds for cost in batches),
-        sum(cost.own_seconds for cost in batches),
-    )
+    return Explanation.concat(explanations)
 
 
 class Comparison(dict[str, Explanation]):

@@ -8,10 +8,9 @@ features.similarity(3, 5)    # cosine of every patch to the one in row 3, column
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clairvit._rows import RowSequence, per_row, same, union
 from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput, ClairWarning, NotApplicable, user_stacklevel
 from clairvit.execution import ExecutionOptions
@@ -46,12 +46,20 @@ Foreground = Literal["positive", "negative"]
 SIDES = ("positive", "negative")
 
 
-@dataclass(frozen=True, eq=False)
-class PatchFeatures:
+def _take_of_each_layer(layers: tuple[PatchFeatures, ...], rows: list[int]) -> tuple[PatchFeatures, ...]:
+    return tuple(layer.take(rows) for layer in layers)
+
+
+def _join_each_layer(parts: Sequence[tuple[PatchFeatures, ...]]) -> tuple[PatchFeatures, ...]:
+    return tuple(PatchFeatures.concat(layers) for layers in zip(*parts, strict=True)) if all(parts) else ()
+
+
+class PatchFeatures(RowSequence):
     """The patch tokens of one layer as pictures: principal components, norms, outliers, similarities.
 
     A sequence: `len(features)`, `features[0]`, `features[2:5]` and iteration give the features of some of the images,
-    in the same basis and on the same colour scale. A notebook cell that ends with one shows its picture.
+    in the same basis and on the same colour scale; parts of one basis can be joined (`PatchFeatures.concat`). A
+    notebook cell that ends with one shows its picture.
 
     Args:
         tokens: [B, rows, cols, d], the output of the layer.
@@ -85,58 +93,31 @@ class PatchFeatures:
         torch.Size([1, 14, 14])
     """
 
-    tokens: Tensor
-    pca: Tensor
-    explained_variance: Tensor
-    explained_variance_ratio: Tensor
-    components: Tensor
-    mean: Tensor
-    norms: Tensor
-    outliers: Tensor | None
-    limits: Tensor
-    layer: int
-    layer_name: str
-    names: tuple[str, ...]
-    model: str
-    pixels: Tensor
-    preprocess: Preprocess
-    foreground: Tensor | None = None
-    layers: tuple[PatchFeatures, ...] = ()
-    notes: tuple[str, ...] = ()
-    weights_hash: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __iter__(self) -> Iterator[PatchFeatures]:
-        return (self[i] for i in range(len(self)))
+    tokens: Tensor = per_row()
+    pca: Tensor = per_row()
+    explained_variance: Tensor = same()
+    explained_variance_ratio: Tensor = same()
+    components: Tensor = same()
+    mean: Tensor = same()
+    norms: Tensor = per_row()
+    outliers: Tensor | None = per_row()
+    limits: Tensor = same()
+    layer: int = same()
+    layer_name: str = same()
+    names: tuple[str, ...] = per_row()
+    model: str = same()
+    pixels: Tensor = per_row()
+    preprocess: Preprocess = same()
+    foreground: Tensor | None = per_row(default=None)
+    layers: tuple[PatchFeatures, ...] = per_row(default=(), take=_take_of_each_layer, join=_join_each_layer)
+    notes: tuple[str, ...] = union(default=())
+    weights_hash: str = same(default="")
+    versions: dict[str, str] = same(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return one line: layer, model and shape."""
         patches = "×".join(map(str, self.norms.shape))
         return f"PatchFeatures({self.layer_name} of {self.model}, {patches} patches, {self.tokens.shape[-1]} channels)"
-
-    def __getitem__(self, items: int | slice | Sequence[int]) -> PatchFeatures:
-        """Return the features of some of the images, in the same basis: f[0], f[2:5], f[[0, 3]]."""
-        images = range(len(self))
-        if isinstance(items, slice):
-            rows = list(images[items])
-        elif isinstance(items, Sequence):
-            rows = [images[item] for item in items]
-        else:
-            rows = [images[operator.index(items)]]
-        return replace(
-            self,
-            tokens=self.tokens[rows],
-            pca=self.pca[rows],
-            norms=self.norms[rows],
-            outliers=None if self.outliers is None else self.outliers[rows],
-            names=tuple(self.names[row] for row in rows),
-            pixels=self.pixels[rows],
-            foreground=None if self.foreground is None else self.foreground[rows],
-            layers=tuple(layer[rows] for layer in self.layers),
-        )
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import html
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, overload
 
+from numpy.typing import NDArray
+from torch import Tensor
+
 from clairvit._io import to_json
+from clairvit._rows import Indices, Rows, first, joined, per_row, row_numbers, union
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Cost
 from clairvit.numerics import percent
@@ -179,8 +182,7 @@ class MapCheck:
         return f"<p><b>{html.escape(str(self.verdict or 'not checked'))}</b>: {html.escape(str(self))}</p>"
 
 
-@dataclass(frozen=True, eq=False)
-class CheckResult(Sequence[MapCheck]):
+class CheckResult(Rows, Sequence[MapCheck]):
     """The checks of B maps: a sequence of `MapCheck`. Printed, it is one sentence per map.
 
     Args:
@@ -198,13 +200,10 @@ class CheckResult(Sequence[MapCheck]):
         'probability'
     """
 
-    checks: tuple[MapCheck, ...]
-    cost: Cost = field(default_factory=Cost)
-    seed: int = 0
-    notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.checks)
+    checks: tuple[MapCheck, ...] = per_row()
+    cost: Cost = joined(Cost.of_batches, default_factory=Cost)
+    seed: int = first(default=0)
+    notes: tuple[str, ...] = union(default=())
 
     def __iter__(self) -> Iterator[MapCheck]:
         return iter(self.checks)
@@ -212,30 +211,16 @@ class CheckResult(Sequence[MapCheck]):
     @overload
     def __getitem__(self, items: int) -> MapCheck: ...
     @overload
-    def __getitem__(self, items: slice) -> CheckResult: ...
-    def __getitem__(self, items: int | slice) -> MapCheck | CheckResult:
+    def __getitem__(self, items: slice | Sequence[int] | Tensor | NDArray[Any]) -> CheckResult: ...
+    def __getitem__(self, items: Indices) -> MapCheck | CheckResult:
         """Return the check of one map, or the checks of some."""
-        if isinstance(items, slice):
-            return self.take(list(range(len(self))[items]))
-        return self.checks[operator.index(items)]
-
-    def take(self, rows: Sequence[int]) -> CheckResult:
-        """Return the checks of chosen maps."""
-        return CheckResult(tuple(self.checks[row] for row in rows), self.cost, self.seed, self.notes)
+        rows = row_numbers(items, len(self))
+        is_single = hasattr(items, "__index__") and not getattr(items, "ndim", 0)
+        return self.checks[rows[0]] if is_single else self.take(rows)
 
     def joined(self, others: Sequence[CheckResult]) -> CheckResult:
         """Return the checks of these maps, then those of other results."""
-        results = (self, *others)
-        return CheckResult(
-            tuple(check for result in results for check in result.checks),
-            Cost(
-                max(result.cost.forwards for result in results),
-                max(result.cost.backwards for result in results),
-                sum(result.cost.seconds for result in results),
-            ),
-            self.seed,
-            tuple(dict.fromkeys(note for result in results for note in result.notes)),
-        )
+        return CheckResult.concat((self, *others))
 
     @property
     def verdicts(self) -> tuple[Verdict | None, ...]:

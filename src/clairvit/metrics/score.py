@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._rows import Rows, first, joined, per_row, same, union
 from clairvit.errors import ClairError
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.confidence_intervals import mean_interval, standard_deviation
@@ -20,8 +21,7 @@ from clairvit.metrics.confidence_intervals import mean_interval, standard_deviat
 Counts = NDArray[np.float64]  # [n, K, 2]
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
+class Curve(Rows):
     """The curves that a score was computed from, one per image.
 
     Args:
@@ -36,10 +36,10 @@ class Curve:
         [0.0, 0.2, 0.4, 0.6, 0.8]
     """
 
-    x: Tensor
-    y: Tensor
-    meaning: str
-    across: str = "part of the image"
+    x: Tensor = same()
+    y: Tensor = per_row()
+    meaning: str = same()
+    across: str = same(default="part of the image")
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,15 @@ class Prediction:
     label: int | None
 
 
-@dataclass(frozen=True, eq=False)
-class Score:
+def _widest(spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the span that holds all spans."""
+    return min(low for low, _ in spans), max(high for _, high in spans)
+
+
+class Score(Rows):
     """One metric of one method on a set of images. Undefined values are NaN and are counted, never replaced.
+
+    `score.take([0, 3])` is the score of some of the images, `Score.concat` joins those of several sets.
 
     Args:
         metric: The canonical metric string, e.g. "deletion(removal=black)".
@@ -80,21 +86,21 @@ class Score:
         (torch.Size([1]), 'higher', 1)
     """
 
-    metric: str
-    method: str
-    values: Tensor
-    better: str
-    span: tuple[float, float]
-    degenerate: Tensor
-    names: tuple[str, ...]
-    model: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    cost: Cost = field(default_factory=Cost)
-    curve: Curve | None = None
-    baselines: Mapping[str, Score] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    counts: Tensor | None = None
+    metric: str = same()
+    method: str = same()
+    values: Tensor = per_row()
+    better: str = same()
+    span: tuple[float, float] = joined(_widest)
+    degenerate: Tensor = per_row()
+    names: tuple[str, ...] = per_row()
+    model: str = same()
+    settings: Mapping[str, Any] = first(default_factory=dict)
+    seed: int = first(default=0)
+    cost: Cost = joined(Cost.of_batches, default_factory=Cost)
+    curve: Curve | None = per_row(default=None)
+    baselines: Mapping[str, Score] = per_row(default_factory=dict)
+    notes: tuple[str, ...] = union(default=())
+    counts: Tensor | None = per_row(default=None)
 
     @property
     def valid(self) -> NDArray[np.float64]:

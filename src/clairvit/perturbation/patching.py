@@ -6,8 +6,8 @@ The user's own model runs; one activation of it is replaced on the way (`perturb
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from clairvit._rows import RowSequence, per_row, same
 from clairvit.errors import BadInput, NotApplicable, UnknownName, WrongType, did_you_mean
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.images import Batch, prepare
@@ -89,9 +90,10 @@ class PatchedScores:
         return batch
 
 
-@dataclass(frozen=True, eq=False)
-class PatchSweep:
+class PatchSweep(RowSequence):
     """Hold how a target's score changes when one site after the other is patched.
+
+    A sequence of its images: `len(sweep)`, `sweep[0]`, `sweep[2:5]`; `PatchSweep.concat` joins those of batches.
 
     Attributes:
         effects: Patched − original score of the target, [B, L, H]; H = 1 unless the sites are heads, and NaN where a
@@ -111,14 +113,14 @@ class PatchSweep:
         (torch.Size([12, 1]), ('Bengal',))
     """
 
-    effects: Tensor
-    kind: Kind
-    value: str
-    target: tuple[str, ...]
-    score: str
-    scores: Tensor
-    names: tuple[str, ...]
-    model: str
+    effects: Tensor = per_row()
+    kind: Kind = same()
+    value: str = same()
+    target: tuple[str, ...] = per_row()
+    score: str = same()
+    scores: Tensor = per_row()
+    names: tuple[str, ...] = per_row()
+    model: str = same()
 
     def __repr__(self) -> str:
         """Return one line: the kind of site, the value and the size of the table."""
@@ -180,17 +182,6 @@ def check_sweep(kind: Any, value: Any, source: Any) -> None:
     _check_source_is_used(source, [value])
     if value == "source" and source is None:
         raise _no_source()
-
-
-def join_sweeps(sweeps: Sequence[PatchSweep]) -> PatchSweep:
-    """Return the sweeps of several batches of images as one, in their order."""
-    return replace(
-        sweeps[0],
-        effects=torch.cat([sweep.effects for sweep in sweeps]),
-        target=tuple(title for sweep in sweeps for title in sweep.target),
-        scores=torch.cat([sweep.scores for sweep in sweeps]),
-        names=tuple(name for sweep in sweeps for name in sweep.names),
-    )
 
 
 @own_grad_mode()
