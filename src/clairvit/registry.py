@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.methods.aggregation import Aggregation
-from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import BACKWARD, FAMILIES, ExtraCost, Method, Requires, parameters
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.registry import register as register_method

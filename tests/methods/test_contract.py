@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
-from clairvit.methods.explanation import Comparison, Cost
+from clairvit.methods.explanation import Comparison
 from clairvit.methods.spec import resolve_method
 from helpers.custom_vits import CLASSES, Block, HomeMade, MatmulAttention
 from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, method_of, short

@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Product, Single, Suffixes, Total
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import check_plane
 from clairvit.methods.multi_pass import Sigma, by_variant, noisy_images, run_variants
 from clairvit.methods.parsing import ParsedSpec, parse_spec
@@ -31,7 +32,6 @@ from clairvit.numerics import average_ranks, min_max, pool_to_grid, positive_ove
 from clairvit.option_types import Passes as PassCount
 from clairvit.option_types import Range, check_range
 from clairvit.perturbation.removal import patches_to_pixels
-from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
 By = Literal["rank", "minmax", "max"]

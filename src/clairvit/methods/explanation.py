@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._rows import Rows, RowSequence, first, joined, per_row, same, union
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
@@ -30,48 +31,6 @@ if TYPE_CHECKING:
 
 SHOWN_TARGETS = 3  # in a repr
 SHOWN_METHODS = 6
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Passes and seconds. For a map computed together with others: as if alone, so the shared trace counts in each.
-
-    Args:
-        forwards: Forward passes per image.
-        backwards: Backward passes per image.
-        seconds: Wall-clock time.
-        own_seconds: Of these, the method's own arithmetic on top of the trace.
-
-    Example:
-        >>> import clairvit as cv
-        >>> cost = cv.explain("pets", "demo", "legrad").cost
-        >>> cost.forwards, cost.backwards
-        (1, 1)
-    """
-
-    forwards: int = 0
-    backwards: int = 0
-    seconds: float = 0.0
-    own_seconds: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.forwards + other.forwards,
-            self.backwards + other.backwards,
-            self.seconds + other.seconds,
-            self.own_seconds + other.own_seconds,
-        )
-
-    @staticmethod
-    def of_batches(costs: Sequence[Cost]) -> Cost:
-        """Return passes per image and the seconds of all batches; parts of one batch share one object, counted once."""
-        batches = list({id(cost): cost for cost in costs}.values())
-        return Cost(
-            max(cost.forwards for cost in batches),
-            max(cost.backwards for cost in batches),
-            sum(cost.seconds for cost in batches),
-            sum(cost.own_seconds for cost in batches),
-        )
 
 
 FUSIONS = ("min", "mean", "max")

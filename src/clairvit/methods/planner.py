@@ -9,11 +9,11 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import ClairError, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.executor import Result, run
-from clairvit.methods.explanation import Cost
 from clairvit.methods.result import as_map_result
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._registry import Registry
 from clairvit.compat import reports, vit_explain
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Aggregation
-from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
 from clairvit.tracing.attention_reductions import Entry

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from clairvit._cost import Cost
 from clairvit._registry import Registry
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
-from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.parsing import RECIPE, SEARCHED, ParsedSpec, parse_spec, refuse_auto
 from clairvit.methods.registry import (

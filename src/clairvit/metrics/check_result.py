@@ -18,10 +18,10 @@ from typing import Any, Literal, overload
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._io import to_json
 from clairvit._rows import Indices, Rows, first, joined, per_row, row_numbers, union
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.numerics import percent
 from clairvit.targets.similar import SIMILAR_TO
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import make_generator
 from clairvit.compat.quantus import Draws, numpy_generator
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.metrics.context import (
     EvalContext,
@@ -25,7 +26,6 @@ from clairvit.metrics.pixel_ranking import pixel_ranks, score_without_ranks, squ
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.option_types import Range, check_fields
 from clairvit.perturbation.removal import Removal
-from clairvit.perturbation.rng import make_generator
 from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from clairvit.targets.base import no_probability
 

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import make_generator, random_sets
 from clairvit.compat.quantus import Draws, exact_completeness, infidelity_terms, numpy_subsets
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling, fraction_counts
 from clairvit.metrics.curves import passes
 from clairvit.metrics.pixel_ranking import (
@@ -26,7 +27,6 @@ from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import pearson, spearman
 from clairvit.option_types import Range
 from clairvit.perturbation.removal import Removal
-from clairvit.perturbation.rng import make_generator, random_sets
 from clairvit.perturbation.segments import grid_cells
 
 Features = Literal["patch", "channel"]

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._progress import track
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.option_types import Range
-from clairvit.perturbation.progress import track
 
 GRIDS = 500  # as in the paper
 

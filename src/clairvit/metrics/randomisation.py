@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from clairvit._cost import Cost
+from clairvit._progress import report_progress
+from clairvit._rng import image_noise, make_generator
 from clairvit.compat.quantus import Draws, numpy_generator, numpy_noise
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import area_under_curve
 from clairvit.metrics.registry import MetricOutput, metric
@@ -23,8 +25,6 @@ from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
 from clairvit.numerics import widened
 from clairvit.option_types import Range
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import image_noise, make_generator
 from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.module_state import frozen_eval
 

@@ -10,9 +10,9 @@ from typing import Any, Literal, get_type_hints
 
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._registry import Registry
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.methods.explanation import Cost
 from clairvit.methods.parsing import parse_spec
 from clairvit.methods.spec import checked
 from clairvit.metrics.confidence_intervals import EVERYWHERE

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._progress import track
+from clairvit._rng import Distribution, image_noise, make_generator
 from clairvit.compat.quantus import LOWEST_NOISE, Draws, numpy_noise
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest, widened
 from clairvit.option_types import Range
-from clairvit.perturbation.progress import track
-from clairvit.perturbation.rng import Distribution, image_noise, make_generator
 
 Copies = Annotated[int, Range(ge=1, unit="noisy copies", example=10)]
 Radius = Annotated[float, Range(gt=0, example=0.2)]

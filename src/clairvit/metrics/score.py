@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit._rows import Rows, first, joined, per_row, same, union
 from clairvit.errors import ClairError
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.confidence_intervals import mean_interval, standard_deviation
 
 Counts = NDArray[np.float64]  # [n, K, 2]
