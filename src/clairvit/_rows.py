@@ -112,9 +112,13 @@ class Rows:
         cls._rules = {entry.name: entry.metadata[_RULE] for entry in fields(cls)}  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        name, axis = next((name, rule.axis) for name, rule in self._rules.items() if rule.axis is not None)
-        value = getattr(self, name)
-        return int(value.shape[axis]) if isinstance(value, Tensor | np.ndarray) else len(value)
+        name, axis = next(iter(self.row_axes().items()))
+        return row_count(getattr(self, name), axis) or 0
+
+    @classmethod
+    def row_axes(cls) -> dict[str, int]:
+        """Return the names of the fields with a value per row, and the axis of the rows in their tensors."""
+        return {name: rule.axis for name, rule in cls._rules.items() if rule.axis is not None}
 
     def take(self, rows: Sequence[int]) -> Self:
         """Return chosen rows, in this order, repeated as often as named."""
@@ -173,6 +177,13 @@ def _row_number(item: Any, count: int) -> int:
     if not -count <= row < count:
         raise IndexError(f"Row {row} was asked for; there are {count}, counted from 0.")
     return row % count
+
+
+def row_count(value: Any, axis: int = 0) -> int | None:
+    """Return the number of rows of a field's value; None where there are none: None, (), or a function."""
+    if isinstance(value, Tensor | np.ndarray):
+        return int(value.shape[axis])
+    return len(value) or None if isinstance(value, Rows | tuple) else None
 
 
 def take_rows(value: Any, rows: list[int], axis: int = 0) -> Any:

@@ -137,9 +137,7 @@ def _write(sweep: PatchSweep, out: OutputPath) -> list[Path]:
 
 
 def _print_json(sweep: PatchSweep, files: list[Path], notes: list[str], failures: list[Any]) -> None:
-    from clairvit.plotting.patch_sweep import patch_sweep_record
-
-    content = {**patch_sweep_record(sweep), "notes": notes, "files": [str(file) for file in files]}
+    content = {**sweep.to_dict(), "notes": notes, "files": [str(file) for file in files]}
     print_document("patch", content, failures)
 
 

@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit._cost import Cost
+from clairvit._io import to_json
 from clairvit._rows import Rows, RowSequence, first, joined, per_row, same, union
+from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput
-from clairvit.models.activation import Activation
+from clairvit.models.activation import Activation, probabilities
 from clairvit.models.preprocess import Preprocess
-from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE
+from clairvit.numerics import map_statistics
+from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE, class_name
 
 if TYPE_CHECKING:
     from clairvit.methods.spec import MethodSpec
@@ -57,6 +60,16 @@ class Heads(Rows):
     maps: Tensor = per_row(axis=2)
     fused: Tensor = per_row(axis=2)
     whole: Tensor | None = per_row(axis=1, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the arrays of a .npz are: `heads` [layers, heads, …], `fused` [layers, fusions, …], …"""
+        return {
+            "method": self.method,
+            "layers": self.maps.shape[0],
+            "heads": self.maps.shape[1],
+            "fusions": list(FUSIONS),
+            "whole": self.whole is not None,
+        }
 
     def __repr__(self) -> str:
         layers, heads, maps, *_ = self.maps.shape
@@ -118,13 +131,23 @@ class Origin(Rows):
         return self
 
 
+@dataclass(frozen=True)
+class ClassScore:
+    """A class with the model's score and probability for one image."""
+
+    index: int
+    name: str
+    probability: float | None  # None where the model's scores are raw
+    score: float  # the model's own output for the class, before any activation
+
+
 def _join_logits(parts: Sequence[Tensor]) -> Tensor:
     """Return the scores of all maps, [B, C]; rows of outputs with fewer columns end in NaN."""
     width = max(logits.shape[-1] for logits in parts)
     return torch.cat([F.pad(logits, (0, width - logits.shape[-1]), value=math.nan) for logits in parts])
 
 
-class Explanation(RowSequence):
+class Explanation(RowSequence, Tabular):
     """B raw signed maps, one per image and target. Clipping, upsampling and colour come later, when it is drawn.
 
     A sequence: `len(ex)`, `ex[0]`, `ex[2:5]`, `ex[[0, 3]]`, `ex[mask]` and iteration give explanations of some of the
@@ -254,6 +277,23 @@ class Explanation(RowSequence):
         height, width = self.pixels.shape[-2:]
         return torch.zeros(len(self), height, width, dtype=torch.bool) if self.regions is None else self.regions
 
+    def top_classes(self, row: int, count: int = 5) -> list[ClassScore]:
+        """Return the highest classes of one image, best first; none where the output is an embedding."""
+        if not self.classifier:
+            return []
+        logits = self.logits[row].detach().to("cpu", torch.float64)
+        class_probabilities = probabilities(logits, self.activation)
+        values = logits if class_probabilities is None else class_probabilities
+        return [
+            ClassScore(
+                index,
+                class_name(self.labels, index),
+                None if class_probabilities is None else float(class_probabilities[index]),
+                float(logits[index]),
+            )
+            for index in values.topk(min(count, len(values))).indices.tolist()
+        ]
+
     def numpy(self) -> NDArray[Any]:
         """Return the maps as an array [B, rows, cols] in their own precision."""
         return np.asarray(self.maps.detach().cpu().numpy())
@@ -319,12 +359,125 @@ class Explanation(RowSequence):
         """Return the same explanation with the result of `check` in `.checked`: figures and files then show it."""
         return replace(self, checked=self.check(**arguments))
 
+    def to_dict(self, values: bool = True) -> dict[str, Any]:
+        """Return everything as JSON values under the names of the fields; lists have one entry per map.
+
+        Args:
+            values: Include the maps themselves, and not only what they are about.
+
+        Returns:
+            The content of the .json file.
+
+        Example:
+            >>> import clairvit as cv
+            >>> content = cv.explain("pets", "demo", "legrad").to_dict(values=False)
+            >>> content["targets"], content["grid"]
+            (['Bengal'], [14, 14])
+        """
+
+        def statistics(maps: Tensor | None) -> list[dict[str, float | None]] | None:
+            return None if maps is None else [map_statistics(part) for part in maps]
+
+        content: dict[str, Any] = {
+            "method": self.method,
+            "family": self.family,
+            "signed": self.signed,
+            "class_specific": self.class_specific,
+            "model": self.model,
+            "activation": self.activation,
+            "weights_hash": self.weights_hash,
+            "preprocess": self.preprocess.to_dict(),
+            "score": self.score,
+            "seed": self.seed,
+            "cost": vars(self.cost),
+            "notes": self.notes,
+            "versions": self.versions,
+            "grid": list(self.maps.shape[-2:]),
+            "layers": None if self.layers is None else len(self.layers),
+            "names": self.names,
+            "targets": self.targets,
+            "classes": self.classes,
+            "probabilities": self.probabilities,
+            "class_scores": self.class_scores,
+            "target_scores": self.target_scores,
+            "top": [[vars(guess) for guess in self.top_classes(row)] for row in range(len(self))],
+            "statistics": statistics(self.maps),
+            "standard_error": statistics(self.standard_error),
+            "chosen": None  # (row, column) of each
+            if self.chosen is None
+            else [patches.nonzero().tolist() for patches in self.chosen],
+            "layer_statistics": None if self.layers is None else [statistics(layer) for layer in self.layers],
+            "heads": None if self.heads is None else self.heads.to_dict(),
+            "text_relevance": [{"tokens": text.tokens, "values": text.values.tolist()} for text in self.text_relevance]
+            or None,
+            "check": None if self.checked is None else self.checked.to_dict(),
+        }
+        if values:
+            tensors = {"maps": self.maps, "standard_error_maps": self.standard_error, "layer_maps": self.layers}
+            content |= {name: maps.tolist() for name, maps in tensors.items() if maps is not None}
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per map: image, target, the model's answer, statistics of the map, and the check."""
+        per_map = zip(
+            self.names,
+            self.targets,
+            self.classes,
+            self.probabilities,
+            self.class_scores,
+            self.target_scores,
+            strict=True,
+        )
+        names = ("image", "target", "class", "probability", "class_score", "target_score")
+        rows: list[TableRow] = [
+            {"method": self.method, "model": self.model}
+            | dict(zip(names, values, strict=True))
+            | {"score": self.score, "seed": self.seed}
+            | map_statistics(maps)
+            for values, maps in zip(per_map, self.maps, strict=True)
+        ]
+        if self.checked is not None:
+            for row, check in zip(rows, self.checked, strict=True):
+                row |= {"verdict": check.verdict, "effect": check.effect if check.removals else None}
+        return rows
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Explanation:
+        """Read an explanation that was saved as .npz. Nothing in the file is unpickled.
+
+        The model and the user's own targets are not in the file: `check` needs the model again, `ex.check(model)`, and
+        `target_scores` are None.
+
+        Args:
+            path: A file that `save` wrote.
+
+        Returns:
+            The explanation, with maps, layers, heads, pixels, notes and all else that describes it, on the CPU.
+
+        Raises:
+            BadInput: The file cannot be read, holds no explanation, or the maps of several methods.
+
+        Example:
+            >>> import clairvit as cv, pathlib, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = cv.explain("pets", "demo", "legrad").save(pathlib.Path(folder, "cat.npz"))
+            ...     ex = cv.Explanation.load(path)
+            >>> ex
+            Explanation('legrad' of pets, 1×14×14: Bengal)
+            >>> ex.check("pets").verdict
+            'supported'
+        """
+        from clairvit.methods.explanation_files import read_explanation
+
+        return read_explanation(path)
+
     def save(self, path: str | PathLike[str], **display: Any) -> Path:
-        """Write a file by its suffix: .png/.pdf/.svg/.jpg the picture, .json the record, .npz the raw maps.
+        """Write a file by its suffix: a picture, .json (`to_dict`), .csv (a row per map), .npz for `load`.
 
         Args:
             path: The file to write; readers never see a partial file.
-            **display: Display options of pictures, as in `plot`; also dpi=, layers=True, heads=True.
+            **display: Display options of pictures (.png, .pdf, .svg, .jpg), as in `plot`; also dpi=, layers=True,
+                heads=True.
 
         Returns:
             The path.
@@ -372,7 +525,7 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
     return Explanation.concat(explanations)
 
 
-class Comparison(dict[str, Explanation]):
+class Comparison(dict[str, Explanation], Tabular):
     """A mapping from canonical method strings to explanations of the same images; what `cv.compare` returns.
 
     A method is found by its canonical string, as it was typed, or by its `MethodSpec`. A notebook cell that ends with
@@ -432,8 +585,40 @@ class Comparison(dict[str, Explanation]):
 
         return plot_comparison(self, axes, **display)
 
+    def to_dict(self, values: bool = True) -> dict[str, Any]:
+        """Return method string -> the explanation as JSON values.
+
+        Args:
+            values: Include the maps themselves.
+
+        Returns:
+            The content of the .json file.
+        """
+        return {method: explanation.to_dict(values) for method, explanation in self.items()}
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per method and map."""
+        return [row for explanation in self.values() for row in explanation._table()]
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Comparison:
+        """Read a comparison that was saved as .npz; see `Explanation.load`.
+
+        Args:
+            path: A file that `save` wrote.
+
+        Returns:
+            The comparison, with what was skipped and the cost.
+
+        Raises:
+            BadInput: The file cannot be read, or holds no comparison.
+        """
+        from clairvit.methods.explanation_files import read_comparison
+
+        return read_comparison(path)
+
     def save(self, path: str | PathLike[str], **display: Any) -> Path:
-        """Write a file by its suffix: .png/.pdf/.svg/.jpg all methods next to each other, .json records, .npz maps.
+        """Write a file by its suffix: a picture of all methods, .json, .csv (a row per map), .npz for `load`.
 
         Args:
             path: The file to write; readers never see a partial file.

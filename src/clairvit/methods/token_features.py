@@ -7,6 +7,7 @@ features.similarity(3, 5)    # cosine of every patch to the one in row 3, column
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clairvit._io import to_json
 from clairvit._progress import report_progress
 from clairvit._rows import RowSequence, per_row, same, union
+from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput, ClairWarning, NotApplicable, user_stacklevel
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import versions
@@ -30,7 +33,7 @@ from clairvit.models.images import Batch, UnusualRange, prepare, prepare_part, u
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import state_hash
-from clairvit.numerics import widened
+from clairvit.numerics import map_statistics, widened
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_comparable_tokens, norm_ratios
@@ -54,7 +57,7 @@ def _join_each_layer(parts: Sequence[tuple[PatchFeatures, ...]]) -> tuple[PatchF
     return tuple(PatchFeatures.concat(layers) for layers in zip(*parts, strict=True)) if all(parts) else ()
 
 
-class PatchFeatures(RowSequence):
+class PatchFeatures(RowSequence, Tabular):
     """The patch tokens of one layer as pictures: principal components, norms, outliers, similarities.
 
     A sequence: `len(features)`, `features[0]`, `features[2:5]` and iteration give the features of some of the images,
@@ -179,8 +182,73 @@ class PatchFeatures(RowSequence):
 
         return plot_features(self, ax, **display)
 
+    def to_dict(self, values: bool = True, patch: tuple[int, int] | None = None) -> dict[str, Any]:
+        """Return the features as JSON values under the names of the fields; lists have one entry per image.
+
+        Args:
+            values: Include components and norms of each patch.
+            patch: (row, column) of the patch that all others are compared with.
+
+        Returns:
+            The content of the .json file.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.features("pets", "demo").to_dict(values=False)["grid"]
+            [14, 14]
+        """
+        content: dict[str, Any] = {
+            "model": self.model,
+            "weights_hash": self.weights_hash,
+            "preprocess": self.preprocess.to_dict(),
+            "layer": self.layer,
+            "layer_name": self.layer_name,
+            "grid": list(self.grid),
+            "channels": int(self.tokens.shape[-1]),
+            "names": self.names,
+            "explained_variance": self.explained_variance.tolist(),
+            "explained_variance_ratio": self.explained_variance_ratio.tolist(),
+            "norm_statistics": [map_statistics(norms) for norms in self.norms],
+            "outliers": None  # (row, column) of each
+            if self.outliers is None
+            else [patches.nonzero().tolist() for patches in self.outliers],
+            "foreground": None  # the share of patches
+            if self.foreground is None
+            else [float(patches.double().mean()) for patches in self.foreground],
+            "patch": patch,
+            "notes": self.notes,
+            "versions": self.versions,
+            "layers": [
+                {
+                    "layer": layer.layer,
+                    "layer_name": layer.layer_name,
+                    "grid": list(layer.grid),
+                    "explained_variance_ratio": layer.explained_variance_ratio.tolist(),
+                }
+                for layer in self.layers
+            ],
+        }
+        if values:
+            content |= {"pca": self.pca.tolist(), "norms": self.norms.tolist()}
+            if patch is not None:
+                content["similarity"] = self.similarity(*patch).tolist()
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per image and patch: its components, its norm, and whether it is an outlier."""
+        names = ("component_1", "component_2", "component_3")
+        outliers = [None] * self.norms.numel() if self.outliers is None else self.outliers.flatten().tolist()
+        places = itertools.product(self.names, *map(range, self.grid))
+        values = zip(places, self.pca.flatten(0, 2).tolist(), self.norms.flatten().tolist(), outliers, strict=True)
+        return [
+            {"model": self.model, "layer": self.layer_name, "image": image, "row": row, "column": column}
+            | dict(zip(names, components, strict=True))
+            | {"norm": norm, "outlier": is_outlier}
+            for (image, row, column), components, norm, is_outlier in values
+        ]
+
     def save(self, path: str | PathLike[str], *, patch: tuple[int, int] | None = None, **display: Any) -> Path:
-        """Write a file by its suffix: .png/.pdf/.svg/.jpg the picture, .json the record, .npz tokens and components.
+        """Write a file by its suffix: a picture, .json (`to_dict`), .csv (a row per patch), .npz tokens and components.
 
         Args:
             path: The file to write; readers never see a partial file.

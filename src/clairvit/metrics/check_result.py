@@ -12,7 +12,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, overload
 
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from torch import Tensor
 from clairvit._cost import Cost
 from clairvit._io import to_json
 from clairvit._rows import Indices, Rows, first, joined, per_row, row_numbers, union
+from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput
 from clairvit.numerics import percent
 from clairvit.targets.similar import SIMILAR_TO
@@ -174,6 +175,20 @@ class MapCheck:
         computed = {"effect": self.effect if self.removals else None, "sentence": self.sentence, "removals": removals}
         return dict(to_json(content | computed))
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> MapCheck:
+        """Return the check that `to_dict` described; null is NaN where a number is expected."""
+
+        def removal(values: Mapping[str, Any]) -> RemovalEffect:
+            random = tuple(_number(value) for value in values["random"])
+            top, effect = _number(values["top"]), _number(values["effect"])
+            return RemovalEffect(values["fraction"], values["patches"], top, random, effect)
+
+        read: dict[str, Any] = {entry.name: content[entry.name] for entry in fields(cls)}
+        read |= {name: _number(content[name]) for name in ("full", "kept", "kept_random")}
+        read |= {"removals": tuple(map(removal, content["removals"])), "remarks": tuple(content["remarks"])}
+        return cls(**read)
+
     def __str__(self) -> str:
         return " ".join([self.sentence, *(self.remarks if self.verdict is not None else ())])
 
@@ -182,7 +197,7 @@ class MapCheck:
         return f"<p><b>{html.escape(str(self.verdict or 'not checked'))}</b>: {html.escape(str(self))}</p>"
 
 
-class CheckResult(Rows, Sequence[MapCheck]):
+class CheckResult(Rows, Tabular, Sequence[MapCheck]):
     """The checks of B maps: a sequence of `MapCheck`. Printed, it is one sentence per map.
 
     Args:
@@ -255,6 +270,32 @@ class CheckResult(Rows, Sequence[MapCheck]):
             "notes": list(self.notes),
         }
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> CheckResult:
+        """Return the result that `to_dict` described."""
+        checks = tuple(map(MapCheck.from_dict, content["checks"]))
+        return cls(checks, Cost(**content["cost"]), content["seed"], tuple(content["notes"]))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per map: the verdict and the numbers behind it."""
+        names = (
+            "method",
+            "verdict",
+            "quantity",
+            "full",
+            "kept",
+            "kept_random",
+            "stability",
+            "outliers",
+            "outlier_share",
+        )
+        return [
+            {"image": check.name, "target": check.target}
+            | {name: getattr(check, name) for name in names}
+            | {"effect": check.effect if check.removals else None, "sentence": check.sentence}
+            for check in self.checks
+        ]
+
     def __str__(self) -> str:
         several = len(self) > 1
         return "\n".join(f"{check.name}: {check}" if several else str(check) for check in self.checks)
@@ -262,6 +303,11 @@ class CheckResult(Rows, Sequence[MapCheck]):
     def _repr_html_(self) -> str:
         """Return one paragraph per map as HTML."""
         return "".join(check._repr_html_() for check in self.checks)
+
+
+def _number(value: float | None) -> float:
+    """Return NaN for null, which JSON has in its place."""
+    return math.nan if value is None else value
 
 
 def _first_or_largest(
