@@ -7,7 +7,7 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit._presets import preset_settings
 from clairvit.errors import BadInput, ClairError, NotApplicable, UnknownName
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.registry import COMBINATORS
+from clairvit.methods.registry import COMBINATORS, Requires, preset
+from clairvit.methods.registry import METHODS as METHODS_BY_NAME
 from clairvit.methods.spec import resolve_method
 from helpers.custom_vits import Block, HomeMade, MatmulAttention
 from helpers.exact_models import build as exact_model
@@ -316,7 +318,10 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
         ("gradcam(relu=maybe)", r"relu=maybe was given; expected True or False"),
         ("gradcam(relu=2)", r"relu=2 was given; expected True or False"),
         ("attcam(relu=none)+plus", r"relu=None was given; expected True or False"),
-        ("grad-rollout(reversed_gradients=1)", r"reversed_gradients=1 was given; expected True or False"),
+        (
+            "grad-rollout(preset=jacobgil,reversed_gradients=1)",
+            r"reversed_gradients=1 was given; expected True or False",
+        ),
         ("legrad(pool=cls)", r"pool=cls was given; expected 'mean' or 'model'"),
         ("focusvit(m=halb)", r"m=halb was given; expected 'half' or a number.*'half'"),
         ("gradsam(mean=1)", r"mean=1 was given; expected True or False"),
@@ -474,7 +479,7 @@ def test_canonical_text_does_not_depend_on_how_it_was_typed() -> None:
     for typed in [
         "rollout(fusion=max,discard_ratio=0.5)+skipplus",
         "rollout( discard_ratio = .50 , fusion=max )+skipplus",
-        "Rollout(protect=none,discard_ratio=0.5,fusion='max')+skipplus",
+        "Rollout(fusion='max',discard_ratio=0.5)+skipplus",
     ]:
         assert resolve_method(typed).text == "rollout(discard_ratio=0.5,fusion=max)+skipplus"
     assert resolve_method("rollout", fusion="max", discard_ratio=0.5).text == "rollout(discard_ratio=0.5,fusion=max)"
@@ -508,13 +513,8 @@ def test_options_change_maps() -> None:
             continue  # and says so
         if usual.maps.shape == made.maps.shape and same(usual.maps, made.maps):
             still.append(written(name, option, value))
-    # Nothing need be protected where nothing is discarded.
     # The tokens do not see the patch embedding's gamma; without gamma or eps there is nothing to leave out inside.
     harmless = {
-        "rollout(protect=cls_cell)",
-        "rollout(protect=cls_column)",
-        "grad-rollout(protect=cls_cell)",
-        "grad-rollout(protect=cls_column)",
         *(
             f"{name}({option})"
             for name in ("cp-lrp", "attnlrp", "reslrp")
@@ -566,10 +566,14 @@ def test_presets_are_their_options(name: str, preset: str) -> None:
         == resolve_method(name, preset=preset)
         == resolve_method(name, compat=preset)
     )
-    assert spec == resolve_method(name, **METHODS[name].presets[preset])
+    settings = METHODS[name].presets[preset]
+    if isinstance(settings, Mapping):
+        assert spec == resolve_method(name, **settings)
+        assert "preset" not in spec.text
+    else:
+        assert (spec.method, spec.text) == (settings, f"{name}(preset={preset})")
     assert resolve_method(spec.text) == spec
     assert spec.text != name
-    assert "preset" not in spec.text
     made = explained(f"{name}(preset={preset})")
     assert made.maps.isfinite().all()
     assert torch.equal(made.maps, explained(spec.text).maps)
@@ -577,8 +581,36 @@ def test_presets_are_their_options(name: str, preset: str) -> None:
 
 
 def test_options_come_on_top_of_a_preset() -> None:
-    spec = resolve_method("rollout(preset=jacobgil,discard_ratio=0.3)")
-    assert spec == resolve_method("rollout(discard_ratio=0.3,protect=cls_cell,normalise=columns)")
+    spec = resolve_method("legrad(preset=official,mean=true)")
+    assert spec == resolve_method("legrad(start=-2,mean=true)")
+    variant = resolve_method("rollout(preset=jacobgil,discard_ratio=0.3,normalise=rows,protect=cls_cell)")
+    assert variant.text == "rollout(discard_ratio=0.3,normalise=rows,preset=jacobgil)"
+    assert (
+        resolve_method(variant, fusion="max").text
+        == "rollout(discard_ratio=0.3,fusion=max,normalise=rows,preset=jacobgil)"
+    )
+    assert dict(variant.options) == {"fusion": "mean", "discard_ratio": 0.3, "protect": "cls_cell"}
+
+
+def test_options_of_earlier_versions_name_the_preset_that_has_them() -> None:
+    with pytest.raises(
+        UnknownName, match=r"^'legrad' takes no formula any more; it is part of legrad\(preset=joita\)\.$"
+    ):
+        resolve_method("legrad(formula=joita)")
+    with pytest.raises(UnknownName, match=r"part of grad-rollout\(preset=jacobgil\) and grad-rollout\(preset=cmi\)\.$"):
+        resolve_method("grad-rollout", head_stage="post")
+    with pytest.raises(UnknownName, match=r"'gmar-l1' has no option 'heeds' here"):
+        resolve_method("gmar-l1(heeds=mean)")
+
+
+def test_a_variant_that_is_registered_anew_is_the_new_one() -> None:
+    """Parsed texts are remembered, for as long as what they stand for is registered."""
+    before = resolve_method("legrad(preset=joita)")
+    assert resolve_method("legrad(preset=joita)") is before
+    with METHODS_BY_NAME.restored():
+        preset("legrad", "joita", requires=Requires())(lambda layer: layer.A.mean((1, 2)))
+        assert resolve_method("legrad(preset=joita)").method.function is not before.method.function
+    assert resolve_method("legrad(preset=joita)") == before
 
 
 @pytest.mark.parametrize(
@@ -607,8 +639,8 @@ def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> 
             resolve_method(text)
         return
     own = {field.name for field in dataclasses.fields(resolve_method(f"{name}+{combinator}").aggregation)}
-    options = {METHODS[name].option_overrides.aliases.get(key, key) for key in METHODS[name].presets[preset]}
-    if options <= own | set(dict(resolve_method(name).options)):
+    options = {METHODS[name].option_overrides.aliases.get(key, key) for key in preset_settings(METHODS[name], preset)}
+    if options <= own | set(dict(resolve_method(f"{name}(preset={preset})").options)):
         assert explained(text, "timm-reg4-gap").maps.isfinite().all()
         assert resolve_method(resolve_method(text).text) == resolve_method(text)
         return
@@ -629,9 +661,12 @@ def test_combinations_alone_and_beside_others(text: str) -> None:
 
 def test_reversed_gradients_reach_the_mirrored_layer() -> None:
     """vit-explain pairs layer 4 with the gradient of layer 0, so the way back must be gone to the end."""
-    alone = explained("grad-rollout(reversed_gradients=true)+last").maps
-    layers = explained("grad-rollout(reversed_gradients=true)+plus", layers=True).layers
-    assert_same(alone, layers[4])
+    last, every = (
+        explained(f"grad-rollout(preset=jacobgil,discard_ratio=0,start_layer={start})", layers=True).layers
+        for start in (4, 0)
+    )
+    assert len(every) == 5
+    assert_same(last[-1], every[4])
 
 
 def test_focusvit_says_that_its_start_was_not_searched() -> None:
