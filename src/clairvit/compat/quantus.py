@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -21,8 +21,12 @@ from clairvit.errors import BadInput
 from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.pixel_ranking import check_paints, painted, squares
 from clairvit.metrics.registry import add_presets
+from clairvit.option_types import Doc
 
-Draws = Literal["own", "quantus"]  # from seed and image; or as numpy does after np.random.seed
+Draws = Annotated[
+    Literal["own", "quantus"],
+    Doc("who draws: this package from seed and image, or numpy after np.random.seed(seed), as Quantus does"),
+]
 LOWEST_NOISE = 0.02  # the relative stabilities draw uniformly from here up to the radius, never below
 
 
