@@ -28,6 +28,7 @@ LAZY_EXCEPTIONS = {
     ("methods/token_features.py", "plotting"),  # the same of PatchFeatures
     ("perturbation/patching.py", "plotting"),  # PatchSweep.plot
     ("metrics/score.py", "plotting"),  # the same of Scores
+    ("selection/result.py", "plotting"),  # Selection.save
     ("methods/recipe.py", "plotting"),  # Recipe.plot and Selection.plot
 }
 
