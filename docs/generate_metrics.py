@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+from generate_methods import print_options
+
 from clairvit._presets import preset_formula, preset_settings
 from clairvit.metrics.registry import Metric
 from clairvit.plotting.labels import ARROWS, default_forwards, metrics_by_family, needs_label, value_range_label
@@ -100,8 +102,7 @@ def formula(summary: str) -> str:
 def section(metric: Metric) -> None:
     print(f"\n### `{metric.name}`\n\n{inspect.getdoc(metric.function) or ''}\n")
     print(f"* Paper: {metric.paper}")
-    if metric.options:
-        print("* Options: " + ", ".join(f"`{name}={value}`" for name, value in metric.options.items()))
+    print_options(metric.option_list)
     for name in metric.presets:
         sets = ", ".join(f"`{key}={value}`" for key, value in preset_settings(metric, name).items())
         parts = [part for part in (sets, preset_formula(metric, name)) if part]

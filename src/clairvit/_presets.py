@@ -82,6 +82,19 @@ def choose_preset(entry: E, preset: str) -> tuple[E, dict[str, Any]]:
     return entry, more | settings
 
 
+def with_preset(entry: E, options: Mapping[str, Any]) -> tuple[E, dict[str, Any], dict[str, Any]]:
+    """Return the entry whose function runs, the options of a typed `preset=NAME`, and what was typed next to it.
+
+    What was typed next to a preset wins. `compat=NAME` is the same.
+    """
+    typed, settings = dict(options), dict[str, Any]()
+    for keyword in ("preset", "compat"):
+        if keyword in typed:
+            entry, chosen = choose_preset(entry, str(typed.pop(keyword)))
+            settings = chosen | settings
+    return entry, settings, typed
+
+
 def is_registered(registry: Registry[E], entry: E) -> bool:
     """Return whether an entry, or a variant of one, is the one that its name stands for now."""
     registered = registry.registered(entry.name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,10 @@ from clairvit.cli.options import AsJson, ModelOptions
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
+    from clairvit._spec import Registered
     from clairvit.methods.registry import Method
     from clairvit.metrics.registry import Metric
+    from clairvit.option_types import Option
 
 
 def methods_command(
@@ -107,16 +109,19 @@ def _print_method(method: Method) -> None:
         *([("papers differ", method.caveats.discrepancies)] if method.caveats.discrepancies else []),
     ]
     table("", ("", ""), facts)
-    if method.options:
-        choices = option_choices(method)
-        rows = [(key, str(value), choices.get(key, "")) for key, value in method.options.items()]
-        table("Options", ("name", "default", "choices"), rows)
+    _print_options(method.option_list)
     _print_presets(method)
     if method.combinators:
         from clairvit.methods.registry import COMBINATORS
 
         meanings = [(suffix, COMBINATORS.get(suffix.removeprefix("+"), "")) for suffix in method.combinators]
         table(f"Recombinations, e.g. {method.name}+skipplus", ("ending", "meaning"), meanings)
+
+
+def _print_options(listed: Sequence[Option]) -> None:
+    if listed:
+        rows = [(option.name, str(option.default), option.allowed, option.doc) for option in listed]
+        table("Options", ("name", "default", "choices", "meaning"), rows)
 
 
 def _print_presets(entry: Method | Metric) -> None:
@@ -129,21 +134,14 @@ def _print_presets(entry: Method | Metric) -> None:
         table(f"Presets, e.g. '{entry.name}(preset={next(iter(entry.presets))})'", ("name", "sets"), rows)
 
 
-def option_choices(method: Method) -> dict[str, str]:
-    """Return what each option of a method takes: "min | mean | max", "whole number", "true | false"."""
-    from clairvit.methods.spec import option_hints
-
-    return {name: " | ".join(_choices(hint)) for name, hint in option_hints(method).items()}
-
-
-def _choices(hint: Any) -> list[str]:
-    """Return the values or kinds of values that a type annotation allows."""
-    kinds = {int: "whole number", float: "number", bool: "true | false", str: "text", type(None): "none"}
-    if get_origin(hint) is Literal:
-        return [str(value) for value in get_args(hint)]
-    if get_origin(hint) in (Union, UnionType):
-        return list(dict.fromkeys(choice for part in get_args(hint) for choice in _choices(part)))
-    return [kinds.get(hint, getattr(hint, "__name__", str(hint)))]
+def _option_records(entry: Registered) -> dict[str, dict[str, Any]]:
+    """Return the defaults of the options, what they take ("min | mean | max", "whole number") and what they mean."""
+    return {
+        "options": entry.options,
+        "choices": {option.name: option.choices for option in entry.option_list},
+        "ranges": {option.name: str(option.range) for option in entry.option_list if option.range is not None},
+        "meanings": {option.name: option.doc for option in entry.option_list},
+    }
 
 
 def _passes(method: Method) -> str:
@@ -204,8 +202,7 @@ def _method_record(method: Method) -> dict[str, Any]:
             for item in default_methods()
             if resolve_method(item.method).method is method
         ],
-        "options": method.options,
-        "choices": option_choices(method),
+        **_option_records(method),
         "presets": {name: preset_settings(method, name) for name in method.presets},
         "combinators": list(method.combinators),
     }
@@ -278,8 +275,7 @@ def _print_metric(metric: Metric) -> None:
         *([("papers differ", metric.discrepancies)] if metric.discrepancies else []),
     ]
     table("", ("", ""), facts)
-    if metric.options:
-        table("Options", ("name", "default"), [(key, str(value)) for key, value in metric.options.items()])
+    _print_options(metric.option_list)
     _print_presets(metric)
 
 
@@ -296,7 +292,7 @@ def _metric_record(metric: Metric) -> dict[str, Any]:
         "needs": list(metric.needs),
         "orders": metric.rank_only,
         "cost": {"forwards": default_forwards(metric)},
-        "options": metric.options,
+        **_option_records(metric),
         "presets": {name: preset_settings(metric, name) for name in metric.presets},
         "discrepancies": metric.discrepancies,
     }

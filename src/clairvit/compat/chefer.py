@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from clairvit.metrics.context import EvalContext, Upsampling
-from clairvit.metrics.curves import CurveScore, RemovalSchedule, Steps, area_under_curve, deletion_curve
-from clairvit.metrics.localisation import Split, average_precision_of, binarise, confusion, score_against_masks
+from clairvit.metrics.curves import CurveScore, RemovalSchedule, Reverse, Steps, area_under_curve, deletion_curve
+from clairvit.metrics.localisation import Ranked, Split, average_precision_of, binarise, confusion, score_against_masks
 from clairvit.metrics.registry import MetricOutput, add_presets, preset
 from clairvit.numerics import min_max
+from clairvit.option_types import Doc
 from clairvit.perturbation.removal import Removal
 
 
@@ -21,7 +22,7 @@ def perturbation(
     steps: Steps = 9,
     removal: Removal = "black",
     score: CurveScore = "accuracy",
-    reverse: bool = False,
+    reverse: Reverse = False,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return the area under the accuracy over 10 to 90 % of the pixels removed, divided by that width.
@@ -52,8 +53,8 @@ def f1_of_rows(context: EvalContext, threshold: Split = "mean", upsampling: Upsa
 @preset("ap", "chefer", moved=("pooled",))
 def pooled_average_precision(
     context: EvalContext,
-    on: Literal["soft", "binary"] = "soft",
-    threshold: Split = "half",
+    on: Ranked = "soft",
+    threshold: Annotated[Split, Doc("where the map is cut for on=binary")] = "half",
     upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return the average precision of every pixel twice: as foreground by r, the map in 0…1, as background by 1 − r."""

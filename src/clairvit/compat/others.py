@@ -10,11 +10,11 @@ from torch import Tensor
 from clairvit.metrics.complexity import Resolution, gini, magnitudes
 from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.dataset_context import DatasetContext
-from clairvit.metrics.grid_pointing import GRIDS, Grids, ImagesInRow, score_grids, share_inside
+from clairvit.metrics.grid_pointing import GRIDS, Grids, ImagesInRow, Sure, score_grids, share_inside
 from clairvit.metrics.localisation import Tolerance, highest_points
 from clairvit.metrics.registry import MetricOutput, preset
 from clairvit.numerics import over_largest
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
 
 @preset("pointing-game", "torchray", moved=("ties",))
@@ -25,7 +25,7 @@ def pointing_game(context: EvalContext, tolerance: Tolerance = 15, upsampling: U
 
 @preset("grid-pointing-game", "bohle", moved=("smooth", "empty"))
 def grid_pointing_game(
-    context: DatasetContext, n: ImagesInRow = 2, sure: float = 0.5, grids: Grids = GRIDS
+    context: DatasetContext, n: ImagesInRow = 2, sure: Sure = 0.5, grids: Grids = GRIDS
 ) -> MetricOutput:
     """Return the grid pointing game of maps blurred by 15 pixels; 0 for a map without any positive value."""
 
@@ -40,7 +40,9 @@ def sparseness(
     context: EvalContext,
     resolution: Resolution = "patch",
     upsampling: Upsampling = "bilinear",
-    offset: Annotated[float, Range(ge=0, example=1e-7)] = 0.0,
+    offset: Annotated[
+        float, Range(ge=0, example=1e-7), Doc("a small number that Quantus adds to the scaled relevance")
+    ] = 0.0,
 ) -> Tensor:
     """Return the Gini index of |a| / max |a| + offset, of which FocusViT's tables call the lower one better."""
     maps = magnitudes(context, resolution, upsampling)

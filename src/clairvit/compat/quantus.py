@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling
 from clairvit.metrics.curves import (
     AtOnce,
     CurveScore,
+    Region,
     RegionOrder,
     Regions,
     RemovalSchedule,
@@ -34,7 +35,7 @@ from clairvit.metrics.curves import (
     passes,
     region_drops,
 )
-from clairvit.metrics.faithfulness import Points, subset_size
+from clairvit.metrics.faithfulness import Runs, Subset, subset_size
 from clairvit.metrics.localisation import Tolerance, highest_points, object_masks, share_on_object
 from clairvit.metrics.pixel_ranking import (
     check_paints,
@@ -50,6 +51,7 @@ from clairvit.metrics.randomisation import (
     Bins,
     Layer,
     Order,
+    Signed,
     Steps,
     Summary,
     can_reset,
@@ -64,9 +66,11 @@ from clairvit.metrics.randomisation import (
 from clairvit.metrics.registry import MetricOutput, add_presets, preset
 from clairvit.metrics.robustness import (
     SMALL,
+    Change,
     Copies,
     Distance,
     Radius,
+    Redraw,
     at_resolution,
     largest_defined,
     relative_changes,
@@ -76,6 +80,7 @@ from clairvit.metrics.robustness import (
 from clairvit.metrics.similarity import Similarity, flat_ssim, map_similarity, pearson
 from clairvit.models.model import Model
 from clairvit.numerics import over_largest, widened
+from clairvit.option_types import Doc
 from clairvit.perturbation.removal import Removal
 
 LOWEST_NOISE = 0.02  # the relative stabilities draw uniformly from here up to the radius, never below
@@ -148,7 +153,7 @@ def region_perturbation(
     order: RegionOrder = "morf",
     removal: Removal = "minimum",
     score: ScoreKind = "prob",
-    region: int | None = 8,
+    region: Region = 8,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return the area under the drops f(x) − f(x_k), k = 1, …, K, each step 1 wide; numpy draws a random order."""
@@ -163,8 +168,8 @@ def region_perturbation(
 @preset("faithfulness-correlation", "quantus", moved=("features", "draws", "upsampling"))
 def correlation_of_values(
     context: EvalContext,
-    runs: Points = 100,
-    subset: float = 224.0,
+    runs: Runs = 100,
+    subset: Subset = 224.0,
     removal: Removal = "minimum",
     score: ScoreKind = "logit",
     upsampling: Upsampling = "bilinear",
@@ -186,7 +191,7 @@ def correlation_of_values(
 )
 def estimate_by_values(
     context: EvalContext,
-    at_once: int = 1,
+    at_once: Annotated[int, Doc("how many channel values a group has")] = 1,
     removal: Removal = "minimum",
     score: ScoreKind = "logit",
     upsampling: Upsampling = "bilinear",
@@ -240,7 +245,7 @@ def exact_completeness(
 )
 def infidelity_of_squares(
     context: EvalContext,
-    region: int = 4,
+    region: Annotated[int, Doc("how many pixels a square has along each side")] = 4,
     removal: Removal = "minimum",
     score: ScoreKind = "logit",
     upsampling: Upsampling = "bilinear",
@@ -275,13 +280,17 @@ def infidelity_of_squares(
 
 
 @preset("max-sensitivity", "quantus", moved=("draws",))
-def max_sensitivity(context: EvalContext, samples: Copies = 200, radius: Radius = 0.2, redraw: bool = False) -> Tensor:
+def max_sensitivity(
+    context: EvalContext, samples: Copies = 200, radius: Radius = 0.2, redraw: Redraw = False
+) -> Tensor:
     """Return max_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius, drawn by numpy."""
     return relative_changes(context, samples, _uniform_noise(context, -radius, radius), redraw).amax(0)
 
 
 @preset("avg-sensitivity", "quantus", moved=("draws",))
-def avg_sensitivity(context: EvalContext, samples: Copies = 200, radius: Radius = 0.2, redraw: bool = False) -> Tensor:
+def avg_sensitivity(
+    context: EvalContext, samples: Copies = 200, radius: Radius = 0.2, redraw: Redraw = False
+) -> Tensor:
     """Return mean_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius, drawn by numpy."""
     return relative_changes(context, samples, _uniform_noise(context, -radius, radius), redraw).mean(0)
 
@@ -307,8 +316,11 @@ def relative_stability(
     context: EvalContext,
     samples: Copies = 200,
     radius: Radius = 0.2,
-    of: Literal["input", "output"] = "input",
-    changed: Literal["keep", "leave", "nan"] = "nan",
+    of: Change = "input",
+    changed: Annotated[
+        Literal["keep", "leave", "nan"],
+        Doc("what is done with copies of another class: kept, left out, or the score is NaN"),
+    ] = "nan",
 ) -> Tensor:
     """Return max_j |(a − a_j)/a| / |(x − x_j)/x| over pixels; NaN if a copy is predicted as another class.
 
@@ -363,9 +375,9 @@ def mprt(
     order: Order = "top-down",
     layers: Steps | None = None,
     similarity: Similarity = "spearman",
-    signed: bool = False,
+    signed: Signed = False,
     summary: Summary = "mean",
-    original: bool = True,
+    original: Annotated[bool, Doc("count the model itself as the first step of the curve")] = True,
 ) -> MetricOutput:
     """Return mean_l ρ(|a(x; θ)|, |a(x; θ_l)|), l = 0, 1, …: modules are reset, and the model itself counts as 1.
 
@@ -389,7 +401,7 @@ def smooth_mprt(
     order: Order = "bottom-up",
     layers: Steps | None = None,
     similarity: Similarity = "spearman",
-    signed: bool = False,
+    signed: Signed = False,
     summary: Summary = "mean",
 ) -> MetricOutput:
     """Return the MPRT of means over noisy copies of which the last has no noise; the original is explained twice.
@@ -419,7 +431,12 @@ def efficient_mprt(context: EvalContext, bins: Bins = 100) -> Tensor:
 
 @preset("random-logit", "quantus", moved=("other=quantus", "resolution", "similarity=ssim-flat"))
 def random_logit(
-    context: EvalContext, similarity: Similarity | Literal["ssim-flat"] = "ssim-flat", signed: bool = True
+    context: EvalContext,
+    similarity: Annotated[
+        Literal["spearman", "pearson", "ssim", "ssim-flat", "hog"],
+        Doc("how two maps are compared: rank or linear correlation, SSIM (2-D or flat), or HOG"),
+    ] = "ssim-flat",
+    signed: Signed = True,
 ) -> Tensor:
     """Return SSIM(a(x; y), a(x; y′)) of flattened maps over pixels, y′ drawn by numpy from the seed alone."""
 

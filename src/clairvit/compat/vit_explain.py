@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from clairvit.methods.layer_view import DecoderView, LayerView
 from clairvit.methods.registry import Requires, preset
 from clairvit.methods.result import MapResult
 from clairvit.methods.scorecam import Background, Channels, Weights, map_of_channels
+from clairvit.option_types import Doc
 from clairvit.tracing.trace import Trace
 
 COLUMNS = Product(residual=1.0, normalise="columns")  # column j is divided by the sum of row j: no keepdim
@@ -57,8 +58,10 @@ def reversed_gradient_rollout(
     fusion: Fusion = "mean",
     discard_ratio: DiscardRatio = 0.9,
     protect: Protect = "none",
-    reversed_gradients: bool = True,
-    gradient: Literal["attention", "scores"] = "scores",
+    reversed_gradients: Annotated[bool, Doc("pair each layer with the gradient of the layer at the other end")] = True,
+    gradient: Annotated[
+        Literal["attention", "scores"], Doc("take the gradient at the attention, or before the softmax")
+    ] = "scores",
 ) -> Tensor:
     """prod_l (relu(mean_h A^l * dy/dS^(L−1−l)) + I): layer l with the gradient of layer L−1−l, before the softmax.
 

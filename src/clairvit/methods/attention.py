@@ -12,11 +12,20 @@ from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.flow import Flow
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import FORWARD, ExtraCost, Requires, WeightedHeads, method
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
-Fusion = Literal["mean", "max", "min"] | int
-Protect = Literal["none", "cls_cell", "cls_column"]
-DiscardRatio = Annotated[float, Range(ge=0, lt=1, unit="of the entries", example=0.9)]
+Fusion = Annotated[
+    Literal["mean", "max", "min"] | int, Doc("how heads become one: their mean, max or min, or a head by its number")
+]
+Protect = Annotated[
+    Literal["none", "cls_cell", "cls_column"],
+    Doc("what is never discarded: nothing, the cell from the class token to itself, or its column"),
+]
+DiscardRatio = Annotated[
+    float,
+    Range(ge=0, lt=1, unit="of the entries", example=0.9),
+    Doc("the share of the smallest entries of a layer that is set to 0"),
+]
 
 
 def _requires_attention(fusion: str | int, discard_ratio: float = 0.0, **_: object) -> Requires:

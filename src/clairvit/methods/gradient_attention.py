@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.attention import DiscardRatio, Fusion, discard_smallest, fuse_heads
 from clairvit.methods.gradient import Rules, requires_rules
 from clairvit.methods.layer_view import LayerView, mean_of_heads
-from clairvit.methods.registry import OptionOverrides, Requires, WeightedHeads, method, register
+from clairvit.methods.registry import OptionOverrides, Requires, WeightedHeads, method
+from clairvit.option_types import Doc
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear
 from clairvit.tracing.rules import PLAIN, RESIDUAL, rule_table
 
@@ -30,25 +31,23 @@ def positive_gradient_attention(layer: LayerView, fusion: Fusion = "mean", rules
     return layer.AG_positive_mean if fusion == "mean" else fuse_heads(layer.AG_positive, fusion)  # [B, rows, N]
 
 
-register(
+method(
     "genatt",
-    positive_gradient_attention,
     family="gradient × attention",
     paper="Chefer et al., ICCV 2021",
     output="matrix",
     aggregation=Product(residual=1.0),
     requires=_rules_at_attention,
-)
-register(
+)(positive_gradient_attention)
+method(
     "gradsam",
-    positive_gradient_attention,
     family="gradient × attention",
     paper="Barkan et al., CIKM 2021",
     output="matrix",
     aggregation=Total(rows="all", mean=True),
     requires=_rules_at_attention,
     presets={"skipplus": {"rows": "read", "mean": False}},
-)
+)(positive_gradient_attention)
 
 
 @method(
@@ -79,7 +78,12 @@ def gradient_rollout(layer: LayerView, fusion: Fusion = "mean", discard_ratio: D
     signed=True,
     relu=True,
 )
-def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patches") -> Tensor:
+def attention_cam(
+    layer: LayerView,
+    keys: Annotated[
+        Literal["patches", "no-cls"], Doc("which keys weigh the heads: all patches, or all but the class token's")
+    ] = "patches",
+) -> Tensor:
     """relu(mean_h w_h A_h), w_h the mean gradient of a head's row over the patches: Grad-CAM with heads as channels."""
     layout, G = layer.layout, layer.G
     positions = layout.patches_among(G.shape[-1]) if keys == "patches" else slice(min(1, layout.prefix), None)
@@ -105,9 +109,8 @@ def _register_gmar(p: int) -> None:
         "`residual` is the paper's α. Under mean pooling, what the identities give to every patch alike is left out, "
         "as in rollout."
     )
-    register(
+    method(
         f"gmar-l{p}",
-        gmar,
         family="gradient × attention",
         paper="Jo et al., 2025 (arXiv 2504.19414)",
         output="matrix",
@@ -115,7 +118,7 @@ def _register_gmar(p: int) -> None:
         requires=Requires(heads=WeightedHeads("A", head_weights, ("|G|",) if p == 1 else ())),
         presets={"paper_raw": {"normalise": "none"}},
         option_overrides=OptionOverrides(refused={"alpha": _GMAR_ALPHA}),
-    )
+    )(gmar)
 
 
 _register_gmar(1)
@@ -135,7 +138,12 @@ _register_gmar(2)
     ),
     option_overrides=OptionOverrides(aliases={"m": "start"}),
 )
-def focused_attention(layer: LayerView, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
+def focused_attention(
+    layer: LayerView,
+    head_weights: Annotated[
+        Literal["gradient", "uniform"], Doc("whether heads count by their share of the gradient, or alike")
+    ] = "gradient",
+) -> Tensor:
     """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
     if head_weights == "uniform":
         return layer.AG_positive_mean
@@ -151,7 +159,12 @@ def focused_attention(layer: LayerView, head_weights: Literal["gradient", "unifo
     requires=Requires(passes="local", recorders=(HeadReplay, LastLinear)),
     presets={"official": {"start": -2, "mean": False}},
 )
-def layer_gradient(layer: LayerView, pool: Literal["mean", "model"] = "mean") -> Tensor:
+def layer_gradient(
+    layer: LayerView,
+    pool: Annotated[
+        Literal["mean", "model"], Doc("how a layer's tokens are pooled: by their mean, or as the model does")
+    ] = "mean",
+) -> Tensor:
     """mean_{h,i} relu(d s^l / dA): where more attention would raise each layer's own score, s^l read by the head.
 
     s^l is the head on the pooled output of layer l, and the gradient stays inside that layer. `pool="model"` reads the
@@ -171,9 +184,14 @@ def layer_gradient(layer: LayerView, pool: Literal["mean", "model"] = "mean") ->
 )
 def attention_guided_cam(
     layer: LayerView,
-    norm: Literal["sigmoid", "softmax", "none"] = "sigmoid",
-    head_fusion: Literal["sum", "mean"] = "sum",
-    through: Literal["network", "residual"] = "network",
+    norm: Annotated[
+        Literal["sigmoid", "softmax", "none"], Doc("what is done to the scores before the softmax")
+    ] = "sigmoid",
+    head_fusion: Annotated[Literal["sum", "mean"], Doc("whether heads are added up or averaged")] = "sum",
+    through: Annotated[
+        Literal["network", "residual"],
+        Doc("through what the gradient comes: the whole network, or the residual stream and MLPs alone"),
+    ] = "network",
 ) -> Tensor:
     """sum_{l,h} relu(G) * sigmoid(S): positive gradients, guided by the scores before the softmax.
 
@@ -201,7 +219,11 @@ def unmasked_scores(S: Tensor) -> Tensor:
     requires=requires_rules,
 )
 def attended_input_x_gradient(
-    layer: LayerView, pair: Literal["input", "output"] = "input", rules: Rules = "plain"
+    layer: LayerView,
+    pair: Annotated[
+        Literal["input", "output"], Doc("whether x and its gradient are read at the block's input or output")
+    ] = "input",
+    rules: Rules = "plain",
 ) -> Tensor:
     """mean_{h,i} A_ij · x_j·dy/dx_j: gradient × input, weighted by how much the layer attends to the token.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from torch import Tensor
 from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest
+from clairvit.option_types import Doc
 
-Resolution = Literal["patch", "pixel"]
+Resolution = Annotated[Literal["patch", "pixel"], Doc("whether patches are counted, or pixels of the enlarged map")]
 
 
 @metric(
@@ -21,9 +22,6 @@ Resolution = Literal["patch", "pixel"]
     better="higher",
     span=(0, 1),
     paper="Chalasani et al., ICML 2020",
-    discrepancies="Chalasani and Quantus call a sparse map good; FocusViT's tables read it the other way round "
-    "(preset `focusvit`). Bilinear upsampling changes it, so the resolution is recorded. Quantus adds 1e-7 to values "
-    "over the largest of all images; here they are over their own, as with one image at a time.",
 )
 def sparseness(
     context: EvalContext,
@@ -50,7 +48,6 @@ def gini(values: Tensor) -> Tensor:
     better="lower",
     span=(0, math.inf),
     paper="Bhatt et al., IJCAI 2020",
-    discrepancies="Quantus adds 1e-12 inside the logarithm and counts pixels (`preset=quantus`).",
 )
 def entropy(context: EvalContext, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear") -> Tensor:
     """Return the entropy −Σ_i p_i ln p_i of p = |a| / Σ |a|, in nats: ln n for a constant map."""
@@ -72,11 +69,12 @@ def entropy_of(values: Tensor, offset: float = 0.0) -> Tensor:
     better="lower",
     span=(0, math.inf),
     paper="Nguyen & Martínez, 2020",
-    discrepancies="Quantus counts pixels and divides by the largest value of the whole batch, so that an image's score "
-    "depends on the others; here each map is divided by its own, as with one image at a time (`preset=quantus`).",
 )
 def effective_complexity(
-    context: EvalContext, threshold: float = 1e-5, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear"
+    context: EvalContext,
+    threshold: Annotated[float, Doc("the share of the largest relevance above which a patch counts")] = 1e-5,
+    resolution: Resolution = "patch",
+    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return #{i: |a_i| > threshold · max |a|}, the number of patches with noticeable relevance."""
     maps = magnitudes(context, resolution, upsampling)

@@ -24,30 +24,38 @@ from clairvit.metrics.context import (
 )
 from clairvit.metrics.pixel_ranking import pixel_ranks, score_without_ranks, square_ranks, squares, value_ranks
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.option_types import Range, check_fields
+from clairvit.option_types import Doc, Range, check_fields
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from clairvit.targets.base import no_probability
 
-Steps = Annotated[int, Range(ge=1, example=9)]
-Regions = Annotated[int, Range(ge=1, example=100)]
-AtOnce = Annotated[int, Range(ge=1, example=224)]
-Width = Literal["width", "none", "steps"]
-CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]
-Granularity = Literal["patch", "pixel"]
+Steps = Annotated[int, Range(ge=1, example=9), Doc("how many points of the curve: 9 are 10 %, …, 90 %")]
+AtOnce = Annotated[
+    int, Range(ge=1, example=224), Doc("how many are removed (or shown) per step, in place of a number of steps")
+]
+Regions = Annotated[int, Range(ge=1, example=100), Doc("how many patches or squares are removed, one after the other")]
+Region = Annotated[int | None, Doc("remove squares with so many pixels per side; None: patches")]
+Ends = Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")]
+Reverse = Annotated[bool, Doc("start with the least relevant; higher is then better")]
+Width = Literal["width", "none", "steps"]  # an area over the width of the curve, as it is, or with steps 1 wide
+CurveScore = Annotated[
+    Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"],
+    Doc("the y axis: probability, logit, log-probability, accuracy, or a drop from the whole image"),
+]
+Granularity = Annotated[Literal["patch", "pixel"], Doc("what is ordered: patches, or pixels of the enlarged map")]
 Unit = Literal["patch", "pixel", "channel"]  # what a schedule removes; single channel values for compat
-Counting = Literal["round", "down", "equal"]
-RegionOrder = Literal["morf", "lerf", "random"]
-RoadOrder = Literal["combined", "morf", "lerf"]
+Counting = Literal["round", "down", "equal"]  # how a fraction of the patches becomes a whole number
+RegionOrder = Annotated[
+    Literal["morf", "lerf", "random"], Doc("which patches go first: most relevant, least relevant, or any")
+]
+RoadOrder = Annotated[
+    Literal["combined", "morf", "lerf"],
+    Doc("which patches go first: most relevant, least relevant, or half the difference of the two"),
+]
 SMALLEST_PROBABILITY = 1e-12  # under a logarithm
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the patches, as in ERASER
 _PIXELS: dict[str, Any] = {"granularity": "pixel"}
 DROP_SCORES = (("score", "drop"), ("score", "log-odds"))
-_DISCREPANCIES = (
-    "What is removed, how (three different zeros: mean colour, black, image minimum), in which steps, and which score "
-    "differ from paper to paper; the presets are theirs. SkipPLUS's code divides by nothing, so that a constant 1 "
-    "gives 0.9, and prints percent: 100 times the values here. "
-)
 
 
 def passes(
@@ -67,7 +75,7 @@ class RemovalSchedule:
     at_once: AtOnce | None = None  # parts per step, instead of a number of steps
     granularity: Unit = "patch"
     counting: Counting = "round"
-    ends: bool = False
+    ends: Ends = False
     upsampling: Upsampling = "bilinear"
 
     def __post_init__(self) -> None:
@@ -109,10 +117,6 @@ class RemovalSchedule:
         "rise": {**_PIXELS, "removal": "mean", "at_once": 1792},
         "rise-demo": {**_PIXELS, "removal": "mean", "at_once": 224},
     },
-    discrepancies=_DISCREPANCIES
-    + "Chefer's area is said to be over 10 to 90 %, its code prints the nine accuracies only; here it is divided "
-    "by that width. Quantus' PixelFlipping takes the probability by default, one pass for each of the 150 528 "
-    "channel values (`at_once` makes it less), and orders the three values of a pixel by an unstable sort.",
 )
 def deletion(
     context: EvalContext,
@@ -121,8 +125,8 @@ def deletion(
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
-    ends: bool = False,
-    reverse: bool = False,
+    ends: Ends = False,
+    reverse: Reverse = False,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return the area under p(target) while patches are removed, most relevant first: low if the map is faithful.
@@ -154,7 +158,6 @@ def deletion(
         "rise": {**_PIXELS, "removal": "blur", "at_once": 1792},
         "rise-demo": {**_PIXELS, "removal": "blur", "at_once": 224},
     },
-    discrepancies=_DISCREPANCIES,
 )
 def insertion(
     context: EvalContext,
@@ -163,7 +166,7 @@ def insertion(
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
-    ends: bool = False,
+    ends: Ends = False,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return the area under p(target) while patches are shown, most relevant first: high if few of them suffice.
@@ -211,9 +214,6 @@ def insertion_deletion(
     rank_only=True,
     cost=lambda patches, **options: Cost(2 * passes(patches, **options).forwards),
     presets={"blucher": {"removal": "mean", "score": "logit"}},
-    discrepancies="The papers occlude by the mean colour and take the logit (`preset=blucher`), so that values are in "
-    "the unit of the model's scores; the first of them removes superpixels, here patches go. Some codes take the mean "
-    "of the steps instead of the area.",
 )
 def srg(
     context: EvalContext,
@@ -336,9 +336,6 @@ def area_under_curve(x: Tensor, y: Tensor, auc: Width = "width") -> Tensor:
     rank_only=True,
     flipped_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
-    discrepancies="Quantus calls lower better; a larger drop is better when the most relevant go first, worse when the "
-    "least relevant do (`order=lerf`). Samek's mean counts the whole image, Quantus' area does not and is not divided "
-    "by its width (`preset=quantus`).",
 )
 def aopc(
     context: EvalContext,
@@ -346,7 +343,7 @@ def aopc(
     order: RegionOrder = "morf",
     removal: Removal = "token",
     score: ScoreKind = "prob",
-    region: int | None = None,
+    region: Region = None,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return 1/(K+1) Σ_k f(x) − f(x_k), the mean drop while patches are removed one by one, most relevant first.
@@ -425,7 +422,6 @@ def comprehensiveness(context: EvalContext, removal: Removal = "token", score: S
     in_score=True,
     rank_only=True,
     cost=lambda **_: Cost(len(FRACTIONS)),
-    discrepancies="Quantus has another metric of this name, which compares maps of images of a batch.",
 )
 def sufficiency(context: EvalContext, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
     """Return mean_q f(x) − f(the top q alone), q = 1, 5, 10, 20, 50 %: low if they are sufficient.
@@ -452,9 +448,6 @@ def sufficiency(context: EvalContext, removal: Removal = "token", score: ScoreKi
     cost=lambda steps, order, **_: Cost(steps * (2 if order == "combined" else 1)),
     flipped_by=("order", "morf"),
     presets={"morf": {"order": "morf"}, "lerf": {"order": "lerf"}},
-    discrepancies="The authors and Quantus report accuracy over a data set, pytorch-grad-cam the confidence, which is "
-    "what is defined for one image and is done here; all of them take away single pixels, here whole patches go. "
-    "Quantus fails on images of three channels.",
 )
 def road(
     context: EvalContext,
@@ -495,9 +488,6 @@ def road(
     undefined="an image of one superpixel has no order of superpixels, and a score of 0 no shares",
     rank_only=True,
     cost=lambda patches, **_: Cost(patches),
-    discrepancies="The paper cuts images up with SLIC and to the pixel; here with quickshift (as LIME does), and each "
-    "patch belongs to the superpixel that has most of it. Quantus fails on images of three channels, and its area is "
-    "not over the number of superpixels.",
 )
 def irof(context: EvalContext, removal: Removal = "mean", score: ScoreKind = "prob") -> Tensor:
     """Return 1 − the area under f(x_k)/f(x) while superpixels are removed, those of the highest mean relevance first.

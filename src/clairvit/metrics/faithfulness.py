@@ -19,12 +19,14 @@ from clairvit.metrics.pixel_ranking import (
 )
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import pearson, spearman
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.segments import grid_cells
 
-Granularity = Literal["patch", "pixel"]
+Granularity = Annotated[Literal["patch", "pixel"], Doc("whether patches are ordered, or pixels of the enlarged map")]
 Points = Annotated[int, Range(ge=3)]  # of a correlation
+Runs = Annotated[Points, Doc("how many random sets are removed")]
+Subset = Annotated[float, Doc("how much of the image a set is: a fraction, or a count")]
 
 
 @metric(
@@ -34,13 +36,11 @@ Points = Annotated[int, Range(ge=3)]  # of a correlation
     span=(-1, 1),
     paper="Bhatt et al., IJCAI 2020",
     cost=lambda runs, **_: Cost(runs),
-    discrepancies="Quantus perturbs 224 of 150 528 channel values by default, which changes next to nothing; here a "
-    "quarter of the patches goes.",
 )
 def faithfulness_correlation(
     context: EvalContext,
-    runs: Points = 100,
-    subset: float = 0.25,
+    runs: Runs = 100,
+    subset: Subset = 0.25,
     removal: Removal = "token",
     score: ScoreKind = "logit",
 ) -> Tensor:
@@ -61,13 +61,11 @@ def faithfulness_correlation(
     span=(-1, 1),
     paper="Ancona et al., ICLR 2018",
     cost=lambda runs, sizes, **_: Cost(runs * sizes),
-    discrepancies="Quantus correlates across the images of its first batch, so that one image has no score, and the "
-    "sum of one step's values with the fall of all steps so far; here as in the paper, image by image.",
 )
 def sensitivity_n(
     context: EvalContext,
-    runs: Points = 20,
-    sizes: Annotated[int, Range(ge=1)] = 5,
+    runs: Annotated[Points, Doc("how many random sets of each size are removed")] = 20,
+    sizes: Annotated[int, Range(ge=1), Doc("how many sizes of sets, from few to most patches")] = 5,
     removal: Removal = "token",
     score: ScoreKind = "logit",
 ) -> MetricOutput:
@@ -91,11 +89,12 @@ def sensitivity_n(
     paper="Alvarez-Melis & Jaakkola, NeurIPS 2018",
     rank_only=True,
     cost=lambda steps, **_: Cost(steps),
-    discrepancies="Quantus takes away one channel value at a time, 150 528 passes (`preset=quantus`, whose `at_once` "
-    "makes it less).",
 )
 def faithfulness_estimate(
-    context: EvalContext, steps: Points = 14, removal: Removal = "token", score: ScoreKind = "logit"
+    context: EvalContext,
+    steps: Annotated[Points, Doc("how many groups of patches are removed, one at a time")] = 14,
+    removal: Removal = "token",
+    score: ScoreKind = "logit",
 ) -> Tensor:
     """Return corr_k(sum of the map in group k, f(x) − f(x without group k)), groups of patches by falling relevance.
 
@@ -116,14 +115,10 @@ def faithfulness_estimate(
     paper="Wu et al., CVPR 2024",
     cost=lambda groups, **_: Cost(groups),
     presets={"wu": {"granularity": "pixel", "removal": "image-mean"}},
-    discrepancies="The paper orders pixels and replaces them by the mean of the image (`preset=wu`); here tokens are "
-    "dropped. Its sum of a group is the mean here, which is the same coefficient for groups of equal size; of groups "
-    "whose sizes differ by one, sums may rise where the relevance falls. A constant map is an error in its code, NaN "
-    "here.",
 )
 def saco(
     context: EvalContext,
-    groups: Annotated[int, Range(ge=2)] = 10,
+    groups: Annotated[int, Range(ge=2), Doc("how many groups the patches are cut into, by falling relevance")] = 10,
     removal: Removal = "token",
     score: ScoreKind = "prob",
     granularity: Granularity = "patch",
@@ -175,14 +170,10 @@ def _signed_share(means: Tensor, drops: Tensor) -> Tensor:
     paper="Hesse et al., NeurIPS 2024",
     cost=lambda cells, **_: Cost(cells**2),
     presets={"hesse": {"granularity": "pixel", "removal": "mean"}},
-    discrepancies="The authors delete squares of pixels (zero after normalisation, `preset=hesse`) on models that were "
-    "fine-tuned with such squares deleted. Dropping tokens is nearer to what a ViT knows; `clairvit finetune "
-    "--drop-tokens` makes a model that is in-domain for it. Pixels that a grid of equal cells would leave over at the "
-    "edge belong to a cell here.",
 )
 def idsds(
     context: EvalContext,
-    cells: Annotated[int, Range(ge=2)] = 4,
+    cells: Annotated[int, Range(ge=2), Doc("how many cells the image has along each side")] = 4,
     removal: Removal = "token",
     score: ScoreKind = "logit",
     granularity: Granularity = "patch",
@@ -213,12 +204,12 @@ def idsds(
     paper="Arya et al., 2019",
     rank_only=True,
     cost=lambda steps, **_: Cost(steps - 1),  # the last step is the image itself
-    discrepancies="The original asks whether no step falls, yes or no; here the share of them that do not. Quantus "
-    "starts from an empty image and fills it with the same empty value, so that it says yes to every map: not "
-    "reproduced.",
 )
 def monotonicity(
-    context: EvalContext, steps: Annotated[int, Range(ge=2)] = 10, removal: Removal = "token", score: ScoreKind = "prob"
+    context: EvalContext,
+    steps: Annotated[int, Range(ge=2), Doc("how many groups of patches are shown, one after the other")] = 10,
+    removal: Removal = "token",
+    score: ScoreKind = "prob",
 ) -> MetricOutput:
     """Return #{k ≥ 2: f does not fall as the k-th group is shown} / (steps − 1), least relevant groups first.
 
@@ -243,9 +234,6 @@ def monotonicity(
     paper="Sundararajan et al., ICML 2017",
     undefined="the score with nothing left is that of the whole image",
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus asks for exact equality of floating point numbers after dividing the map by its largest "
-    "magnitude, and empties the first channel only if the map has no channels: next to never true "
-    "(`preset=quantus`).",
 )
 def completeness(context: EvalContext, removal: Removal = "mean", score: ScoreKind = "logit") -> Tensor:
     """Return |sum of the map − rise| / |rise|, rise = f(x) − f(nothing left): 0 if the map sums to what it explains.
@@ -264,15 +252,12 @@ def completeness(context: EvalContext, removal: Removal = "mean", score: ScoreKi
     span=(0, math.inf),
     paper="Yeh et al., NeurIPS 2019",
     cost=lambda runs, **_: Cost(runs),
-    discrepancies="Yeh's factor may be negative, so that a map and its opposite are equally good; here it is never "
-    "below 0. Quantus takes blocks away one after the other without putting them back (`preset=quantus`), and its "
-    "repeats are all alike: one is made here. It fails where blocks do not fit the image.",
 )
 def infidelity(
     context: EvalContext,
-    runs: Annotated[int, Range(ge=1)] = 100,
-    side: int | None = None,
-    scaled: bool = True,
+    runs: Annotated[int, Range(ge=1), Doc("how many random blocks are removed")] = 100,
+    side: Annotated[int | None, Doc("how many patches a block has along each side; None: drawn anew each time")] = None,
+    scaled: Annotated[bool, Doc("fit the factor between map and score, so that maps in any unit compare")] = True,
     removal: Removal = "token",
     score: ScoreKind = "logit",
 ) -> Tensor:

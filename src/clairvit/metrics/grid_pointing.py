@@ -17,11 +17,14 @@ from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
 GRIDS = 500  # as in the paper
-ImagesInRow = Annotated[int, Range(ge=2, unit="images in a row", example=2)]
-Grids = Annotated[int, Range(ge=1, unit="grids", example=GRIDS)]
+ImagesInRow = Annotated[
+    int, Range(ge=2, unit="images in a row", example=2), Doc("how many images a grid has along each side")
+]
+Sure = Annotated[float, Doc("images count only where the model is surer of their class than this")]
+Grids = Annotated[int, Range(ge=1, unit="grids", example=GRIDS), Doc("how many grids are made at most")]
 
 
 @metric(
@@ -33,15 +36,12 @@ Grids = Annotated[int, Range(ge=1, unit="grids", example=GRIDS)]
     needs=("methods",),
     scope="set",
     cost=lambda **_: Cost(1),
-    discrepancies="The authors blur maps by 15 pixels and count a map without any positive value as 0 "
-    "(`preset=bohle`); here it has no score. Their grids are n times as large as an image, which position embeddings "
-    "of a ViT do not take: here each image is shrunk to its cell.",
     undefined="images that are in no grid, because the model is not sure of them or too few classes are left",
 )
 def grid_pointing_game(
     context: DatasetContext,
     n: ImagesInRow = 2,
-    sure: float = 0.5,
+    sure: Sure = 0.5,
     grids: Grids = GRIDS,
 ) -> MetricOutput:
     """Return Σ relu(map of c) in the cell of class c / Σ relu(map of c), on grids of n × n images of n² classes.

@@ -24,16 +24,29 @@ from clairvit.metrics.similarity import Similarity, histogram_entropy, map_simil
 from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
 from clairvit.numerics import widened
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.module_state import frozen_eval
 
-Steps = Annotated[int, Range(ge=1, unit="steps (None: all)", example=12)]
-Bins = Annotated[int, Range(ge=2, example=100)]
-Order = Literal["top-down", "bottom-up", "independent"]
-Law = Literal["normal", "shuffle", "reset"]
-Summary = Literal["mean", "last", "auc"]
-Other = Literal["random", "second", "least"]
+Steps = Annotated[
+    int,
+    Range(ge=1, unit="steps (None: all)", example=12),
+    Doc("how many steps of the cascade are explained, evenly spread; None: all"),
+]
+Bins = Annotated[int, Range(ge=2, example=100), Doc("how many bins the map's histogram has")]
+Order = Annotated[
+    Literal["top-down", "bottom-up", "independent"], Doc("from which end layers are randomised, or each one alone")
+]
+Law = Annotated[Literal["normal", "shuffle", "reset"], Doc("how parameters are randomised")]
+Signed = Annotated[bool, Doc("compare maps with their signs; false: their absolute values")]
+Summary = Annotated[
+    Literal["mean", "last", "auc"],
+    Doc("what is read of the curve: its mean, its last step, or its area over its width"),
+]
+Other = Annotated[
+    Literal["random", "second", "least"],
+    Doc("the other class: drawn at random, the most or the least probable one"),
+]
 Layer = tuple[nn.Module, tuple[nn.Parameter, ...]]  # a module and the parameters it owns itself
 STEPS = 12
 MODULES = 75  # of a ViT with twelve blocks
@@ -49,10 +62,6 @@ X_AXIS = "part of the layers drawn anew"
     paper="Adebayo et al., NeurIPS 2018",
     needs=("methods",),
     cost=lambda layers, **_: Cost(layers or MODULES),
-    discrepancies="Quantus draws each layer from the same seed, so that layers of one shape become equal, leaves "
-    "cls_token, pos_embed and LayerScale as they were learnt, sets norms to 1 and 0, and averages with the similarity "
-    "1 of the model to itself (`preset=quantus`, with seed=42 for its draws); here every parameter is drawn anew from "
-    "one generator, and the original does not count.",
 )
 def mprt(
     context: EvalContext,
@@ -60,7 +69,7 @@ def mprt(
     layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
-    signed: bool = False,
+    signed: Signed = False,
     summary: Summary = "mean",
 ) -> MetricOutput:
     """Return mean_l ρ(|a(x; θ)|, |a(x; θ_l)|), θ_l with l layers randomised: high if the map ignores the parameters.
@@ -96,10 +105,6 @@ def compared_steps(
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda layers, samples, **_: Cost(((layers or MODULES) + 1) * samples),
-    discrepancies="Quantus takes 50 copies of which the last has no noise, resets modules as in mprt, draws new noise "
-    "for every model, so that even the original resembles itself by less than 1, and averages with that "
-    "(`preset=quantus`, with seed=42 and its numpy seed as ours). It explains by its own methods whatever explain_func "
-    "it is given.",
 )
 def smooth_mprt(
     context: EvalContext,
@@ -108,7 +113,7 @@ def smooth_mprt(
     layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
-    signed: bool = False,
+    signed: Signed = False,
     summary: Summary = "mean",
 ) -> MetricOutput:
     """Return the MPRT of maps that are means over noisy copies of the image, without the noise of single gradients.
@@ -142,9 +147,6 @@ def noise_of_copies(x: Tensor) -> Tensor:
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus resets modules as in mprt (`preset=quantus`, with seed=42). Its rules for the number of "
-    "bins read the number of axes where they need the number of entries; here the number is an option, and 100 is its "
-    "default too.",
 )
 def efficient_mprt(context: EvalContext, bins: Bins = 100, by: Law = "normal") -> Tensor:
     """Return (H(a_random) − H(a)) / H(a), H the entropy of the histogram of the map: higher for a random model's map.
@@ -169,12 +171,9 @@ def rise_of_entropy(context: EvalContext, models: Iterator[tuple[float, Model]],
     paper="Sixt et al., ICML 2020",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus takes the SSIM of the flattened maps, with windows of 7 pixels that run along the rows and "
-    "over their ends, and draws y′ by numpy from one seed for every batch (`preset=quantus`, with seed=42); here "
-    "windows are squares of the map.",
 )
 def random_logit(
-    context: EvalContext, other: Other = "random", similarity: Similarity = "ssim", signed: bool = True
+    context: EvalContext, other: Other = "random", similarity: Similarity = "ssim", signed: Signed = True
 ) -> Tensor:
     """Return s(a(x; y), a(x; y′)), y′ another class: 1 for maps that do not depend on the class, low for maps that do.
 

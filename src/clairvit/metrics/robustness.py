@@ -16,12 +16,21 @@ from clairvit._rng import Distribution, image_noise, make_generator
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest, widened
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
-Copies = Annotated[int, Range(ge=1, unit="noisy copies", example=10)]
-Radius = Annotated[float, Range(gt=0, example=0.2)]
+Copies = Annotated[
+    int, Range(ge=1, unit="noisy copies", example=10), Doc("how many noisy copies of the image are explained")
+]
+Radius = Annotated[float, Range(gt=0, example=0.2), Doc("how strong the noise is, in normalised pixels")]
+Redraw = Annotated[bool, Doc("give methods that draw masks a new seed for each copy")]
+Distance = Annotated[
+    Literal["euclidean", "manhattan"], Doc("how two maps are compared; images are always compared in L2")
+]
+Change = Annotated[
+    Literal["input", "output"],
+    Doc("what the change of the map is divided by: the change of the image, or of the scores"),
+]
 Resolution = Literal["patch", "pixel"]
-Distance = Literal["euclidean", "manhattan"]
 SMALL = 1e-6  # the smallest denominator of a relative change
 
 
@@ -33,11 +42,8 @@ SMALL = 1e-6  # the smallest denominator of a relative change
     paper="Yeh et al., NeurIPS 2019",
     needs=("methods",),
     cost=lambda samples, **_: Cost(samples),
-    discrepancies="A maximum over samples grows with their number, so that numbers with another `samples` cannot be "
-    "compared; Quantus takes 200. Masks that LIME, SHAP or RISE draw stay the same unless `redraw`: their large values "
-    "in papers contain the change of masks.",
 )
-def max_sensitivity(context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: bool = False) -> Tensor:
+def max_sensitivity(context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: Redraw = False) -> Tensor:
     """Return max_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the largest change.
 
     Methods that draw masks (LIME, SHAP, RISE) draw the same for each copy; `redraw` gives them a new seed for each, so
@@ -56,7 +62,7 @@ def max_sensitivity(context: EvalContext, samples: Copies = 10, radius: Radius =
     needs=("methods",),
     cost=lambda samples, **_: Cost(samples),
 )
-def avg_sensitivity(context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: bool = False) -> Tensor:
+def avg_sensitivity(context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: Redraw = False) -> Tensor:
     """Return mean_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the mean change.
 
     `redraw` as in max-sensitivity.
@@ -79,10 +85,6 @@ def relative_changes(context: EvalContext, samples: int, noise: Iterator[Tensor]
     paper="Alvarez-Melis & Jaakkola, NeurIPS 2018",
     needs=("methods",),
     cost=lambda samples, **_: Cost(samples),
-    discrepancies="Quantus scales all maps of a batch together, and each noisy batch again by itself; here each map is "
-    "over its own largest value, which is what Quantus does with one image at a time (`preset=quantus`). Its metric "
-    "measures maps and images in L2, the function of the same name maps in L1 (`distance=manhattan`); both count "
-    "pixels and add 1e-10 to the distance of the images, which is left out here.",
 )
 def local_lipschitz(
     context: EvalContext,
@@ -118,18 +120,15 @@ def steepest_slope(
     paper="Agarwal et al., 2022",
     needs=("methods",),
     cost=lambda samples, **_: Cost(2 * samples),
-    discrepancies="Quantus draws the noise uniformly between 0.02 and 0.2, so that every pixel gets brighter, divides "
-    "by entries however near to zero they are (1e-6 only for an exact zero), and gives NaN to an image if a single "
-    "copy is predicted as another class (`preset=quantus`). Here noise has mean 0, entries are kept from zero by 1e-6 "
-    "of the largest, and copies count whatever the model says of them (`changed=leave` drops those that change class, "
-    "as the paper asks).",
 )
 def relative_stability(
     context: EvalContext,
     samples: Copies = 10,
     radius: Radius = 0.1,
-    of: Literal["input", "output"] = "input",
-    changed: Literal["keep", "leave"] = "keep",
+    of: Change = "input",
+    changed: Annotated[
+        Literal["keep", "leave"], Doc("what is done with copies of another class: kept, or left out")
+    ] = "keep",
 ) -> Tensor:
     """Return max_j |(a − a_j)/a| / max(|(x − x_j)/x|, small), the map's relative change over that of the image.
 
@@ -154,7 +153,7 @@ def stability_ratios(
     context: EvalContext,
     samples: int,
     noises: Iterator[Tensor],
-    of: Literal["input", "output"],
+    of: Change,
     denominator: Callable[[Tensor, tuple[int, ...]], Tensor],
     at_least_small: Callable[[Tensor], Tensor],
     drop_changed: bool,
