@@ -16,10 +16,10 @@ from helpers.source_files import violations
 SOURCE = Path(__file__).parent.parent / "src" / "clairvit"
 # A package imports from the packages before it only; cli and web import from all.
 PACKAGES = [
-    *("models", "targets", "data", "tracing", "perturbation", "methods", "metrics", "selection", "bench", "papers"),
-    *("training", "diagnostics", "plotting", "report"),
+    *("models", "targets", "data", "tracing", "perturbation", "methods", "metrics", "compat", "selection", "bench"),
+    *("papers", "training", "diagnostics", "plotting", "report"),
 ]
-SHARED = {"errors", "execution", "numerics", "option_types", "compat", "plugins"}
+SHARED = {"errors", "execution", "numerics", "option_types", "plugins"}
 SHARED |= {path.stem for path in SOURCE.glob("_[a-z]*.py")}
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
@@ -47,7 +47,7 @@ def imported_packages(path: Path) -> set[str]:
 
 def test_every_package_has_its_place() -> None:
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert packages == {*PACKAGES, "compat", "integrations", "cli", "web"}
+    assert packages == {*PACKAGES, "integrations", "cli", "web"}
 
 
 def test_integrations_are_imported_by_nobody() -> None:

@@ -333,7 +333,6 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
         ("rollout(alpha=2,plus_mode=subnetwork)+plus", r"alpha=2 was given; expected more than 0 and at most 1"),
         ("rollout(normalise=true)", r"normalise=True was given; expected 'rows' or 'none' or 'columns'"),
         ("rollout(start_layer=1.5)", r"start_layer=1.5 was given; expected a number"),
-        ("rollout(order=backward)", r"order=backward was given; expected 'later-left' or 'forward'\.$"),
         ("gradcam(relu=maybe)", r"relu=maybe was given; expected True or False"),
         ("gradcam(relu=2)", r"relu=2 was given; expected True or False"),
         ("attcam(relu=none)+plus", r"relu=None was given; expected True or False"),
