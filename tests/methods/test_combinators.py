@@ -658,6 +658,8 @@ def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> 
         return
     own = {field.name for field in dataclasses.fields(resolve_method(f"{name}+{combinator}").aggregation)}
     options = {METHODS[name].option_overrides.aliases.get(key, key) for key in preset_settings(METHODS[name], preset)}
+    alone, base = resolve_method(f"{name}(preset={preset})").aggregation, METHODS[name].aggregation
+    options |= {key for key, value in vars(alone).items() if value != vars(base)[key]}
     if options <= own | set(dict(resolve_method(f"{name}(preset={preset})").options)):
         assert explained(text, "timm-reg4-gap").maps.isfinite().all()
         assert resolve_method(resolve_method(text).text) == resolve_method(text)

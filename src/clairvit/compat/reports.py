@@ -13,8 +13,20 @@ from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import Requires, WeightedHeads, preset
 
 _FORWARD = Product(residual=1.0, normalise="rows", order="forward")  # the first layer on the left
-preset("rollout", "cmi", moved=("order",), aggregation=replace(_FORWARD, alpha=1.0))(rollout)
-preset("rollout", "joita", moved=("order",), aggregation=_FORWARD)(rollout)
+
+
+@preset("rollout", "cmi", moved=("order",), aggregation=replace(_FORWARD, alpha=1.0))
+def forward_product_of_attention(
+    layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0
+) -> Tensor:
+    """prod_l mean_h A, row-normalised, the first layer on the left: the product reversed, and no residual (alpha=1)."""
+    return rollout(layer, fusion, discard_ratio)
+
+
+@preset("rollout", "joita", moved=("order",), aggregation=_FORWARD)
+def forward_rollout(layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0) -> Tensor:
+    """prod_l (mean_h A + I), row-normalised, the first layer on the left: the product reversed."""
+    return rollout(layer, fusion, discard_ratio)
 
 
 @preset(
@@ -27,7 +39,7 @@ preset("rollout", "joita", moved=("order",), aggregation=_FORWARD)(rollout)
 def product_of_fused_heads(
     layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0, protect: Protect = "none"
 ) -> Tensor:
-    """prod_l relu(mean_h A * mean_h G): heads are fused before they are multiplied, and no residual is added.
+    """prod_l relu(mean_h A * mean_h G), the first layer on the left: heads are fused before the product, no residual.
 
     Such a product may be smaller than float32 holds, such as 1e-50: the map is then a multiple of it.
     """
@@ -47,13 +59,13 @@ def _requires_mean_weights(p: int) -> Requires:
 
 @preset("gmar-l1", "joita", moved=("heads", "order"), aggregation=_FORWARD, requires=_requires_mean_weights(1))
 def mean_of_l1_weighted_heads(layer: LayerView) -> Tensor:
-    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L1 norm: a mean of weighted heads."""
+    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L1 norm: their mean, the first layer on the left."""
     return layer.weighted("A", _mean_head_weights(layer, 1))  # [B, rows, N]
 
 
 @preset("gmar-l2", "joita", moved=("heads", "order"), aggregation=_FORWARD, requires=_requires_mean_weights(2))
 def mean_of_l2_weighted_heads(layer: LayerView) -> Tensor:
-    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L2 norm: a mean of weighted heads."""
+    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L2 norm: their mean, the first layer on the left."""
     return layer.weighted("A", _mean_head_weights(layer, 2))  # [B, rows, N]
 
 
