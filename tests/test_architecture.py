@@ -19,7 +19,19 @@ PACKAGES = [
     *("training", "diagnostics", "plotting", "report"),
 ]
 SHARED = {"errors", "execution", "numerics", "option_types", "compat"}
-SHARED |= {"_cost", "_io", "_progress", "_registry", "_rng", "_rows", "_tables", "_version"}
+SHARED |= {
+    "_cost",
+    "_facts",
+    "_io",
+    "_progress",
+    "_registry",
+    "_rng",
+    "_rows",
+    "_spec",
+    "_tables",
+    "_version",
+    "plugins",
+}
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
     ("methods/explanation.py", "metrics"),  # Explanation.check

@@ -31,9 +31,6 @@ GRIDS = 500  # as in the paper
     scope="set",
     cost=lambda **_: Cost(1),
     presets={"bohle": {"smooth": 15, "empty": "zero"}},
-    discrepancies="The authors blur maps by 15 pixels and count a map without any positive value as 0 "
-    "(`preset=bohle`); here it has no score. Their grids are n times as large as an image, which position embeddings "
-    "of a ViT do not take: here each image is shrunk to its cell.",
     undefined="images that are in no grid, because the model is not sure of them or too few classes are left",
 )
 def grid_pointing_game(
