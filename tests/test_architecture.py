@@ -35,6 +35,7 @@ SHARED |= {
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
     ("methods/explanation.py", "metrics"),  # Explanation.check
+    ("methods/explanation_files.py", "metrics"),  # a check that lies in a file
     ("methods/explain.py", "plotting"),  # the same of Comparison
     ("methods/similarity.py", "plotting"),  # the same of Similarity
     ("methods/token_features.py", "plotting"),  # the same of PatchFeatures
