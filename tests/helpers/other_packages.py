@@ -20,7 +20,9 @@ from clairvit.methods.aggregation import Total
 from clairvit.methods.registry import FORWARD
 
 
-@cv.method("token-length", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False, paper="Doe, 2026")
+@cv.method(
+    "token-length", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False, paper="Doe, 2026"
+)
 def token_length(layer: cv.LayerView, power: float = 1.0) -> Tensor:
     """|x|^power of each token."""
     return layer.x.norm(dim=-1) ** power
