@@ -24,6 +24,7 @@ from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.image_files import picture_size, read_picture
 from clairvit.models.images import (
     Batch,
+    UnusualRange,
     image_name,
     list_clips,
     list_images,
@@ -83,27 +84,32 @@ class ImageDataset:
 
 @dataclass(frozen=True, eq=False)
 class SampleBatch:
-    """Samples of a dataset, stacked."""
+    """Some images as the model takes them, stacked, with what is known about them."""
 
-    rows: tuple[int, ...]  # in the dataset
+    rows: tuple[int, ...]  # among all images
     names: tuple[str, ...]
     pixels: Tensor  # [B, 3, H, W]
-    masks: Tensor | None  # bool [B, H, W]; all False where there is no annotation
-    void: Tensor | None  # bool [B, H, W]
-    unmasked: tuple[str, ...]  # names of images without a mask
-    labels: tuple[int | str | None, ...] | None
-    others: tuple[int | str | None, ...] | None
+    masks: Tensor | None = None  # bool [B, H, W]; all False where there is no annotation
+    void: Tensor | None = None  # bool [B, H, W]
+    unmasked: tuple[str, ...] = ()  # names of images without a mask
+    labels: tuple[int | str | None, ...] | None = None
+    others: tuple[int | str | None, ...] | None = None
     parts: tuple[RemovableParts, ...] | None = None
+    notes: tuple[str, ...] = ()  # preprocessing that was assumed, and values that look wrong
+    unusual: tuple[UnusualRange, ...] = ()  # values that look wrong and are in no note yet
 
     def take(self, positions: Sequence[int]) -> SampleBatch:
         """Return the batch of chosen samples, by their positions in this one."""
         picked = list(positions)
+        if picked == list(range(len(self.rows))):
+            return self
 
         def items(values: tuple[Any, ...] | None) -> Any:
             return None if values is None else tuple(values[position] for position in picked)
 
         names = items(self.names)
-        return SampleBatch(
+        return replace(
+            self,
             rows=items(self.rows),
             names=names,
             pixels=self.pixels[picked],
@@ -114,6 +120,9 @@ class SampleBatch:
             others=items(self.others),
             parts=items(self.parts),
         )
+
+
+ImageSource = Batch | LabelledImages | ImageDataset  # what `iter_batches` reads
 
 
 def void_as_object(dataset: ImageDataset) -> ImageDataset:
@@ -129,19 +138,50 @@ def void_as_object(dataset: ImageDataset) -> ImageDataset:
 
 
 def iter_batches(
-    dataset: ImageDataset, model: Model, size: int, on_error: ErrorHandler | None = None, workers: int | None = None
+    images: ImageSource,
+    model: Model,
+    size: int | None,
+    on_error: ErrorHandler | None = None,
+    workers: int | None = None,
 ) -> Generator[SampleBatch, None, None]:
     """Yield batches of at most `size` images; the images of the next batch are decoded while the caller works on one.
 
     Close the generator (`contextlib.closing`) where its consumer may raise: only then its threads end at once.
 
     Args:
-        dataset: The images.
+        images: A data set, images that are read as they are asked for, or a batch that is prepared already.
         model: Gives preprocessing, device and dtype.
-        size: Images per batch.
-        on_error: Called for each image that cannot be read; without it the first one raises.
+        size: Images per batch; None, for a prepared batch, is all of them.
+        on_error: Called for each image of a data set that cannot be read; without it the first one raises.
         workers: Threads that decode; 0 decodes in this one, None chooses. A dataset that is not `concurrent` has none.
     """
+    if isinstance(images, Batch):
+        count = len(images)
+        for start in range(0, count, size or count):
+            rows = range(start, min(start + (size or count), count))
+            part = slice(rows.start, rows.stop)
+            yield SampleBatch(
+                tuple(rows), images.names[part], images.pixels[part], notes=images.notes, unusual=images.unusual
+            )
+        return
+    assert size is not None
+    if isinstance(images, LabelledImages):
+        if images.first is None:
+            raise BadInput("The data set has no images; expected at least one.")
+        start = 0
+        for items, names in images.chunks(size):
+            read = prepare_part(items, model)
+            rows = range(start, start + len(items))
+            yield SampleBatch(tuple(rows), names, read.pixels, notes=read.notes, unusual=read.unusual)
+            start = rows.stop
+        return
+    yield from _iter_dataset(images, model, size, on_error, workers)
+
+
+def _iter_dataset(
+    dataset: ImageDataset, model: Model, size: int, on_error: ErrorHandler | None, workers: int | None
+) -> Generator[SampleBatch, None, None]:
+    """Yield batches of a data set; images that cannot be read are left out where `on_error` takes their errors."""
     check_traceable(model.module, model.name)
     threads = decode_workers() if workers is None else workers
     threads = min(threads, len(dataset)) if dataset.concurrent and len(dataset) > 1 else 0

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit.data.hashing import WeightsHash
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
 from clairvit.models.preprocess import Preprocess
@@ -189,7 +190,7 @@ class Explanation:
         classifier: False: `logits` are an embedding, so there are no probabilities.
         activation: What the logits mean: softmax, sigmoid or raw.
         notes: Fallbacks, zero maps, preprocessing that was assumed, …
-        weights_hash: A hash of the model's parameters and buffers.
+        weights: The hash of the model's parameters and buffers, as `.weights_hash` reads it.
         versions: Package versions that the result depends on.
         checked: How far to trust each map, where `with_check` asked for it: in figures and files.
         origin: The model and the targets themselves, for `check`; None after pickling.
@@ -227,10 +228,18 @@ class Explanation:
     classifier: bool = True
     activation: Activation = "softmax"
     notes: tuple[str, ...] = ()
-    weights_hash: str = ""
+    weights: WeightsHash = field(default_factory=lambda: WeightsHash(""), repr=False)
     versions: dict[str, str] = field(default_factory=dict)
     checked: CheckResult | None = None
     origin: Origin | None = field(default=None, repr=False)
+
+    @property
+    def weights_hash(self) -> str:
+        """Return a hash of the model's parameters and buffers, computed when it is first read.
+
+        "" with a warning where the weights have changed by then.
+        """
+        return self.weights.value
 
     @property
     def class_scores(self) -> tuple[float | None, ...]:
@@ -479,7 +488,7 @@ def _concat_logits(parts: Sequence[Tensor]) -> Tensor:
 def _concat_origins(explanations: Sequence[Explanation]) -> Origin | None:
     """Return the origin of all maps; None if one has none, or if their weights differ."""
     origins = [part.origin for part in explanations if part.origin is not None]
-    if len(origins) < len(explanations) or len({part.weights_hash for part in explanations}) > 1:
+    if len(origins) < len(explanations) or any(part.weights != explanations[0].weights for part in explanations):
         return None
     models = tuple(model for origin in origins for model in origin.models)
     return Origin(models, tuple(target for origin in origins for target in origin.targets))
