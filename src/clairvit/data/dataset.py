@@ -25,6 +25,7 @@ from clairvit.models.image_files import picture_size, read_picture
 from clairvit.models.images import (
     Batch,
     UnusualRange,
+    decode,
     image_name,
     list_clips,
     list_images,
@@ -52,6 +53,7 @@ class Sample:
     label: int | str | None = None  # the true class
     other: int | str | None = None  # a class of another object in the image
     parts: RemovableParts | None = None  # what can be removed from the image
+    notes: tuple[str, ...] = ()  # preprocessing that was assumed, and how the file was read
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +187,9 @@ def _iter_dataset(
     check_traceable(model.module, model.name)
     threads = decode_workers() if workers is None else workers
     threads = min(threads, len(dataset)) if dataset.concurrent and len(dataset) > 1 else 0
-    with read_ahead(lambda row: dataset.read(row, model), range(len(dataset)), workers=threads, ahead=size) as reads:
+    with read_ahead(
+        lambda row: dataset.read(row, model), range(len(dataset)), workers=threads, ahead=max(size, threads)
+    ) as reads:
         for start in range(0, len(dataset), size):
             samples: dict[int, Sample] = {}
             for row in range(start, min(start + size, len(dataset))):
@@ -220,6 +224,7 @@ def _stack(dataset: ImageDataset, samples: dict[int, Sample], model: Model) -> S
         labels=tuple(sample.label for sample in samples.values()) if dataset.has_labels else None,
         others=tuple(sample.other for sample in samples.values()) if dataset.has_others else None,
         parts=_stack_parts(dataset, samples) if dataset.has_parts else None,
+        notes=tuple(dict.fromkeys(note for sample in samples.values() for note in sample.notes)),
     )
 
 
@@ -290,6 +295,22 @@ def as_dataset(
         others is not None,
         concurrent=not callable(masks) and isinstance(items, list) and all(isinstance(i, str | Path) for i in items),
     )
+
+
+def photo_dataset(paths: Sequence[str], model: Model) -> ImageDataset:
+    """Return image files without annotations, with the notes that `prepare` makes; each is a photo of its own.
+
+    Args:
+        paths: Files, which are also the names of the images.
+        model: A model of clips takes no single photos: each is then refused when it is read.
+    """
+    read_photo = prepare if model.preprocess.frames is not None else decode
+
+    def read(row: int, model: Model) -> Sample:
+        photo = read_photo([paths[row]], model)
+        return Sample(photo.pixels[0], notes=photo.notes)
+
+    return ImageDataset(tuple(paths), read, lambda row: digest(Path(paths[row])), concurrent=True)
 
 
 def _list_items(images: Any, model: Model) -> Sequence[Any]:
