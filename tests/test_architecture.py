@@ -18,7 +18,8 @@ PACKAGES = [
     *("models", "targets", "data", "tracing", "perturbation", "methods", "metrics", "selection", "bench", "papers"),
     *("training", "diagnostics", "plotting", "report"),
 ]
-SHARED = {"errors", "execution", "numerics", "option_types", "compat", "_io", "_registry", "_version"}
+SHARED = {"errors", "execution", "numerics", "option_types", "compat", "plugins"}
+SHARED |= {path.stem for path in SOURCE.glob("_[a-z]*.py")}
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
     ("methods/explanation.py", "metrics"),  # Explanation.check

@@ -20,12 +20,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.data.hashing import state_hash
 from clairvit.data.pipeline import THREAD_NAME
 from clairvit.errors import BadInput, ClairWarning
 from clairvit.methods import passes, runs
 from clairvit.methods.runs import CHUNK_SIZE, Question, Run, TargetList, iter_runs
 from clairvit.methods.spec import resolve_method
+from clairvit.models.state_hash import state_hash
 from helpers.rounding import assert_same
 from helpers.tiny_models import build, double, wrapped
 
@@ -270,7 +270,7 @@ def test_the_hash_of_a_model_that_is_gone_can_still_be_read() -> None:
 
 
 def test_no_weights_are_hashed_until_the_hash_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clairvit.data import hashing
+    from clairvit.models import state_hash as hashing
 
     hashed: list[str] = []
     usual = hashing._contents

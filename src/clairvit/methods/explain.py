@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.collect import collect
-from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
+from clairvit.methods.explanation import Comparison, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.passes import Replay
 from clairvit.methods.planner import misfits

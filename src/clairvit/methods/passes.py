@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from clairvit.data.hashing import WeightsHash
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import MapChecks, checks_of_maps
 from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest, ReplayResult
@@ -16,6 +15,7 @@ from clairvit.methods.executor import Result
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
+from clairvit.models.state_hash import WeightsHash
 from clairvit.targets.base import TargetBatch
 from clairvit.tracing.recording import Recording
 from clairvit.tracing.structure import ModelStructure
@@ -87,7 +87,7 @@ def record_passes(
         weights = WeightsHash(replayed.weights_hash())
         return Passes(replayed.recording, logits, weights, replayed.on_host, request, replayed)
     recording = record_for(specs, model, pixels, execution, structure)
-    weights = WeightsHash.of(model, recording.structure.weights)
+    weights = WeightsHash.of(model.module, model.name, recording.structure.weights)
     return Passes(recording, recording.logits.detach(), weights, _request=request)
 
 

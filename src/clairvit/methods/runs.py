@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from clairvit._progress import report_progress
+from clairvit._rng import check_seed
 from clairvit.data.dataset import ErrorHandler, ImageDataset, ImageSource, SampleBatch, as_dataset, iter_batches
 from clairvit.errors import BadInput, ClairError, ClairWarning, user_stacklevel
 from clairvit.execution import ExecutionOptions
@@ -28,8 +30,6 @@ from clairvit.methods.spec import MethodSpec
 from clairvit.models.coerce import LabelledImages, ModelLike, StreamedImages, model_and_images
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch, class_agnostic_target
 from clairvit.targets.class_ import find_class
 from clairvit.targets.resolve import DIFFERENT_OUTPUTS, as_target, resolve_for
@@ -337,7 +337,7 @@ def iter_runs(
     ):
         for batch in batches:
             for positions, places, model in _groups(question, batch.rows, one_by_one):
-                part = batch.take(positions)
+                part = batch if len(positions) == len(batch.rows) else batch.take(positions)
                 named = targets.of_images(part.rows, images)
                 if named is not None:
                     entries = (named[place] for place in places)

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clairvit.data.hashing import state_hash
+from clairvit._cost import Cost
+from clairvit._rng import check_seed
 from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import varies
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Cost, Explanation
+from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import run_all, spent_on
 from clairvit.methods.runs import Question, Run, TargetList, chunk_size, iter_runs
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -48,9 +49,9 @@ from clairvit.models.coerce import ModelLike, as_model
 from clairvit.models.images import Batch, to_device
 from clairvit.models.model import Model
 from clairvit.models.readout import bound_inputs
+from clairvit.models.state_hash import state_hash
 from clairvit.numerics import pool_to_grid, widened
-from clairvit.perturbation.rng import check_seed
-from clairvit.targets.base import TargetBatch, class_name, join_targets
+from clairvit.targets.base import TargetBatch, class_name
 from clairvit.targets.resolve import readouts_by_image, readouts_of
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.outlier_tokens import outlier_patches
@@ -245,7 +246,7 @@ def _resolve_groups(question: Question) -> list[Group]:
             rows += run.rows
             targets.append(run.targets[0].by_row(run.recording.logits))
     return [
-        (rows, model, targets[0] if len(targets) == 1 else join_targets(targets))
+        (rows, model, targets[0] if len(targets) == 1 else TargetBatch.concat(targets))
         for rows, model, targets in groups.values()
     ]
 

@@ -20,7 +20,6 @@ from clairvit.methods.recipe import Recipe
 from clairvit.metrics.score import Score, Scores
 from clairvit.plotting.canvas import INK, LINE, PALE
 from clairvit.plotting.comparison import comparison_figure
-from clairvit.plotting.curves import mean_line
 from clairvit.plotting.figures import explanation_figure
 from clairvit.plotting.intervals import draw_rows
 from clairvit.plotting.labels import ARROWS, count_images
@@ -96,7 +95,7 @@ def plot_score(score: Score, ax: Any = None) -> Axes:
     """Draw the mean curve of a score with a band of one standard error, or its values per image with their mean."""
     axes: Axes = _new_axes(1, 1)[0, 0] if ax is None else ax
     if score.curve is not None:
-        x, (mean, error) = score.curve.x.cpu().numpy(), mean_line(score)
+        x, (mean, error) = score.curve.x.cpu().numpy(), score.mean_curve
         axes.plot(x, mean, color=COLOURS[0], label=score.method)
         if np.isfinite(error).any():
             axes.fill_between(x, mean - error, mean + error, color=COLOURS[0], alpha=0.2, linewidth=0)

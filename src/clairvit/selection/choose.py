@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
 from clairvit.methods.calibrated import PRIOR_METHOD, Calibration, calibrated_spec
 from clairvit.methods.explain import explain
-from clairvit.methods.explanation import Cost
 from clairvit.methods.recommended import defaults_for
 from clairvit.methods.runs import LABEL, OnError, Question, error_handler
 from clairvit.methods.spec import MethodSpec, resolve_method
