@@ -10,6 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from clairvit._presets import choose_preset
 from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.data.hashing import model_record
 from clairvit.errors import BadInput
@@ -225,8 +226,12 @@ def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str
 
 def _accepted_options(metric: Metric, options: Mapping[str, Any]) -> set[str]:
     """Return the options that a metric has; `preset` and `compat` too, if it has one of that name."""
-    presets = {keyword for keyword in ("preset", "compat") if options.get(keyword) in metric.presets}
-    return set(metric.options) | presets
+    accepted = set()
+    for keyword in ("preset", "compat"):
+        if options.get(keyword) in metric.presets:
+            metric, _ = choose_preset(metric, options[keyword])
+            accepted.add(keyword)
+    return set(metric.options) | accepted
 
 
 @own_grad_mode()
