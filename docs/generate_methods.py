@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from itertools import groupby
 
+from clairvit._presets import preset_formula, preset_settings
 from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, Method, by_family, list_methods
 from clairvit.option_types import Option
@@ -194,8 +195,9 @@ def section(method: Method) -> None:
     if method.slow:
         print("* Slow: `clairvit compare --method all` leaves it out")
     print_options(method.option_list)
-    for name, options in method.presets.items():
-        print(f"* Preset `{name}`: " + ", ".join(f"`{key}={value}`" for key, value in options.items()))
+    for name in method.presets:
+        sets = ", ".join(f"`{key}={value}`" for key, value in preset_settings(method, name).items())
+        print(f"* Preset `{name}`: " + "; ".join(part for part in (sets, preset_formula(method, name)) if part))
     if not method.combinators:
         print("* Combinators: none (it sees the whole image at once)")
     elif method.output != "matrix":

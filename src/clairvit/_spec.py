@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clairvit._facts import NO_FACTS, Facts
-from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.errors import BadInput, did_you_mean
 from clairvit.option_types import Option
-
-PRESET_KEYWORDS = ("preset", "compat")  # options that stand for several others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +21,11 @@ class Registered:
     family: str
     paper: str
     function: Callable[..., Any] = field(repr=False)
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    # Name -> options, or the entry of a variant (`clairvit._presets`): then `preset` is its name, and `moved` are the
+    # options of earlier versions that it has now
+    presets: Mapping[str, Mapping[str, Any] | Registered] = field(default_factory=dict, repr=False)
+    preset: str = ""
+    moved: tuple[str, ...] = field(default=(), repr=False)
     facts: Facts = field(default=NO_FACTS, repr=False)  # of the file beside its module
 
     @property
@@ -40,15 +42,6 @@ class Registered:
     def first_line(self) -> str:
         """The first line of its docstring."""
         return (inspect.getdoc(self.function) or "").split("\n")[0]
-
-    def preset(self, name: str) -> dict[str, Any]:
-        """Return the options of a preset; raise UnknownName if there is none of this name."""
-        if name not in self.presets:
-            listed = ", ".join(self.presets) or "none"
-            raise UnknownName(
-                f"'{self.name}' has no preset '{name}'; it has {listed}.{did_you_mean(name, self.presets)}"
-            )
-        return dict(self.presets[name])
 
 
 @dataclass(frozen=True)
@@ -114,15 +107,6 @@ def _code(function: Any) -> Any:
     if isinstance(function, functools.partial):
         return function.func, function.args, function.keywords
     return (function.__func__, function.__self__) if inspect.ismethod(function) else function
-
-
-def with_preset(typed: Mapping[str, Any], options_of_preset: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return typed options with those of a preset in place of `preset=NAME`; what was typed next to it wins."""
-    expanded = dict(typed)
-    for keyword in PRESET_KEYWORDS:
-        if keyword in expanded:
-            expanded = {**options_of_preset(str(expanded.pop(keyword))), **expanded}
-    return expanded
 
 
 def changed_options(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 WRAPPERS = (ensembles.smoothed, ensembles.shifted, ensembles.combined)
 TEXTS = (
     *("rollout", "rollout(fusion=max)+skipplus", "genatt+from:-2", "attnlrp(preset=vit)+plus", "focusvit(m=3)"),
+    *("grad-rollout(preset=jacobgil,fusion=max)", "gmar-l1(preset=joita)+rollout"),
     *("smooth(genatt+plus,n=5)", "shift(ixg)", "ensemble(legrad,rollout(fusion=min),by=max)"),
 )
 
 
 def documented_options() -> Iterator[tuple[str, Option]]:
-    """Yield each option of each method, metric and function of methods, with what it belongs to."""
+    """Yield each option of each method, metric, preset and function of methods, with what it belongs to."""
     entries: list[Registered] = [*list_methods(), *list_metrics()]
-    for entry in entries:
+    variants = [preset for entry in entries for preset in entry.presets.values() if isinstance(preset, Registered)]
+    for entry in (*entries, *variants):
         yield from ((entry.name, option) for option in entry.option_list)
     for function in WRAPPERS:
         yield from ((function.__name__, o) for o in options_of(function, ("inner", "trace", "seed", "maps")).values())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clairvit._presets import preset_formula, preset_settings
 from clairvit.cli import options
 from clairvit.cli.console import print_json, print_line, table
 from clairvit.cli.options import AsJson, ModelOptions
@@ -109,7 +110,7 @@ def _print_method(method: Method) -> None:
     ]
     table("", ("", ""), facts)
     _print_options(method.option_list)
-    _print_presets(method.name, method.presets)
+    _print_presets(method)
     if method.combinators:
         from clairvit.methods.registry import COMBINATORS
 
@@ -123,11 +124,14 @@ def _print_options(listed: Sequence[Option]) -> None:
         table("Options", ("name", "default", "choices", "meaning"), rows)
 
 
-def _print_presets(name: str, presets: Mapping[str, Mapping[str, Any]]) -> None:
-    if presets:
-        settings = {key: ", ".join(f"{k}={v}" for k, v in preset.items()) for key, preset in presets.items()}
-        rows = [(key, text or "nothing: the defaults") for key, text in settings.items()]
-        table(f"Presets, e.g. '{name}(preset={next(iter(presets))})'", ("name", "sets"), rows)
+def _print_presets(entry: Method | Metric) -> None:
+    if entry.presets:
+        rows = []
+        for name in entry.presets:
+            settings = ", ".join(f"{key}={value}" for key, value in preset_settings(entry, name).items())
+            parts = [part for part in (settings, preset_formula(entry, name)) if part]
+            rows.append((name, "; ".join(parts) or "nothing: the defaults"))
+        table(f"Presets, e.g. '{entry.name}(preset={next(iter(entry.presets))})'", ("name", "sets"), rows)
 
 
 def _option_records(entry: Registered) -> dict[str, dict[str, Any]]:
@@ -199,7 +203,7 @@ def _method_record(method: Method) -> dict[str, Any]:
             if resolve_method(item.method).method is method
         ],
         **_option_records(method),
-        "presets": {name: dict(preset) for name, preset in method.presets.items()},
+        "presets": {name: preset_settings(method, name) for name in method.presets},
         "combinators": list(method.combinators),
     }
 
@@ -272,7 +276,7 @@ def _print_metric(metric: Metric) -> None:
     ]
     table("", ("", ""), facts)
     _print_options(metric.option_list)
-    _print_presets(metric.name, metric.presets)
+    _print_presets(metric)
 
 
 def _metric_record(metric: Metric) -> dict[str, Any]:
@@ -289,7 +293,7 @@ def _metric_record(metric: Metric) -> dict[str, Any]:
         "orders": metric.rank_only,
         "cost": {"forwards": default_forwards(metric)},
         **_option_records(metric),
-        "presets": {name: dict(preset) for name, preset in metric.presets.items()},
+        "presets": {name: preset_settings(metric, name) for name in metric.presets},
         "discrepancies": metric.discrepancies,
     }
 

@@ -59,15 +59,13 @@ def raw_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     class_specific=False,
     presets={"chefer": {"start_layer": 1}},
 )
-def rollout(
-    layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0, protect: Protect = "none"
-) -> Tensor:
+def rollout(layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0) -> Tensor:
     """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers.
 
     Under mean pooling, what the identities give to every patch alike is left out of the map. The order of the patches
     stays; scores that a constant changes (faf, relevance-mass, sparseness, complexity, completeness) are of the rest.
     """
-    return discard_smallest(fused_attention(layer, fusion), discard_ratio, protect)  # [B, rows, N]
+    return discard_smallest(fused_attention(layer, fusion), discard_ratio)  # [B, rows, N]
 
 
 @method(
@@ -109,7 +107,7 @@ def fuse_heads(heads: Tensor, fusion: Fusion) -> Tensor:
     return heads[:, int(fusion)]
 
 
-def discard_smallest(matrix: Tensor, ratio: float, protect: Protect) -> Tensor:
+def discard_smallest(matrix: Tensor, ratio: float, protect: Protect = "none") -> Tensor:
     """Set the smallest `ratio` of all N² entries of each image's matrix [B, N, N] to zero, but for protected ones."""
     if ratio == 0:
         return matrix

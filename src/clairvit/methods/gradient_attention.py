@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from clairvit.compat.reports import joita_legrad
-from clairvit.compat.vit_explain import gradient_before_softmax
 from clairvit.methods.aggregation import Product, Single, Total
-from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads
+from clairvit.methods.attention import DiscardRatio, Fusion, discard_smallest, fuse_heads
 from clairvit.methods.gradient import Rules, requires_rules
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import OptionOverrides, Requires, WeightedHeads, method
@@ -53,62 +50,23 @@ method(
 )(positive_gradient_attention)
 
 
-def _requires_gradient_rollout(
-    head_stage: str, fusion: str | int, discard_ratio: float, reversed_gradients: bool, gradient: str, **_: object
-) -> Requires:
-    is_plain = head_stage == "post" and fusion == "mean" and not reversed_gradients and gradient == "attention"
-    return Requires(
-        all_rows=discard_ratio > 0,
-        heads=WeightedHeads("AG+") if is_plain and discard_ratio == 0 else None,
-        first_layer=0 if reversed_gradients else None,  # the last layer's partner is the first
-    )
-
-
 @method(
     "grad-rollout",
     family="gradient × attention",
     paper="Gildenblat, vit-explain 2020; CMI report",
     output="matrix",
     aggregation=Product(residual=1.0, normalise="rows"),
-    requires=_requires_gradient_rollout,
+    requires=lambda fusion, discard_ratio, **_: Requires(
+        all_rows=discard_ratio > 0,
+        heads=WeightedHeads("AG+") if fusion == "mean" and discard_ratio == 0 else None,
+    ),
 )
-def gradient_rollout(
-    layer: LayerView,
-    head_stage: Annotated[
-        Literal["post", "mean-first", "fuse-first"],
-        Doc("when heads are fused: after the ReLU, before it, or A and G each before their product"),
-    ] = "post",
-    fusion: Fusion = "mean",
-    discard_ratio: DiscardRatio = 0.0,
-    protect: Protect = "none",
-    reversed_gradients: Annotated[
-        bool, Doc("pair each layer with the gradient of the layer at the other end (a mistake of vit-explain)")
-    ] = False,
-    gradient: Annotated[
-        Literal["attention", "scores"],
-        Doc("the gradient at the attention, or before the softmax (a mistake of vit-explain)"),
-    ] = "attention",
-) -> Tensor:
+def gradient_rollout(layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0) -> Tensor:
     """prod_l (mean_h relu(A * G) + I), row-normalised: rollout over the attention that raises the score.
 
-    `head_stage` says when heads are fused: after the ReLU (post), before it (mean-first, jacobgil), or A and G each
-    before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient of layer
-    L-1-l and `gradient=scores` takes the gradient before the softmax: what vit-explain computes, by mistake. Under mean
-    pooling, what the identities give to every patch alike is left out, as in rollout. A product without identities
-    (`preset=cmi`) may be smaller than float32 holds, such as 1e-50: the map is then a multiple of it.
+    Under mean pooling, what the identities give to every patch alike is left out, as in rollout.
     """
-    if head_stage == "post" and fusion == "mean" and not reversed_gradients and gradient == "attention":
-        return discard_smallest(layer.AG_positive_mean, discard_ratio, protect)  # [B, rows, N]
-    A, G = layer.mirrored() if reversed_gradients else (layer.A, layer.G)
-    if gradient == "scores":
-        G = gradient_before_softmax(A, G)
-    if head_stage == "fuse-first":
-        matrix = (fuse_heads(layer.A, fusion) * fuse_heads(G, fusion)).clamp(min=0)
-    elif head_stage == "mean-first":
-        matrix = fuse_heads(layer.A * G, fusion).clamp(min=0)
-    else:
-        matrix = fuse_heads((layer.A * G).clamp(min=0), fusion)
-    return discard_smallest(matrix, discard_ratio, protect)  # [B, rows, N]
+    return discard_smallest(positive_gradient_attention(layer, fusion), discard_ratio)  # [B, rows, N]
 
 
 @method(
@@ -140,19 +98,11 @@ _GMAR_ALPHA = (
 
 
 def _register_gmar(p: int) -> None:
-    def head_weights(layer: LayerView, heads: str = "sum") -> Tensor:
-        weights = layer.head_weights(p)  # [B, H]
-        return weights if heads == "sum" else weights / weights.shape[1]
+    def head_weights(layer: LayerView) -> Tensor:
+        return layer.head_weights(p)  # [B, H]
 
-    def gmar(
-        layer: LayerView,
-        heads: Annotated[Literal["sum", "mean"], Doc("whether weighted heads are added up or averaged")] = "sum",
-    ) -> Tensor:
-        return layer.weighted("A", head_weights(layer, heads))  # [B, rows, N]
-
-    def requires(heads: str, **_: object) -> Requires:
-        weights = functools.partial(head_weights, heads=heads)
-        return Requires(heads=WeightedHeads("A", weights, ("|G|",) if p == 1 else ()))
+    def gmar(layer: LayerView) -> Tensor:
+        return layer.weighted("A", head_weights(layer))  # [B, rows, N]
 
     gmar.__doc__ = (
         f"prod_l (sum_h w_h A_h + I), w_h a head's share of the gradient's L{p} norm: rollout by weighted heads.\n\n"
@@ -165,7 +115,7 @@ def _register_gmar(p: int) -> None:
         paper="Jo et al., 2025 (arXiv 2504.19414)",
         output="matrix",
         aggregation=Product(residual=1.0, normalise="rows"),
-        requires=requires,
+        requires=Requires(heads=WeightedHeads("A", head_weights, ("|G|",) if p == 1 else ())),
         presets={"paper_raw": {"normalise": "none"}},
         option_overrides=OptionOverrides(refused={"alpha": _GMAR_ALPHA}),
     )(gmar)
@@ -206,11 +156,7 @@ def focused_attention(
     paper="Bousselham et al., ICCV 2025",
     output="tokens",
     aggregation=Total(mean=True),
-    requires=lambda formula, **_: (
-        Requires(gradients=("attention", "tokens"))
-        if formula == "joita"
-        else Requires(passes="local", recorders=(HeadReplay, LastLinear))
-    ),
+    requires=Requires(passes="local", recorders=(HeadReplay, LastLinear)),
     presets={"official": {"start": -2, "mean": False}},
 )
 def layer_gradient(
@@ -218,18 +164,12 @@ def layer_gradient(
     pool: Annotated[
         Literal["mean", "model"], Doc("how a layer's tokens are pooled: by their mean, or as the model does")
     ] = "mean",
-    formula: Annotated[
-        Literal["legrad", "joita"], Doc("the paper's formula, or what the code of Joita's report computes")
-    ] = "legrad",
 ) -> Tensor:
     """mean_{h,i} relu(d s^l / dA): where more attention would raise each layer's own score, s^l read by the head.
 
     s^l is the head on the pooled output of layer l, and the gradient stays inside that layer. `pool="model"` reads the
-    layer as the model does. `formula="joita"` is what that report's code computes: relu(G * A) of the final score,
-    patch rows and columns only, averaged over keys, so it scores queries.
+    layer as the model does.
     """
-    if formula == "joita":
-        return joita_legrad(layer.A, layer.G, layer.layout)
     return layer.local_column_means(pool)  # [B, N]
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from torch import Tensor
 
+from clairvit import _presets
 from clairvit._cost import Cost
 from clairvit._facts import entries_of, facts_of
+from clairvit._presets import preset_decorator
 from clairvit._registry import Registry
 from clairvit._spec import Registered, check_choice, check_function, check_is_free, check_name, is_built_in
-from clairvit.compat import reports, vit_explain
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.result import MapFunction, NumbersNote
@@ -364,7 +365,6 @@ def method(
                 check_is_free(name, "method", (*RESERVED, *METHODS.names_so_far), _by_users)
             _by_users.add(name)
         facts = facts_of(name, function.__module__)
-        compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
         registered = Method(
             name=name,
             family=family,
@@ -378,7 +378,7 @@ def method(
             relu=relu,
             score=score,
             is_stochastic=is_stochastic,
-            presets={**(presets or {}), **compat},
+            presets=presets or {},
             option_overrides=option_overrides,
             extra_cost=replace(extra_cost, slow=slow or extra_cost.slow),
             caveats=replace(
@@ -437,6 +437,23 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
     METHODS.register(name, registered, module=function.__module__)
 
 
+def preset(name: str, preset: str, *, moved: Sequence[str] = (), **fields: Any) -> Callable[[F], F]:
+    """Register a function as a preset of a method: a layer map and options of its own, under the method's name.
+
+    Args:
+        name: The method.
+        preset: The name of the preset.
+        moved: Options of the method in earlier versions, `name` or `name=value`, that are part of this preset now.
+        **fields: Fields of `Method` that differ from the method's: aggregation, requires, caveats, …
+    """
+    return preset_decorator(METHODS, name, preset, moved, fields)
+
+
+def add_presets(name: str, **presets: Mapping[str, Any]) -> None:
+    """Add presets, preset name -> options, to a method."""
+    _presets.add_presets(METHODS, name, presets)
+
+
 def list_methods() -> list[Method]:
     """Return every registered method."""
     return METHODS.values()
@@ -466,6 +483,7 @@ METHODS: Registry[Method] = Registry(
     "method",
     aliases=aliases,
     package=__package__,
+    modules=["clairvit.compat.vit_explain", "clairvit.compat.reports"],  # they add presets
     load_others=functools.partial(load_entry_points, "clairvit.methods"),
     advice="`clairvit methods` (or cv.list_methods()) lists all of them.",
 )

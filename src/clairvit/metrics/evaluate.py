@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from clairvit._presets import choose_preset
 from clairvit._progress import report_progress
 from clairvit._rng import check_seed
 from clairvit.data.dataset import ErrorHandler, ImageDataset, SampleBatch, as_dataset, iter_batches
@@ -279,8 +280,12 @@ def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str
 
 def _accepted_options(metric: Metric, options: Mapping[str, Any]) -> set[str]:
     """Return the options that a metric has; `preset` and `compat` too, if it has one of that name."""
-    presets = {keyword for keyword in ("preset", "compat") if options.get(keyword) in metric.presets}
-    return set(metric.options) | presets
+    accepted = set()
+    for keyword in ("preset", "compat"):
+        if options.get(keyword) in metric.presets:
+            metric, _ = choose_preset(metric, options[keyword])
+            accepted.add(keyword)
+    return set(metric.options) | accepted
 
 
 @own_grad_mode()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor
 
+from clairvit import _presets
 from clairvit._cost import Cost
 from clairvit._facts import facts_of
+from clairvit._presets import moved_option, preset_decorator, with_preset
 from clairvit._registry import Registry
 from clairvit._spec import (
     ParsedSpec,
@@ -22,7 +24,6 @@ from clairvit._spec import (
     check_is_free,
     check_name,
     is_built_in,
-    with_preset,
 )
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.parsing import parse_spec
@@ -178,12 +179,11 @@ class MetricOutput:
 METRICS: Registry[Metric] = Registry(
     "metric",
     package=__package__,
-    modules=["clairvit.compat.quantus"],
+    modules=["clairvit.compat.quantus_presets"],
     load_others=functools.partial(load_entry_points, "clairvit.metrics"),
     advice="`clairvit metrics` (or cv.list_metrics()) lists all of them.",
 )
 _by_users: set[str] = set()  # metrics that users registered: these may be registered again
-_added_presets: dict[str, dict[str, Mapping[str, Any]]] = {}  # of metrics whose module may not be imported yet
 
 
 def metric(
@@ -269,7 +269,7 @@ def metric(
             family=family,
             paper=paper,
             function=function,
-            presets={**(presets or {}), **_added_presets.get(name, {})},
+            presets=presets or {},
             better=better,
             span=span,
             needs=tuple(needs),
@@ -290,12 +290,23 @@ def metric(
     return register
 
 
+def preset(
+    name: str, preset: str, *, moved: Sequence[str] = (), **fields: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a preset of a metric: a formula and options of its own, under the metric's name.
+
+    Args:
+        name: The metric.
+        preset: The name of the preset.
+        moved: Options of the metric in earlier versions, `name` or `name=value`, that are part of this preset now.
+        **fields: Fields of `Metric` that differ from the metric's: better, span, cost, …
+    """
+    return preset_decorator(METRICS, name, preset, moved, fields)
+
+
 def add_presets(name: str, **presets: Mapping[str, Any]) -> None:
-    """Add presets, preset name -> options, to the metric of this name, whether it is registered already or later."""
-    _added_presets.setdefault(name, {}).update(presets)
-    registered = METRICS.registered(name)
-    if registered is not None:
-        METRICS.register(name, replace(registered, presets={**registered.presets, **presets}))
+    """Add presets, preset name -> options, to a metric."""
+    _presets.add_presets(METRICS, name, presets)
 
 
 def list_metrics() -> list[Metric]:
@@ -325,14 +336,18 @@ def resolve_metric(metric: str | MetricSpec, **options: Any) -> MetricSpec:
 
 def resolve_parsed(parsed: ParsedSpec) -> MetricSpec:
     """Return the spec of a name and options."""
-    metric = find_metric(parsed.name)
+    metric, settings, typed = with_preset(find_metric(parsed.name), parsed.options)
     options = {option.name: option for option in metric.option_list}
     defaults = metric.options
     values = dict(defaults)
-    for key, value in with_preset(parsed.options, metric.preset).items():
+    for key, value in {**settings, **typed}.items():
+        moved = moved_option(find_metric(metric.name), metric, key, value)
+        if moved:
+            raise UnknownName(moved)
         if key not in options:
             listed = ", ".join(options) or "none"
             raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, options)}")
         values[key] = options[key].checked(value)
-    canonical = ParsedSpec(metric.name, (), changed_options(values, defaults))
+    changed = changed_options(values, defaults) | ({"preset": metric.preset} if metric.preset else {})
+    canonical = ParsedSpec(metric.name, (), changed)
     return MetricSpec(metric=metric, options=tuple(sorted(values.items())), canonical=canonical)
