@@ -20,6 +20,7 @@ from clairvit.methods.explanation import Heads, Origin, TextRelevance
 from clairvit.metrics.check_result import CheckResult, MapCheck
 from clairvit.metrics.score import Curve, Score
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.state_hash import WeightsHash
 from clairvit.perturbation.patching import PatchSweep
 from clairvit.selection.ridge import Moments
 from clairvit.targets.base import ScoreContext, TargetBatch
@@ -73,7 +74,7 @@ def explanation() -> cv.Explanation:
         heads=heads(),
         text_relevance=tuple(TextRelevance((f"word {row}",), numbers(1) + row) for row in range(COUNT)),
         notes=("first", "second"),
-        weights_hash="abc",
+        weights=WeightsHash("abc"),
         versions={"torch": "2"},
         checked=checks(),
         origin=Origin((None,) * COUNT, tuple(target().take([row]) for row in range(COUNT))),  # type: ignore[arg-type]
@@ -361,7 +362,7 @@ def test_outputs_of_different_widths_are_padded() -> None:
 
 def test_origins_of_other_weights_are_not_kept() -> None:
     whole = explanation()
-    assert cv.Explanation.concat([whole, dataclasses.replace(whole, weights_hash="other")]).origin is None
+    assert cv.Explanation.concat([whole, dataclasses.replace(whole, weights=WeightsHash("other"))]).origin is None
 
 
 def test_a_data_set_of_rows_reads_these_rows() -> None:
