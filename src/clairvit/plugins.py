@@ -129,6 +129,7 @@ def _import(source: Import) -> None:
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise _import_error(name, path, error) from error
     if not registrations and module.__name__ not in known:
+        del sys.modules[module.__name__]  # so that the next attempt is refused too
         raise BadInput(
             f"'{name}' registers no method and no metric; expected a function with @cv.method or @cv.metric in it."
         )

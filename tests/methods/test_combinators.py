@@ -21,6 +21,7 @@ from clairvit.methods.explanation import Explanation
 from clairvit.methods.registry import COMBINATORS, Requires, preset
 from clairvit.methods.registry import METHODS as METHODS_BY_NAME
 from clairvit.methods.spec import resolve_method
+from helpers.covering import covering_array, method_traits, one_of_each
 from helpers.custom_vits import Block, HomeMade, MatmulAttention
 from helpers.exact_models import build as exact_model
 from helpers.exact_models import images_for
@@ -41,6 +42,18 @@ COMBINATIONS = [
 ]
 DEEP, DEEP_AVG = "timm-deep", "timm-deep-avg"  # five layers: an odd number tells ceil from floor
 KINDS = [DEEP, "timm-siglip-map", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "home-lucid", "home-sequence-first"]
+
+
+def combination_traits(text: str) -> tuple[str, str]:
+    """Return the method and the combinator."""
+    name, _, combinator = text.partition("+")
+    return name, combinator
+
+
+def kinds_of_combination(text: str) -> tuple[str, ...]:
+    """Return what a refusal of a combination depends on: what the method gives, how it sums, and the combinator."""
+    name, combinator = combination_traits(text)
+    return METHODS[name].output, type(METHODS[name].aggregation).__name__, combinator
 
 
 @pytest.fixture(autouse=True)
@@ -67,13 +80,15 @@ def explained(text: str, kind: str | None = None, **options: Any) -> Explanation
 
 # Combinators
 
+# Each model runs every method and every combinator, and each combination is run.
+WORKING = covering_array(COMBINATIONS, KINDS, combination_traits, fitting=fits)
+WORKING_ON = {kind: [text for text, other in WORKING if other == kind and fits(text, kind)] for kind in KINDS}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_listed_combination_works(kind: str) -> None:
-    for text in COMBINATIONS:
-        if not fits(text, kind):
-            continue
+def test_listed_combinations_work(kind: str) -> None:
+    for text in WORKING_ON[kind]:
         made = cv.explain(model_of(kind), image_of(kind), text, target=TARGET)
         assert made.maps.shape == (2, *ZOO[kind].grid), text
         assert made.maps.isfinite().all(), text
@@ -200,7 +215,7 @@ def test_images_and_token_maps_cannot_do_everything() -> None:
     assert {"saliency+plus", "random+last", "center+from:1", "ixg+rollout", "legrad+rollout"} <= set(REFUSED)
 
 
-@pytest.mark.parametrize("text", REFUSED)
+@pytest.mark.parametrize("text", one_of_each(REFUSED, kinds_of_combination))
 def test_combinators_that_are_not_listed_are_refused_with_what_to_type(text: str) -> None:
     name, _, combinator = text.partition("+")
     with pytest.raises(NotApplicable) as refusal:
@@ -247,12 +262,16 @@ def test_layer_numbers_are_numbers(text: str) -> None:
         resolve_method(text)
 
 
-@pytest.mark.parametrize("name", LAYERED)
-@pytest.mark.parametrize("combinator", ["layer:5", "layer:-6", "from:5", "from:99"])
-def test_layers_out_of_range(name: str, combinator: str) -> None:
-    number = combinator.partition(":")[2]
+OUT_OF_RANGE = [
+    f"{name}+{combinator}" for name in LAYERED for combinator in ("layer:5", "layer:-6", "from:5", "from:99")
+]
+
+
+@pytest.mark.parametrize("text", one_of_each(OUT_OF_RANGE, kinds_of_combination))
+def test_layers_out_of_range(text: str) -> None:
+    number = text.partition(":")[2]
     with pytest.raises(BadInput, match=rf"Layer {number} was asked of a model with 5 layers; expected -5…4"):
-        explained(f"{name}+{combinator}")
+        explained(text)
 
 
 @pytest.mark.parametrize("text", ["raw-attention(layer=5)", "rollout(start_layer=5)", "focusvit(m=9)", "cat(start=-6)"])
@@ -272,13 +291,13 @@ def test_unknown_methods(text: str, near: str) -> None:
         resolve_method(text)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_unknown_options_are_named_with_those_there_are(name: str) -> None:
-    with pytest.raises(UnknownName, match=rf"'{name}' has no option 'nonsense'") as refusal:
-        resolve_method(f"{name}(nonsense=1)")
-    listed = str(refusal.value).partition("it has ")[2]
-    for option in METHODS[name].options:
-        assert re.search(rf"\b{option}\b", listed), option
+def test_unknown_options_are_named_with_those_there_are() -> None:
+    for name, method in METHODS.items():
+        with pytest.raises(UnknownName, match=rf"'{name}' has no option 'nonsense'") as refusal:
+            resolve_method(f"{name}(nonsense=1)")
+        listed = str(refusal.value).partition("it has ")[2]
+        for option in method.options:
+            assert re.search(rf"\b{option}\b", listed), option
 
 
 @pytest.mark.parametrize(
@@ -460,19 +479,19 @@ def test_all_methods_but_the_baselines_have_options_to_try() -> None:
     assert set(EVERY) - {name for name, _, _ in OPTIONS} == {"center", "random"}
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_defaults_written_out_are_the_method_itself(name: str) -> None:
-    given = METHODS[name].options
-    assert resolve_method(name, **given) == resolve_method(name)
-    inside = ", ".join(f"{key} = {value}" for key, value in given.items())
-    assert resolve_method(f" {name.upper()} ( {inside} ) ").text == name
+def test_defaults_written_out_are_the_method_itself() -> None:
+    for name, method in METHODS.items():
+        given = method.options
+        assert resolve_method(name, **given) == resolve_method(name)
+        inside = ", ".join(f"{key} = {value}" for key, value in given.items())
+        assert resolve_method(f" {name.upper()} ( {inside} ) ").text == name
 
 
-@pytest.mark.parametrize("text", COMBINATIONS)
-def test_canonical_text_of_combinations(text: str) -> None:
-    spec = resolve_method(text)
-    assert spec.text == text
-    assert resolve_method(spec.text) == spec
+def test_canonical_text_of_combinations() -> None:
+    for text in COMBINATIONS:
+        spec = resolve_method(text)
+        assert spec.text == text
+        assert resolve_method(spec.text) == spec
 
 
 def test_canonical_text_does_not_depend_on_how_it_was_typed() -> None:
@@ -651,7 +670,21 @@ def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> 
 # Gradients go back as far as a method reads, and no further
 
 
-@pytest.mark.parametrize("text", COMBINATIONS)
+def listed(name: str, combinator: str) -> bool:
+    return f"{name}+{combinator}" in COMBINATIONS
+
+
+# Each method alone with three combinators, each combinator with every kind of method.
+ALONE = covering_array(
+    LAYERED,
+    list(dict.fromkeys(text.partition("+")[2] for text in COMBINATIONS)),
+    method_traits,
+    least=3,
+    fitting=listed,
+)
+
+
+@pytest.mark.parametrize("text", [f"{name}+{combinator}" for name, combinator in ALONE if listed(name, combinator)])
 def test_combinations_alone_and_beside_others(text: str) -> None:
     """Alone, the backward stops early; beside ixg it does not."""
     kind = home_of(text, DEEP, DEEP_AVG)

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,6 +257,22 @@ class Score(Rows, Tabular):
         pandas = import_pandas()
         return pandas.Series(self.values.cpu().numpy(), index=list(self.names), name=f"{self.method} {self.metric}")
 
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write a file by its suffix: a picture as `plot` draws it, .json (`to_dict`), .csv (a row per image).
+
+        Args:
+            path: The file to write; readers never see a partial file.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: Another suffix.
+        """
+        from clairvit.plotting.axes import save_plot
+
+        return save_plot(self, Path(path))
+
     def _repr_html_(self) -> str:
         """Return the score as a table of one cell."""
         from clairvit.plotting.axes import scores_html
@@ -346,6 +364,22 @@ class Scores(dict[tuple[str, str], Score], Tabular):
     def _table(self) -> list[TableRow]:
         """Return a row per method, metric and image."""
         return [row for score in self.values() for row in score._table()]
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write a file by its suffix: a picture as `plot` draws it, .json (`to_dict`), .csv (a row per image).
+
+        Args:
+            path: The file to write; readers never see a partial file.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: Another suffix.
+        """
+        from clairvit.plotting.axes import save_plot
+
+        return save_plot(self, Path(path))
 
     def _repr_html_(self) -> str:
         """Return the means as a table: a row per method, a column per metric."""

@@ -7,6 +7,7 @@ import html
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,12 @@ from clairvit.plotting.intervals import draw_rows
 from clairvit.plotting.labels import ARROWS, count_images
 from clairvit.plotting.overlay import Scale, overlay, to_numpy
 from clairvit.plotting.patch_outline import draw_outlines
-from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes
+from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes, write_result
 from clairvit.plotting.series import COLOURS
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle, plot_style
 from clairvit.plotting.tiles import MOST_ROWS, explanation_photo, item_scales, target_label
+from clairvit.selection.result import Selection
 
 TILE = 2.4  # inches, width and height of one map in a new figure
 RANKING_WIDTH, RANKING_PITCH, RANKING_EDGES = 4.6, 0.19, 0.85  # inches: a ranking, one of its rows, above and below
@@ -133,6 +135,19 @@ def plot_scores(scores: Scores, axes: Any = None) -> AxesArray:
             panel.axvline(baseline.mean, color="0.5", linestyle="--", linewidth=1)
         panel.set_title(f"{metric} {ARROWS[rows[0].better]}", fontsize="small")
     return panels[: len(metrics)]
+
+
+def save_plot(result: Score | Scores | Selection, path: Path) -> Path:
+    """Write what `plot` draws, the document or the table, as the suffix says."""
+
+    def draw() -> Figure:
+        from matplotlib import pyplot
+
+        figure: Figure = np.ravel(np.asarray(result.plot(), dtype=object))[0].figure
+        pyplot.close(figure)
+        return figure
+
+    return write_result(result, path, draw)
 
 
 def plot_ranking(recipe: Recipe, ax: Any = None) -> Axes:

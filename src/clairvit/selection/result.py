@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clairvit._io import to_json
-from clairvit._tables import TableRow, Tabular, write_table
+from clairvit._tables import TableRow, Tabular
 from clairvit.methods.calibrated import Calibration
 from clairvit.methods.collect import versions
 from clairvit.methods.recipe import Recipe
@@ -134,7 +134,7 @@ class Selection(Tabular):
         ]
 
     def save(self, path: PathLike[str] | str) -> Path:
-        """Write the recipe (.json), which `cv.explain(model, image, "recipe.json")` follows, or the ranking (.csv).
+        """Write the recipe (.json), which `cv.explain(…, "recipe.json")` follows, or the ranking (.csv, .png, …).
 
         Args:
             path: The file to write; readers never see a partial file.
@@ -145,7 +145,10 @@ class Selection(Tabular):
         Raises:
             BadInput: Another suffix.
         """
-        return write_table(self, path) if Path(path).suffix.lower() == ".csv" else self.recipe.save(Path(path))
+        from clairvit.plotting.axes import save_plot  # drawing comes after selection
+
+        path = Path(path)
+        return self.recipe.save(path) if path.suffix.lower() == ".json" else save_plot(self, path)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the ranking: a mean with its 95 % interval per method, the best on top.
