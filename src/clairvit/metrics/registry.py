@@ -37,6 +37,7 @@ UNBOUNDED_TARGET = "target_score"  # the setting of a score that is not the prob
 Need = Literal["masks", "others", "parts", "methods"]
 F = TypeVar("F", bound=Callable[..., Any])
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation", "parts")
+_PRESET_MODULES = ("quantus", "chefer", "skipplus", "coporan", "others")  # of compat: they add presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +109,6 @@ class MetricSpec(Spec):
     @property
     def better(self) -> str:
         """Which direction is better with these options, "higher" or "lower"."""
-        direction = dict(self.options).get("direction")
-        if direction is not None:
-            return str(direction)
         flipped = sum(pair in self.options for pair in self.metric.flipped_by) % 2
         return {"higher": "lower", "lower": "higher"}[self.metric.better] if flipped else self.metric.better
 
@@ -135,8 +133,6 @@ class MetricSpec(Spec):
             return chosen
         if not self.metric.in_score:
             return self.metric.span
-        if options.get("auc") == "steps":  # a sum over steps, not a mean
-            return EVERYWHERE
         if options.get("score") in ("prob", "accuracy"):
             return self.metric.span
         return (-1, 1) if options.get("score") == "drop" else EVERYWHERE
@@ -179,7 +175,7 @@ class MetricOutput:
 METRICS: Registry[Metric] = Registry(
     "metric",
     package=__package__,
-    modules=["clairvit.compat.quantus_presets"],
+    modules=[f"clairvit.compat.{module}" for module in _PRESET_MODULES],
     load_others=functools.partial(load_entry_points, "clairvit.metrics"),
     advice="`clairvit metrics` (or cv.list_metrics()) lists all of them.",
 )
