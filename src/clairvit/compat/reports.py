@@ -59,13 +59,13 @@ def _requires_mean_weights(p: int) -> Requires:
 
 @preset("gmar-l1", "joita", moved=("heads", "order"), aggregation=_FORWARD, requires=_requires_mean_weights(1))
 def mean_of_l1_weighted_heads(layer: LayerView) -> Tensor:
-    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L1 norm: their mean, the first layer on the left."""
+    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the L1 norm of G: their mean, the first layer left."""
     return layer.weighted("A", _mean_head_weights(layer, 1))  # [B, rows, N]
 
 
 @preset("gmar-l2", "joita", moved=("heads", "order"), aggregation=_FORWARD, requires=_requires_mean_weights(2))
 def mean_of_l2_weighted_heads(layer: LayerView) -> Tensor:
-    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L2 norm: their mean, the first layer on the left."""
+    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the L2 norm of G: their mean, the first layer left."""
     return layer.weighted("A", _mean_head_weights(layer, 2))  # [B, rows, N]
 
 

@@ -179,7 +179,6 @@ METRICS: Registry[Metric] = Registry(
     load_others=functools.partial(load_entry_points, "clairvit.metrics"),
     advice="`clairvit metrics` (or cv.list_metrics()) lists all of them.",
 )
-_by_users: set[str] = set()  # metrics that users registered: these may be registered again
 
 
 def metric(
@@ -255,10 +254,8 @@ def metric(
 
     def register(function: F) -> F:
         check_function(name, function)
-        if not is_built_in(function):
-            if not overwrite:
-                check_is_free(name, "metric", METRICS.names_so_far, _by_users)
-            _by_users.add(name)
+        if not is_built_in(function) and not overwrite:
+            check_is_free(name, "metric", METRICS.registered_so_far(name))
         facts = facts_of(name, function.__module__)
         registered = Metric(
             name=name,
