@@ -95,14 +95,6 @@ def with_preset(entry: E, options: Mapping[str, Any]) -> tuple[E, dict[str, Any]
     return entry, settings, typed
 
 
-def is_registered(registry: Registry[E], entry: E) -> bool:
-    """Return whether an entry, or a variant of one, is the one that its name stands for now."""
-    registered = registry.registered(entry.name)
-    return registered is not None and any(
-        entry is other for other in (registered, registered.presets.get(entry.preset))
-    )
-
-
 def preset_settings(entry: Entry, preset: str) -> dict[str, Any]:
     """Return the options that a preset sets; of a variant, those whose defaults are not the entry's."""
     chosen = entry.presets[preset]
