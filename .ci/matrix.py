@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
-EXTRAS = ("hf", "clip", "web")
+EXTRAS = ("study", "superpixels", "tiff", "hf", "clip", "web")
 TESTS = ("tests/models", "tests/targets", "tests/tracing", "tests/methods", "tests/perturbation", "tests/metrics")
 TEST_PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "networkx", "h5py", "httpx")
 SHOWN = ("torch", "torchvision", "timm", "transformers", "open_clip_torch", "numpy")

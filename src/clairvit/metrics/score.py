@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clairvit.errors import ClairError
+from clairvit.errors import importing
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.confidence_intervals import mean_interval, standard_deviation
 
@@ -276,13 +276,8 @@ class Scores(dict[tuple[str, str], Score]):
 
 def import_pandas() -> Any:
     """Return the module pandas, which is optional."""
-    try:
+    with importing("to_pandas()", packages="pandas"):
         return importlib.import_module("pandas")
-    except ImportError as error:
-        raise ClairError(
-            "to_pandas() needs the package pandas, which is not installed; expected it next to clairvit. Type: "
-            "pip install pandas."
-        ) from error
 
 
 def with_ones(values: NDArray[np.float64]) -> Counts:
