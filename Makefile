@@ -4,7 +4,7 @@
 # Further: make test-quick (a sample, under two minutes), make test-portable (numbers on other kernels), make fuzz
 # (10,000 odd inputs; 2,000 of them are part of make test), make lint, make coverage (of make test-quick, with a floor),
 # make matrix (lowest and newest versions, every Python that is here), make docs (the site, into out/site), make bench
-# (next to other libraries), make what-works (docs/what-works.md), make gallery (the pictures of README.md and docs/gallery.md),
+# (next to other libraries), make lists (what lists methods and metrics), make what-works (docs/what-works.md), make gallery (the pictures of README.md and docs/gallery.md),
 # make integrations (the tests with Quantus and pytorch-grad-cam, which are too large for the development extras).
 # A Python of your choice: make demo PYTHON=python3.12. Another place for the environment: make test VENV=/tmp/v.
 
@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src -type f -not -name '*.pyc')
 DEMO := raw-attention,rollout,grad-rollout,attcam,genatt,gradsam,gmar-l1,legrad,focusvit,attcat,saliency,ixg,gradcam,attnlrp+plus,decompx+skipplus
 
-.PHONY: help demo test test-quick test-portable fuzz integrations what-works gallery lint coverage matrix docs bench clean
+.PHONY: help demo test test-quick test-portable fuzz integrations lists what-works gallery lint coverage matrix docs bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -75,6 +75,10 @@ integrations: $(VENV)/.installed-dev
 # The picture of the page is a screenshot, which needs a chromium.
 gallery: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python docs/generate_gallery.py
+
+# What lists methods and metrics: docs/methods.md, metrics.md and papers.md, the count in README.md, tests/registry.txt.
+lists: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python docs/generate_lists.py
 
 # Which methods and targets run on which family of models; written to a copy first, so that an error keeps the page.
 what-works: $(VENV)/.installed-dev

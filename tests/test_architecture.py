@@ -18,7 +18,8 @@ PACKAGES = [
     *("models", "targets", "data", "tracing", "perturbation", "methods", "metrics", "selection", "bench", "papers"),
     *("training", "diagnostics", "plotting", "report"),
 ]
-SHARED = {"errors", "execution", "numerics", "option_types", "compat", "_io", "_registry", "_version"}
+SHARED = {"errors", "execution", "numerics", "option_types", "compat"}
+SHARED |= {"_cost", "_facts", "_io", "_progress", "_registry", "_rng", "_spec", "_version", "plugins"}
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
     ("methods/explanation.py", "metrics"),  # Explanation.check

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clairvit._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from clairvit._cost import Cost as Cost
     from clairvit.citations import cite as cite
     from clairvit.diagnostics.doctor import doctor as doctor
     from clairvit.diagnostics.report import Check as Check
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from clairvit.methods.explain import compare as compare
     from clairvit.methods.explain import explain as explain
     from clairvit.methods.explanation import Comparison as Comparison
-    from clairvit.methods.explanation import Cost as Cost
     from clairvit.methods.explanation import Explanation as Explanation
     from clairvit.methods.explanation import Heads as Heads
     from clairvit.methods.explanation import TextRelevance as TextRelevance
@@ -119,7 +119,7 @@ _MODULES = {
     "Comparison": "clairvit.methods.explanation",
     "Heads": "clairvit.methods.explanation",
     "TextRelevance": "clairvit.methods.explanation",
-    "Cost": "clairvit.methods.explanation",
+    "Cost": "clairvit._cost",
     "Target": "clairvit.targets.base",
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",

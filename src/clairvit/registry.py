@@ -9,15 +9,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.methods.aggregation import Aggregation
-from clairvit.methods.explanation import Cost
-from clairvit.methods.registry import BACKWARD, FAMILIES, ExtraCost, Method, Requires, parameters
+from clairvit.methods.registry import BACKWARD, FAMILIES, METHODS, ExtraCost, Method, Requires
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.registry import register as register_method
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.registry import FAMILIES as METRIC_FAMILIES
-from clairvit.metrics.registry import Better, Metric, MetricSpec, resolve_metric
+from clairvit.metrics.registry import METRICS, Better, Metric, MetricSpec, resolve_metric
 from clairvit.metrics.registry import list_metrics as registered_metrics
 from clairvit.metrics.registry import metric as register_metric
 from clairvit.models.sources.registry import sources
@@ -201,9 +201,7 @@ def method(
         >>> cv.explain("pets", "demo", "token-norm(power=2)+last").maps.shape
         torch.Size([1, 14, 14])
     """
-    _check_name(
-        name, "method", [*RESERVED, *(method.name for method in registered_methods())], _user_methods, overwrite
-    )
+    _check_name(name, "method", [*RESERVED, *METHODS.names_so_far], _user_methods, overwrite)
     _check_choice(name, "output", output, ("matrix", "tokens", "image"))
     _check_choice(name, "family", family, (*FAMILIES, "baseline", "custom"))
     _check_fields(name, Method, declared)
@@ -216,7 +214,7 @@ def method(
 
     def register(function: Function) -> Function:
         _check_first_parameter(name, function, "trace" if output == "image" else "layer")
-        _check_options(name, parameters(function))
+        _check_options(name, dict([*inspect.signature(function).parameters.items()][1:]))
         register_method(
             name,
             function,
@@ -287,7 +285,7 @@ def metric(
         >>> cv.evaluate("pets", "demo", "legrad", "peak-share").n_valid
         1
     """
-    _check_name(name, "metric", [metric.name for metric in registered_metrics()], _user_metrics, overwrite)
+    _check_name(name, "metric", METRICS.names_so_far, _user_metrics, overwrite)
     _check_choice(name, "better", better, ("higher", "lower"))
     _check_choice(name, "family", family, (*METRIC_FAMILIES, "custom"))
     _check_choice(name, "scope", scope, ("image", "set"))

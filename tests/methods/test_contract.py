@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
-from clairvit.methods.explanation import Comparison, Cost
+from clairvit.methods.explanation import Comparison
 from clairvit.methods.spec import resolve_method
 from helpers.custom_vits import CLASSES, Block, HomeMade, MatmulAttention
 from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, method_of, short
@@ -112,24 +113,8 @@ def apart(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
 
 
-# A method that disappears from the registry, or loses its class, must be seen.
-NAMES = {
-    True: (  # class-specific
-        "ag-cam atman attcam attcat attnlrp caap cam cat counterfactual cp-lrp decompx deep-taylor expected-gradients "
-        "focusvit fullgrad fullgrad-pixel fullgrad-plus genatt gmar-l1 gmar-l2 grad-rollout gradcam "
-        "gradcam-elementwise gradcam-pp gradsam hirescam hsic integrated-gradients ixg kernelshap layercam "
-        "leave-one-out legrad libra-attcat libra-fullgrad-plus libra-genatt libra-hirescam libra-xgradcam-plus lime "
-        "lrp lrp-rollout occlusion pami partial-lrp reslrp rise saliency scorecam smoothgrad tam tokentm transatt "
-        "vanilla vanilla-l2 vit-cx xgradcam xgradcam-plus"
-    ),
-    False: "alti attention-flow attin attin-residual center globenc random raw-attention rollout",
-}
-
-
-@pytest.mark.parametrize("class_specific", [True, False])
-def test_every_method_is_in_the_sweep(class_specific: bool) -> None:
-    names = [name for name, method in METHODS.items() if method.class_specific == class_specific]
-    assert sorted(names) == NAMES[class_specific].split()
+def test_every_method_is_in_the_sweep() -> None:
+    assert list(METHODS) == cv.list_methods()
 
 
 def test_the_main_models_are_tiny() -> None:

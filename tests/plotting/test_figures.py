@@ -9,8 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost, Explanation, Heads
+from clairvit.methods.explanation import Explanation, Heads
 from clairvit.numerics import percent
 from clairvit.plotting.canvas import fit, text_width, tick_labels
 from clairvit.plotting.comparison import arrange_cells, comparison_figure, rows_needed

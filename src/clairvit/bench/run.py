@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clairvit._progress import report_progress
 from clairvit._version import __version__
 from clairvit.bench.executors import Executor, in_process
 from clairvit.bench.plan import Plan, Shard, StoredPlan, Study, Unit, make_plan
@@ -16,7 +17,6 @@ from clairvit.bench.worker import Worker
 from clairvit.data.hashing import model_record
 from clairvit.errors import ClairWarning
 from clairvit.metrics.own_code import Codes, codes_of
-from clairvit.perturbation.progress import report_progress
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

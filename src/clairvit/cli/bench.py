@@ -329,7 +329,7 @@ def _gpu() -> str | None:
 @contextmanager
 def _progress_messages(hidden: bool) -> Iterator[None]:
     """Print a line every `REPORT_INTERVAL` seconds where stderr is no terminal and so has no bar."""
-    from clairvit.perturbation.progress import on_progress
+    from clairvit._progress import on_progress
 
     if hidden or sys.stderr.isatty():
         yield

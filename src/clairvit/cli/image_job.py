@@ -22,7 +22,8 @@ from clairvit.data.pipeline import WriteBehind, decode_workers, read_ahead
 from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
-    from clairvit.methods.explanation import Cost, Explanation
+    from clairvit._cost import Cost
+    from clairvit.methods.explanation import Explanation
     from clairvit.methods.map_shards import MapShardWriter
     from clairvit.models.images import Batch
     from clairvit.models.model import Model

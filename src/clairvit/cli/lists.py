@@ -5,8 +5,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Mapping
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -128,19 +127,7 @@ def _print_presets(name: str, presets: Mapping[str, Mapping[str, Any]]) -> None:
 
 def option_choices(method: Method) -> dict[str, str]:
     """Return what each option of a method takes: "min | mean | max", "whole number", "true | false"."""
-    from clairvit.methods.spec import option_hints
-
-    return {name: " | ".join(_choices(hint)) for name, hint in option_hints(method).items()}
-
-
-def _choices(hint: Any) -> list[str]:
-    """Return the values or kinds of values that a type annotation allows."""
-    kinds = {int: "whole number", float: "number", bool: "true | false", str: "text", type(None): "none"}
-    if get_origin(hint) is Literal:
-        return [str(value) for value in get_args(hint)]
-    if get_origin(hint) in (Union, UnionType):
-        return list(dict.fromkeys(choice for part in get_args(hint) for choice in _choices(part)))
-    return [kinds.get(hint, getattr(hint, "__name__", str(hint)))]
+    return {option.name: option.choices for option in method.option_list}
 
 
 def _passes(method: Method) -> str:

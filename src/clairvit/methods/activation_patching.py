@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.alternatives import advice
-from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.option_types import Range

@@ -8,9 +8,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from clairvit._rng import image_seeds, make_generator
 from clairvit.methods.registry import NOTHING, method
 from clairvit.option_types import Range
-from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.trace import Trace
 
 

@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Comparison, Cost, Explanation, Origin, TextRelevance, cat_if_all
+from clairvit.methods.explanation import Comparison, Explanation, Origin, TextRelevance, cat_if_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.images import Batch, named_images
 from clairvit.models.model import Model

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.registry import FORWARD, Caveats, ExtraCost, method
 from clairvit.methods.result import MapResult

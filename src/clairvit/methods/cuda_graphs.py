@@ -31,14 +31,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
-from clairvit.data.hashing import checksums, state_hash
+from clairvit._cost import Cost
 from clairvit.methods.collect import MapChecks, checks_of_maps
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all, singles
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
 from clairvit.models.scores import extract_scores
+from clairvit.models.state_hash import checksums, state_hash
 from clairvit.models.submodules import submodules, tensors_of
 from clairvit.numerics import widened
 from clairvit.targets.base import TargetBatch, class_agnostic_target, score_values

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import BadInput, did_you_mean
-from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import at_level
 from clairvit.methods.layer_view import tokens_to_grid
 from clairvit.methods.multi_pass import (
@@ -28,7 +29,6 @@ from clairvit.models.images import list_images, prepare
 from clairvit.numerics import widened
 from clairvit.option_types import LocalPath, Passes
 from clairvit.perturbation.removal import background
-from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.trace import Trace
 
 NAME = "expected-gradients"

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation
 from clairvit.models.preprocess import Preprocess
@@ -30,39 +31,6 @@ if TYPE_CHECKING:
 
 SHOWN_TARGETS = 3  # in a repr
 SHOWN_METHODS = 6
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Passes and seconds. For a map computed together with others: as if alone, so the shared trace counts in each.
-
-    Args:
-        forwards: Forward passes per image.
-        backwards: Backward passes per image.
-        seconds: Wall-clock time.
-        own_seconds: Of these, the method's own arithmetic on top of the trace.
-
-    Example:
-        >>> import clairvit as cv
-        >>> cost = cv.explain("pets", "demo", "legrad").cost
-        >>> cost.forwards, cost.backwards
-        (1, 1)
-    """
-
-    forwards: int = 0
-    backwards: int = 0
-    seconds: float = 0.0
-    own_seconds: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.forwards + other.forwards,
-            self.backwards + other.backwards,
-            self.seconds + other.seconds,
-            self.own_seconds + other.own_seconds,
-        )
-
-
 FUSIONS = ("min", "mean", "max")
 
 

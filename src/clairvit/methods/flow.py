@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._progress import track
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import one_by_one
 from clairvit.models.model import Layout
 from clairvit.option_types import Range, check_fields
-from clairvit.perturbation.progress import track
 
 Capacities = NDArray[np.int32]  # the solver takes integers only
 FINEST = 1e9  # all that leaves the read-out is 1, so no sum along a flow exceeds 2³¹

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.methods.explanation import Cost
+from clairvit._cost import Cost
+from clairvit._rng import make_generator
 from clairvit.methods.registry import FORWARD_ON_PLANE, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.methods.rise import Cells, Samples
 from clairvit.numerics import pool_to_grid
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal, patches_to_pixels
-from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
 Design = Literal["sobol", "lhs", "random"]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from clairvit.methods.explanation import Cost
+from clairvit._cost import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.option_types import Range

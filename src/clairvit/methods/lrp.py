@@ -18,7 +18,9 @@ from clairvit.methods.result import MapResult
 from clairvit.numerics import pool_to_grid
 from clairvit.option_types import Range
 from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
-from clairvit.tracing.rules import ATTNLRP, DEEP_TAYLOR, LINEAR, RESLRP, RuleTable, rule_table
+from clairvit.tracing.rules import DEEP_TAYLOR, RuleTable, rule_table
+from clairvit.tracing.rules.attnlrp import attnlrp, cp_lrp
+from clairvit.tracing.rules.reslrp import reslrp
 from clairvit.tracing.trace import Trace
 
 LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
@@ -64,35 +66,9 @@ def residual_relevance(
     return input_x_gradient(layer, level)
 
 
-def _requires_rules(base: RuleTable, parametric: str) -> Callable[..., Requires]:
-    """Return options -> Requires: the base table as long as all parameters are 0, so that its trace is shared."""
-
-    def requires(
-        level: str, gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True, **_: object
-    ) -> Requires:
-        numbers = {"gamma_lin": gamma_lin, "gamma_conv": gamma_conv, "eps": eps}
-        rules = _with_numbers(parametric, numbers, inside) if any(numbers.values()) else base
-        return Requires(rules=rules, gradients=token_gradients(level))
-
-    return requires
-
-
-def _with_numbers(parametric: str, numbers: dict[str, float], inside: bool) -> RuleTable:
-    """Return the rule table of a name with parameters."""
-    arguments = ",".join(f"{name}={value!r}" for name, value in (numbers | {"inside": float(inside)}).items())
-    return rule_table(f"{parametric}({arguments})")
-
-
-_requires_attnlrp = _requires_rules(ATTNLRP, "attnlrp")
-
-
-def _requires_reslrp(gamma: float, inside: bool, level: str, **numbers: float) -> Requires:
-    """Return what reslrp needs: AttnLRP's table at gamma 0, the shared one at its defaults."""
-    if not gamma:
-        return _requires_attnlrp(level, inside=inside, **numbers)
-    default = gamma == 1 and not any(numbers.values())
-    rules = RESLRP if default else _with_numbers("reslrp", {"gamma": gamma, **numbers}, inside)
-    return Requires(rules=rules, gradients=token_gradients(level))
+def _requires_rules(table: Callable[..., RuleTable]) -> Callable[..., Requires]:
+    """Return options -> Requires, for a function of the options to a rule table."""
+    return lambda level, **numbers: Requires(rules=table(**numbers), gradients=token_gradients(level))
 
 
 _VIT = {"gamma_lin": 0.05, "gamma_conv": 0.25}
@@ -103,7 +79,7 @@ register(
     paper="Ali et al., ICML 2022, eps 0 (= decompx)",
     output="tokens",
     aggregation=Single(0),
-    requires=_requires_rules(LINEAR, "cp-lrp"),
+    requires=_requires_rules(cp_lrp),
     signed=True,
     presets={"vit": _VIT, "lxt": {**_VIT, "eps": 1e-6, "inside": False}},
 )
@@ -114,7 +90,7 @@ register(
     paper="Achtibat et al., ICML 2024, eps 0",
     output="tokens",
     aggregation=Single(0),
-    requires=_requires_attnlrp,
+    requires=_requires_rules(attnlrp),
     signed=True,
     presets={"vit": _VIT},
 )
@@ -125,7 +101,7 @@ register(
     paper="Berend, Achtibat et al., 2026 (ResLRP), eps 0",
     output="tokens",
     aggregation=Single(0),
-    requires=_requires_reslrp,
+    requires=_requires_rules(reslrp),
     signed=True,
     presets={"vit": _VIT},
 )

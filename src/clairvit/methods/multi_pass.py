@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._progress import report_progress
+from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import layer_index, reading
-from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import mean_of_heads, tokens_to_grid
 from clairvit.methods.registry import FORWARD, NOTHING, ExtraCost, Requires, method
@@ -23,8 +25,6 @@ from clairvit.methods.result import MapResult
 from clairvit.numerics import widened
 from clairvit.option_types import Passes, Range
 from clairvit.perturbation.batching import BatchBudget, in_batches
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.trace import GradientScope, Trace
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD_ON_PLANE, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.option_types import Range

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from importlib import resources
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._facts import entries_of, facts_of
 from clairvit._registry import Registry
+from clairvit._spec import Registered
 from clairvit.compat import reports, vit_explain
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Aggregation
-from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
+from clairvit.option_types import Doc, Option, options_of
+from clairvit.plugins import load_entry_points
 from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
@@ -42,6 +43,12 @@ COMBINATORS = {
 FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 USUAL_PATCHES = 196  # of the costs in lists: 224 pixels in patches of 16
+RELU = Option("relu", True, Annotated[bool, Doc("end the formula with a ReLU: keep only what is positive")])
+PLUS_MODE = Option(
+    "plus_mode",
+    "layer",
+    Annotated[Literal["layer", "subnetwork"], Doc("what a sum adds up: layer maps, or rollouts from each layer on")],
+)
 _INJECTED = ("layer", "trace", "seed", "maps")  # parameters of a method's function that are no options
 
 
@@ -178,13 +185,10 @@ class OptionOverrides:
         return {name: word for word, name in self.aliases.items()}
 
 
-@dataclass(frozen=True)
-class Method:
+@dataclass(frozen=True, kw_only=True)
+class Method(Registered):
     """A registered method, as `cv.list_methods()` lists it."""
 
-    name: str
-    family: str
-    paper: str
     function: MapFunction = field(repr=False)
     output: Output  # an N×N matrix per layer, one number per token and layer, or a whole image at once
     aggregation: Aggregation | None = None
@@ -194,22 +198,20 @@ class Method:
     relu: bool = False  # the formula ends with a ReLU (dropped when recombined: SkipPLUS sums signed maps)
     score: str = "logit"  # which score it explains where the user names none
     is_stochastic: bool = True  # False: it takes a seed for some options only, and its default map ignores it
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     option_overrides: OptionOverrides = field(default_factory=OptionOverrides, repr=False)
     extra_cost: ExtraCost = field(default=ExtraCost(), repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
-    # Of a method that was fitted to one model: why it does not fit this one, or None
 
     @property
     def summary(self) -> str:
         """The first line of its docstring."""
-        return (inspect.getdoc(self.function) or "").split("\n")[0]
+        return self.first_line
 
     def requirements(self, **options: Any) -> Requires:
         """Return what it needs of a trace with these options, the others at their defaults."""
         if isinstance(self.requires, Requires):
             return self.requires
-        return self.requires(**{name: p.default for name, p in parameters(self.function).items()} | options)
+        return self.requires(**{name: o.default for name, o in function_options(self.function).items()} | options)
 
     @property
     def passes(self) -> Passes:
@@ -240,15 +242,11 @@ class Method:
         return count(**options, **({"patches": patches} if by_patches else {}))
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Every option with its default."""
-        defaults = {name: p.default for name, p in parameters(self.function).items()}
-        if self.aggregation is not None:
-            words = self.option_overrides.words
-            defaults |= {
-                words.get(name, name): getattr(self.aggregation, name) for name in layer_options(self, self.aggregation)
-            }
-        return defaults | ({"relu": True} if self.relu else {})
+    def option_list(self) -> tuple[Option, ...]:
+        """Every option: those of its function, of its aggregation under the names that users type, and `relu`."""
+        words = self.option_overrides.words
+        layered = (replace(o, name=words.get(o.name, o.name)) for o in layer_options(self, self.aggregation).values())
+        return (*function_options(self.function).values(), *layered, *((RELU,) if self.relu else ()))
 
     @property
     def combinators(self) -> tuple[str, ...]:
@@ -258,34 +256,21 @@ class Method:
         return tuple(f"+{name}" for name in COMBINATORS if self.output == "matrix" or name not in MATRIX_COMBINATORS)
 
 
-def layer_options(method: Method, aggregation: Aggregation | None) -> list[str]:
-    """Return the aggregation's fields that are options of this method: one number per token has no rows to choose."""
-    names = [] if aggregation is None else [f.name for f in dataclasses.fields(aggregation)]
-    names = [name for name in names if name not in method.option_overrides.refused]
-    return [name for name in names if method.output == "matrix" or name != "rows"]
+def function_options(function: Callable[..., Any]) -> dict[str, Option]:
+    """Return the options of a method's function."""
+    return options_of(function, _INJECTED)
 
 
-_MODULES = (  # of clairvit.methods, in the order in which their methods are listed
-    "attention",
-    "gradient",
-    "gradient_attention",
-    "cam",
-    "multi_pass",
-    "expected_gradients",
-    "fullgrad",
-    "libra",
-    "lrp",
-    "decomposition",
-    "leave_one_out",
-    "activation_patching",
-    "scorecam",
-    "counterfactual",
-    "lime_shap",
-    "rise",
-    "occlusion",
-    "hsic",
-    "baseline",
-)
+def layer_options(method: Method, aggregation: Aggregation | None) -> dict[str, Option]:
+    """Return the fields of an aggregation that are options of this method, with its values as defaults.
+
+    One number per token has no rows to choose.
+    """
+    if aggregation is None:
+        return {}
+    without = {*method.option_overrides.refused, *(() if method.output == "matrix" else ("rows",))}
+    fields = options_of(type(aggregation), without)
+    return {name: replace(option, default=getattr(aggregation, name)) for name, option in fields.items()}
 
 
 def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS, **fields: Any) -> None:
@@ -298,14 +283,17 @@ def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS,
         caveats: What a reader of its maps must know.
         **fields: family, paper, output, aggregation, requires, … of `Method`.
     """
-    if not caveats.discrepancies:
-        caveats = dataclasses.replace(caveats, discrepancies=_discrepancies().get(name, ""))
-    if not caveats.as_written:
-        caveats = dataclasses.replace(caveats, as_written=_as_written(name))
+    module = getattr(function, "__module__", "")
+    facts = facts_of(name, module)
+    caveats = replace(
+        caveats,
+        discrepancies=caveats.discrepancies or facts.discrepancies,
+        as_written=caveats.as_written or facts.as_written,
+    )
     compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
     fields["presets"] = {**fields.get("presets", {}), **compat}
-    registered = Method(name=name, function=function, caveats=caveats, **fields)
-    METHODS.register(name, registered, module=getattr(function, "__module__", ""))
+    registered = Method(name=name, function=function, caveats=caveats, facts=facts, **fields)
+    METHODS.register(name, registered, module=module)
 
 
 def named_variant(name: str, base: str, *, meaning: str, details: str, paper: str, **pinned: Any) -> None:
@@ -331,13 +319,14 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
     options = [p for p in signature.parameters.values() if p.name not in pinned]
     variant.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     variant.__doc__ = f"{method.summary.partition(': ')[0]}: {meaning}\n\n{details}"
-    caveats = dataclasses.replace(
+    facts = facts_of(name, function.__module__)
+    caveats = replace(
         method.caveats,
-        as_written=_as_written(name),
-        discrepancies=_discrepancies().get(name, f"As {base}."),
+        as_written=facts.as_written,
+        discrepancies=facts.discrepancies or f"As {base}.",
         note=note and functools.partial(note, **pinned),
     )
-    registered = dataclasses.replace(
+    registered = replace(
         method,
         name=name,
         function=variant,
@@ -345,20 +334,9 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
         requires=requires if isinstance(requires, Requires) else functools.partial(requires, **pinned),
         presets={},
         caveats=caveats,
+        facts=facts,
     )
     METHODS.register(name, registered, module=function.__module__)
-
-
-@functools.cache
-def _discrepancies() -> Mapping[str, str]:
-    """Return where papers and public code disagree, by method."""
-    return tomllib.loads(resources.files("clairvit.methods").joinpath("discrepancies.toml").read_text("utf-8"))
-
-
-def _as_written(name: str) -> str:
-    """Return why a method's maps depend on how a network is written; nothing where they do not."""
-    text = resources.files("clairvit.methods").joinpath("as_written.toml").read_text("utf-8")
-    return "; ".join(reason["text"] for reason in tomllib.loads(text).values() if name in reason["methods"])
 
 
 def method(name: str, **fields: Any) -> Callable[[F], F]:
@@ -383,39 +361,24 @@ def by_family(families: Iterable[str]) -> list[int]:
     return sorted(range(len(names)), key=lambda place: order.index(names[place]))
 
 
-# Names that papers, talks and other libraries use, and what the same thing is called here. They are suggested, never
-# taken silently: most of them stand for several methods.
-ALIASES: dict[str, tuple[str, ...]] = {
-    "chefer": ("genatt", "transatt"),
-    "cheferlrp": ("transatt",),
-    "genericattention": ("genatt",),
-    "transformerattribution": ("transatt",),
-    "attentionrollout": ("rollout",),
-    "attention": ("raw-attention", "rollout"),
-    "flow": ("attention-flow",),
-    "gradcam++": ("gradcam-pp",),
-    "gradcamplusplus": ("gradcam-pp",),
-    "guidedgradcam": ("gradcam",),
-    "gradient": ("saliency", "ixg"),
-    "gradients": ("saliency", "ixg"),
-    "vanillagradient": ("saliency", "vanilla"),
-    "inputxgradient": ("ixg",),
-    "gradientxinput": ("ixg",),
-    "gradxinput": ("ixg",),
-    "ig": ("integrated-gradients",),
-    "eg": ("expected-gradients",),
-    "gradientshap": ("expected-gradients",),
-    "intgrad": ("integrated-gradients",),
-    "shap": ("kernelshap",),
-    "shapley": ("kernelshap",),
-    "loo": ("leave-one-out",),
-    "ablation": ("leave-one-out", "occlusion"),
-    "beyondattention": ("transatt",),
-}
+def aliases() -> dict[str, tuple[str, ...]]:
+    """Return names that papers, talks and other libraries use, and what the same thing is called here.
+
+    They are suggested, never taken silently: most of them stand for several methods.
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    registered = {method.name: method.facts for method in METHODS.values()}
+    for name, facts in {**entries_of(__package__), **registered}.items():
+        for alias in facts.aliases:
+            names[alias] = (*names.get(alias, ()), name)
+    return names
+
+
 METHODS: Registry[Method] = Registry(
     "method",
-    aliases=ALIASES,
-    modules=[f"clairvit.methods.{module}" for module in _MODULES],
+    aliases=aliases,
+    package=__package__,
+    load_others=functools.partial(load_entry_points, "clairvit.methods"),
     advice="`clairvit methods` (or cv.list_methods()) lists all of them.",
 )
 
@@ -423,9 +386,3 @@ METHODS: Registry[Method] = Registry(
 def find_method(name: str) -> Method:
     """Return a method by its name; raise UnknownName with a suggestion if there is none."""
     return METHODS.resolve(name)
-
-
-@functools.cache
-def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the options of a method's function."""
-    return {name: p for name, p in inspect.signature(function).parameters.items() if name not in _INJECTED}

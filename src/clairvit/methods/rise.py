@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.methods.explanation import Cost
+from clairvit._cost import Cost
+from clairvit._rng import make_generator
 from clairvit.methods.gradient import Level
 from clairvit.methods.registry import FORWARD_ON_PLANE, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.option_types import Range
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal, patches_to_pixels
-from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
 NUMBERS_AT_ONCE = 2**21  # of masks that are summed up together: 16 MB

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import image_seeds
 from clairvit.errors import NotApplicable
 from clairvit.methods.cam import last_norm_features
-from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import tokens_to_grid
 from clairvit.methods.multi_pass import normal_noise
@@ -27,7 +28,6 @@ from clairvit.methods.result import MapResult
 from clairvit.numerics import widened
 from clairvit.option_types import Range
 from clairvit.perturbation.probe import Probe, probing
-from clairvit.perturbation.rng import image_seeds
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
 

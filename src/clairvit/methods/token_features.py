@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clairvit.data.hashing import state_hash
+from clairvit._progress import report_progress
 from clairvit.errors import BadInput, ClairWarning, NotApplicable, user_stacklevel
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import versions
@@ -29,8 +29,8 @@ from clairvit.models.coerce import LabelledImages, ModelLike, StreamedImages, as
 from clairvit.models.images import Batch, UnusualRange, prepare, prepare_part, unusual_notes
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.state_hash import state_hash
 from clairvit.numerics import widened
-from clairvit.perturbation.progress import report_progress
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_comparable_tokens, norm_ratios

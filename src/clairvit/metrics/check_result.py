@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, overload
 
+from clairvit._cost import Cost
 from clairvit._io import to_json
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.numerics import percent
 from clairvit.targets.similar import SIMILAR_TO
 

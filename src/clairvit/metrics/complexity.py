@@ -24,9 +24,6 @@ Offset = Annotated[float, Range(ge=0, example=1e-7)]
     span=(0, 1),
     paper="Chalasani et al., ICML 2020",
     presets={"focusvit": {"direction": "lower"}},
-    discrepancies="Chalasani and Quantus call a sparse map good; FocusViT's tables read it the other way round "
-    "(preset `focusvit`). Bilinear upsampling changes it, so the resolution is recorded. Quantus adds 1e-7 to values "
-    "over the largest of all images; here they are over their own, as with one image at a time.",
 )
 def sparseness(
     context: EvalContext,
@@ -60,7 +57,6 @@ def gini(values: Tensor) -> Tensor:
     span=(0, math.inf),
     span_with=lambda offset, **_: (-math.log1p(offset), math.inf),  # Σ p = 1, so −Σ p ln(p + c) ≥ −ln(1 + c)
     paper="Bhatt et al., IJCAI 2020",
-    discrepancies="Quantus adds 1e-12 inside the logarithm (`offset`), and counts pixels (`preset=quantus`).",
 )
 def entropy(
     context: EvalContext, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear", offset: Offset = 0.0
@@ -87,8 +83,6 @@ def _entropy(values: Tensor, offset: float) -> Tensor:
     better="lower",
     span=(0, math.inf),
     paper="Nguyen & Martínez, 2020",
-    discrepancies="Quantus counts pixels and divides by the largest value of the whole batch, so that an image's score "
-    "depends on the others; here each map is divided by its own, as with one image at a time (`preset=quantus`).",
 )
 def effective_complexity(
     context: EvalContext, threshold: float = 1e-5, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear"

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._rng import image_seeds, make_generator
 from clairvit.data.parts import RemovableParts
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.planner import record_for, run_all, spent_on
@@ -24,7 +25,6 @@ from clairvit.metrics.registry import UNBOUNDED_TARGET
 from clairvit.models.model import Model
 from clairvit.numerics import is_constant, min_max, over_largest, pool_to_grid
 from clairvit.perturbation.probe import Probe, ScoreFunction, probing
-from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.targets.base import CUSTOM_SCORE, SCORES, TargetBatch
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import make_generator
 from clairvit.compat.quantus import Draws, numpy_generator
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.metrics.context import (
     EvalContext,
@@ -25,7 +26,6 @@ from clairvit.metrics.pixel_ranking import pixel_ranks, score_without_ranks, squ
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.option_types import Range, check_fields
 from clairvit.perturbation.removal import Removal
-from clairvit.perturbation.rng import make_generator
 from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from clairvit.targets.base import no_probability
 
@@ -48,11 +48,6 @@ _SKIPPLUS: dict[str, dict[str, Any]] = {
     "skipplus-log-odds": {"score": "log-odds", "auc": "none"},
 }
 _DROP_SCORES = (("score", "drop"), ("score", "log-odds"))
-_DISCREPANCIES = (
-    "What is removed, how (three different zeros: mean colour, black, image minimum), in which steps, and which score "
-    "differ from paper to paper; the presets are theirs. SkipPLUS's code divides by nothing, so that a constant 1 "
-    "gives 0.9 (`auc=none`), and prints percent: 100 times the values here. "
-)
 
 
 def passes(
@@ -118,10 +113,6 @@ class RemovalSchedule:
         "chefer-negative": {**_CHEFER, "reverse": True},
         **_SKIPPLUS,
     },
-    discrepancies=_DISCREPANCIES
-    + "Chefer's area is said to be over 10 to 90 %, its code prints the nine accuracies only; here it is divided "
-    "by that width. Quantus' PixelFlipping takes the probability by default, one pass for each of the 150 528 "
-    "channel values (`at_once` makes it less), and orders the three values of a pixel by an unstable sort.",
 )
 def deletion(
     context: EvalContext,
@@ -170,7 +161,6 @@ def deletion(
         "rise-demo": {**_PIXELS, "removal": "blur", "at_once": 224},
         **_SKIPPLUS,
     },
-    discrepancies=_DISCREPANCIES,
 )
 def insertion(
     context: EvalContext,
@@ -228,9 +218,6 @@ def insertion_deletion(
     rank_only=True,
     cost=lambda patches, **options: Cost(2 * passes(patches, **options).forwards),
     presets={"blucher": {"removal": "mean", "score": "logit"}},
-    discrepancies="The papers occlude by the mean colour and take the logit (`preset=blucher`), so that values are in "
-    "the unit of the model's scores; the first of them removes superpixels, here patches go. Some codes take the mean "
-    "of the steps instead of the area.",
 )
 def srg(
     context: EvalContext,
@@ -354,9 +341,6 @@ def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
     rank_only=True,
     flipped_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
-    discrepancies="Quantus calls lower better; a larger drop is better when the most relevant go first, worse when the "
-    "least relevant do (`order=lerf`). Samek's mean counts the whole image, Quantus' area does not and is not divided "
-    "by its width (`area=trapezoid`).",
 )
 def aopc(
     context: EvalContext,
@@ -440,7 +424,6 @@ def comprehensiveness(context: EvalContext, removal: Removal = "token", score: S
     in_score=True,
     rank_only=True,
     cost=lambda **_: Cost(len(FRACTIONS)),
-    discrepancies="Quantus has another metric of this name, which compares maps of images of a batch.",
 )
 def sufficiency(context: EvalContext, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
     """Return mean_q f(x) − f(the top q alone), q = 1, 5, 10, 20, 50 %: low if they are sufficient.
@@ -467,9 +450,6 @@ def sufficiency(context: EvalContext, removal: Removal = "token", score: ScoreKi
     cost=lambda steps, order, **_: Cost(steps * (2 if order == "combined" else 1)),
     flipped_by=("order", "morf"),
     presets={"morf": {"order": "morf"}, "lerf": {"order": "lerf"}},
-    discrepancies="The authors and Quantus report accuracy over a data set, pytorch-grad-cam the confidence, which is "
-    "what is defined for one image and is done here; all of them take away single pixels, here whole patches go. "
-    "Quantus fails on images of three channels.",
 )
 def road(
     context: EvalContext,
@@ -510,9 +490,6 @@ def road(
     undefined="an image of one superpixel has no order of superpixels, and a score of 0 no shares",
     rank_only=True,
     cost=lambda patches, **_: Cost(patches),
-    discrepancies="The paper cuts images up with SLIC and to the pixel; here with quickshift (as LIME does), and each "
-    "patch belongs to the superpixel that has most of it. Quantus fails on images of three channels, and its area is "
-    "not over the number of superpixels.",
 )
 def irof(context: EvalContext, removal: Removal = "mean", score: ScoreKind = "prob") -> Tensor:
     """Return 1 − the area under f(x_k)/f(x) while superpixels are removed, those of the highest mean relevance first.

@@ -12,6 +12,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from clairvit._progress import report_progress
+from clairvit._rng import check_seed
 from clairvit.data.dataset import ErrorHandler, ImageDataset, SampleBatch, as_dataset, iter_batches
 from clairvit.data.hashing import model_record
 from clairvit.errors import BadInput, ClairError, ClairWarning, user_stacklevel
@@ -27,8 +29,6 @@ from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
 from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.model import Model
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.class_ import find_class
 from clairvit.targets.resolve import readouts_by_image, resolve_for

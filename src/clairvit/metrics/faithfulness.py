@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import make_generator, random_sets
 from clairvit.compat.quantus import Draws, exact_completeness, infidelity_terms, numpy_subsets
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling, fraction_counts
 from clairvit.metrics.curves import passes
 from clairvit.metrics.pixel_ranking import (
@@ -26,7 +27,6 @@ from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import pearson, spearman
 from clairvit.option_types import Range
 from clairvit.perturbation.removal import Removal
-from clairvit.perturbation.rng import make_generator, random_sets
 from clairvit.perturbation.segments import grid_cells
 
 Features = Literal["patch", "channel"]
@@ -41,8 +41,6 @@ Points = Annotated[int, Range(ge=3)]  # of a correlation
     span=(-1, 1),
     paper="Bhatt et al., IJCAI 2020",
     cost=lambda runs, **_: Cost(runs),
-    discrepancies="Quantus perturbs 224 of 150 528 channel values by default, which changes next to nothing; here a "
-    "quarter of the patches goes.",
 )
 def faithfulness_correlation(
     context: EvalContext,
@@ -86,8 +84,6 @@ def faithfulness_correlation(
     span=(-1, 1),
     paper="Ancona et al., ICLR 2018",
     cost=lambda runs, sizes, **_: Cost(runs * sizes),
-    discrepancies="Quantus correlates across the images of its first batch, so that one image has no score, and the "
-    "sum of one step's values with the fall of all steps so far; here as in the paper, image by image.",
 )
 def sensitivity_n(
     context: EvalContext,
@@ -118,7 +114,6 @@ def sensitivity_n(
     cost=lambda patches, steps, features, at_once, **_: passes(
         patches, features, at_once if features == "channel" else None, steps
     ),
-    discrepancies="Quantus takes away one channel value at a time, 150 528 passes (`at_once` makes it less).",
 )
 def faithfulness_estimate(
     context: EvalContext,
@@ -170,10 +165,6 @@ def _estimate_by_values(context: EvalContext, at_once: int, removal: str, score:
     paper="Wu et al., CVPR 2024",
     cost=lambda groups, **_: Cost(groups),
     presets={"wu": {"granularity": "pixel", "removal": "image-mean"}},
-    discrepancies="The paper orders pixels and replaces them by the mean of the image (`preset=wu`); here tokens are "
-    "dropped. Its sum of a group is the mean here, which is the same coefficient for groups of equal size; of groups "
-    "whose sizes differ by one, sums may rise where the relevance falls. A constant map is an error in its code, NaN "
-    "here.",
 )
 def saco(
     context: EvalContext,
@@ -229,10 +220,6 @@ def _signed_share(means: Tensor, drops: Tensor) -> Tensor:
     paper="Hesse et al., NeurIPS 2024",
     cost=lambda cells, **_: Cost(cells**2),
     presets={"hesse": {"granularity": "pixel", "removal": "mean"}},
-    discrepancies="The authors delete squares of pixels (zero after normalisation, `preset=hesse`) on models that were "
-    "fine-tuned with such squares deleted. Dropping tokens is nearer to what a ViT knows; `clairvit finetune "
-    "--drop-tokens` makes a model that is in-domain for it. Pixels that a grid of equal cells would leave over at the "
-    "edge belong to a cell here.",
 )
 def idsds(
     context: EvalContext,
@@ -267,9 +254,6 @@ def idsds(
     paper="Arya et al., 2019",
     rank_only=True,
     cost=lambda steps, **_: Cost(steps - 1),  # the last step is the image itself
-    discrepancies="The original asks whether no step falls, yes or no; here the share of them that do not. Quantus "
-    "starts from an empty image and fills it with the same empty value, so that it says yes to every map: not "
-    "reproduced.",
 )
 def monotonicity(
     context: EvalContext, steps: Annotated[int, Range(ge=2)] = 10, removal: Removal = "token", score: ScoreKind = "prob"
@@ -299,8 +283,6 @@ def monotonicity(
     undefined="the score with nothing left is that of the whole image",
     cost=lambda **_: Cost(1),
     flipped_by=("exact", True),
-    discrepancies="Quantus asks for exact equality of floating point numbers after dividing the map by its largest "
-    "magnitude, and empties the first channel only if the map has no channels (`exact`): next to never true.",
 )
 def completeness(
     context: EvalContext,
@@ -328,9 +310,6 @@ def completeness(
     span=(0, math.inf),
     paper="Yeh et al., NeurIPS 2019",
     cost=lambda runs, region, patches, **_: Cost(runs if region is None else math.ceil(patches * (16 / region) ** 2)),
-    discrepancies="Yeh's factor may be negative, so that a map and its opposite are equally good; here it is never "
-    "below 0. Quantus takes blocks away one after the other without putting them back (`region`), and its repeats are "
-    "all alike: one is made here. It fails where blocks do not fit the image.",
 )
 def infidelity(
     context: EvalContext,

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._progress import track
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.option_types import Range
-from clairvit.perturbation.progress import track
 
 GRIDS = 500  # as in the paper
 
@@ -31,9 +31,6 @@ GRIDS = 500  # as in the paper
     scope="set",
     cost=lambda **_: Cost(1),
     presets={"bohle": {"smooth": 15, "empty": "zero"}},
-    discrepancies="The authors blur maps by 15 pixels and count a map without any positive value as 0 "
-    "(`preset=bohle`); here it has no score. Their grids are n times as large as an image, which position embeddings "
-    "of a ViT do not take: here each image is shrunk to its cell.",
     undefined="images that are in no grid, because the model is not sure of them or too few classes are left",
 )
 def grid_pointing_game(

@@ -154,8 +154,6 @@ def _divide(parts: Tensor) -> Tensor:
     paper="standard",
     needs=("masks",),
     presets={"coporan": {}, "chefer": {"threshold": "mean", "over": "set"}},
-    discrepancies="Chefer's code cuts at the map's mean and counts the pixels of all images together "
-    "(`preset=chefer`); Coporan cuts at 0.5 and takes the mean over images.",
 )
 def pixel_accuracy(
     context: EvalContext, threshold: Threshold = "half", over: Over = "images", upsampling: Upsampling = "bilinear"
@@ -181,9 +179,6 @@ def pixel_accuracy(
     paper="Jaccard, 1901",
     needs=("masks",),
     presets={"coporan": {}, "chefer": {"classes": "two", "threshold": "mean", "over": "set"}},
-    discrepancies="Chefer's mIoU is the mean of the foreground's and the background's, each of the counts of all "
-    "images, cut at the map's mean (`preset=chefer`); Coporan's and LeGrad's is the foreground's, image by image, cut "
-    "at 0.5.",
 )
 def iou(
     context: EvalContext,
@@ -213,8 +208,6 @@ def iou(
     paper="van Rijsbergen, 1979",
     needs=("masks",),
     presets={"coporan": {}, "chefer": {"threshold": "mean", "rows": True}},
-    discrepancies="Chefer's code takes the rows of an image for a batch: F1 row by row, 0 for rows without object, and "
-    "the mean of that (`preset=chefer`). Here it is one F1 per image.",
 )
 def f1(
     context: EvalContext,
@@ -261,9 +254,6 @@ def _f1_of_rows(threshold: Threshold, maps: Tensor, objects: Tensor, valid: Tens
     paper="area under precision–recall",
     needs=("masks",),
     presets={"chefer": {"pooled": True, "upsampling": "bilinear"}, "skipplus": {}},
-    discrepancies="Chefer's code pools background and foreground (`pooled`), so that a good background gives a high "
-    "value; SkipPLUS ranks the foreground alone, patches as squares (its later code: bicubic). Deep Vision does not "
-    "say whether its maps are cut first (`on=binary`).",
 )
 def average_precision(
     context: EvalContext,
@@ -347,8 +337,6 @@ def _area_under_roc(true: Tensor, false: Tensor) -> Tensor:
     paper="Arras et al., 2022",
     needs=("masks",),
     rank_only=True,
-    discrepancies="Quantus breaks ties by an unstable sort, so that its value depends on the order in memory; here "
-    "pixels that tie for the last place count in part.",
 )
 def relevance_rank(context: EvalContext, upsampling: Upsampling = "bilinear") -> Tensor:
     """Return |top-K of the map ∩ object| / K, K the object's area; pixels that tie for the last place count in part."""
@@ -367,8 +355,6 @@ def relevance_rank(context: EvalContext, upsampling: Upsampling = "bilinear") ->
     paper="Theiner et al., 2022",
     needs=("masks",),
     rank_only=True,
-    discrepancies="Quantus breaks ties by an unstable sort; here what ties for the last place counts in part. Its "
-    "concept_influence (times all pixels / the object's) leaves 0 … 1 and is not offered.",
 )
 def top_k(
     context: EvalContext,
@@ -416,9 +402,6 @@ def _share_of_top(maps: Tensor, objects: Tensor, valid: Tensor, sizes: Tensor) -
         "torchray": {"ties": "first"},
         "coporan": {"tolerance": 0, "ties": "first"},
     },
-    discrepancies="TorchRay hits within less than 15 pixels of the original image, which at distance 0 never hits; "
-    "Coporan and Quantus allow no distance. Of several highest points TorchRay and Coporan take the first, Quantus any "
-    "that hits; Quantus counts an empty mask as a hit.",
 )
 def pointing_game(
     context: EvalContext,
@@ -473,9 +456,6 @@ def dilate(mask: Tensor, tolerance: int) -> Tensor:
     span_with=lambda negative, **_: EVERYWHERE if negative == "keep" else None,
     paper="Arras et al., 2022",
     needs=("masks",),
-    discrepancies="Quantus's RelevanceMassAccuracy keeps negative values, so that it leaves 0 … 1 for signed maps "
-    "(`preset=quantus`); its AttributionLocalisation takes absolute values and adds 1e-9 to the sum "
-    "(`preset=quantus-attribution-localisation`, without the 1e-9).",
 )
 def relevance_mass(
     context: EvalContext, negative: Literal["drop", "keep", "size"] = "drop", upsampling: Upsampling = "bilinear"

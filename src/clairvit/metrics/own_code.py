@@ -28,7 +28,8 @@ PACKAGE = __name__.partition(".")[0]
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...))
 _PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple(os.path.join(sysconfig.get_path(name), "") for name in _PATHS)
-_TEXTS = ("paper", "family", "discrepancies", "undefined", "cost", "extra_cost", "presets")  # change no number
+# Fields that change no number
+_TEXTS = ("paper", "family", "discrepancies", "undefined", "cost", "extra_cost", "presets", "facts", "caveats")
 
 
 class Codes(NamedTuple):

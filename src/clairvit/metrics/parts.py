@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.data.parts import PartTable, RemovableParts
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
@@ -254,16 +254,9 @@ def _at_best_threshold(curves: CheckCurves, values: Tensor, meaning: str) -> Met
 
 
 _COMPLETENESS_COST = Cost(2 * (USUAL_PARTS + 1) + USUAL_COMPONENTS)
-_CHOICE = (
-    "The threshold is the best one of the evaluated set for each method, as in the authors' code. Their sums are "
-    "signed, so that every part of a map with a negative sum may be important (`relevance=positive` drops negative "
-    "values first)."
-)
 
 _part_metric = functools.partial(metric, family="parts", better="higher", span=(0, 1), paper=PAPER, needs=("parts",))
-_check_metric = functools.partial(
-    _part_metric, cost=lambda **_: _COMPLETENESS_COST, whole_set=True, discrepancies=_CHOICE
-)
+_check_metric = functools.partial(_part_metric, cost=lambda **_: _COMPLETENESS_COST, whole_set=True)
 
 
 @_check_metric(
@@ -352,8 +345,6 @@ def distractibility(
 
 @_check_metric(
     "part-completeness",
-    discrepancies=_CHOICE + " The authors average each check over the images on which it is defined and combine the "
-    "means; here each image has a completeness, of the checks that are defined on it.",
     undefined="images in which distractibility or all of the three other checks are undefined",
 )
 def part_completeness(
@@ -408,8 +399,6 @@ def single_deletion(
     paper=PAPER,
     needs=("parts", "methods"),
     cost=lambda **_: Cost(4),
-    discrepancies="Of several pairs of contrast classes the authors' code takes the first in the order of the classes, "
-    "and so does this. Maps of pixels are averaged over patches first.",
     undefined="images whose class has no contrast classes, or where the model's scores of these do not depend on the "
     "parts that they share with the image",
 )

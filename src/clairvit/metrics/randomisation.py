@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from clairvit._cost import Cost
+from clairvit._progress import report_progress
+from clairvit._rng import image_noise, make_generator
 from clairvit.compat.quantus import Draws, numpy_generator, numpy_noise
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import area_under_curve
 from clairvit.metrics.registry import MetricOutput, metric
@@ -23,8 +25,6 @@ from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
 from clairvit.numerics import widened
 from clairvit.option_types import Range
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import image_noise, make_generator
 from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.module_state import frozen_eval
 
@@ -48,10 +48,6 @@ X_AXIS = "part of the layers drawn anew"
     paper="Adebayo et al., NeurIPS 2018",
     needs=("methods",),
     cost=lambda layers, **_: Cost(layers or MODULES),
-    discrepancies="Quantus draws each layer from the same seed, so that layers of one shape become equal, leaves "
-    "cls_token, pos_embed and LayerScale as they were learnt, sets norms to 1 and 0, and averages with the similarity "
-    "1 of the model to itself (`preset=quantus`, with seed=42 for its draws); here every parameter is drawn anew from "
-    "one generator, and the original does not count.",
 )
 def mprt(
     context: EvalContext,
@@ -91,10 +87,6 @@ def mprt(
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda layers, samples, original, **_: Cost(((layers or MODULES) + 1 + original) * samples),
-    discrepancies="Quantus takes 50 copies of which the last has no noise, resets modules as in mprt, draws new noise "
-    "for every model, so that even the original resembles itself by less than 1, and averages with that "
-    "(`preset=quantus`, with seed=42 and its numpy seed as ours). It explains by its own methods whatever explain_func "
-    "it is given.",
 )
 def smooth_mprt(
     context: EvalContext,
@@ -147,9 +139,6 @@ def smooth_mprt(
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus resets modules as in mprt (`preset=quantus`, with seed=42). Its rules for the number of "
-    "bins read the number of axes where they need the number of entries; here the number is an option, and 100 is its "
-    "default too.",
 )
 def efficient_mprt(
     context: EvalContext, bins: Annotated[int, Range(ge=2, example=100)] = 100, by: Law = "normal"
@@ -172,9 +161,6 @@ def efficient_mprt(
     paper="Sixt et al., ICML 2020",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus takes the SSIM of the flattened maps, with windows of 7 pixels that run along the rows and "
-    "over their ends, and draws y′ by numpy from one seed for every batch (`preset=quantus`, with seed=42); here "
-    "windows are squares of the map.",
 )
 def random_logit(
     context: EvalContext,

@@ -3,56 +3,42 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._facts import facts_of
 from clairvit._registry import Registry
+from clairvit._spec import ParsedSpec, Registered, Spec, changed_options, with_preset
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.methods.explanation import Cost
 from clairvit.methods.parsing import parse_spec
-from clairvit.methods.spec import checked
 from clairvit.metrics.confidence_intervals import EVERYWHERE
-from clairvit.option_types import check_range
+from clairvit.option_types import Option, options_of
+from clairvit.plugins import load_entry_points
 
 Better = Literal["higher", "lower"]
 Span = tuple[float, float]  # smallest and largest possible value
 UNBOUNDED_TARGET = "target_score"  # the setting of a score that is not the probability of one class: what it is of
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation", "parts")
-_MODULES = (
-    "clairvit.metrics.curves",
-    "clairvit.metrics.faithfulness",
-    "clairvit.metrics.robustness",
-    "clairvit.metrics.complexity",
-    "clairvit.metrics.randomisation",
-    "clairvit.metrics.localisation",
-    "clairvit.metrics.grid_pointing",
-    "clairvit.metrics.parts",
-    "clairvit.compat.quantus",
-)
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A registered metric, as `cv.list_metrics()` lists it."""
+@dataclass(frozen=True, kw_only=True)
+class Metric(Registered):
+    """A registered metric, as `cv.list_metrics()` lists it.
 
-    name: str
-    family: str
+    Its function takes an EvalContext or a DatasetContext and options, and returns a MetricOutput or values [M, B].
+    """
+
     better: Better
     span: Span  # with the default options
-    paper: str
-    function: Callable[..., Any] = field(
-        repr=False
-    )  # (EvalContext or DatasetContext, options) -> MetricOutput or [M, B]
     # "masks", "others" (classes of other objects), "parts" (removable ones), "methods" (it explains other inputs)
     needs: tuple[str, ...] = ()
     scope: Literal["image", "set"] = "image"  # a function of an EvalContext, or of a DatasetContext
     rank_only: bool = False  # it depends on the order of the patches only, which is random for a constant map
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""
     flipped_by: tuple[tuple[str, Any], ...] = ()  # option values that flip which direction is better
     in_score: bool = False  # its values are in the unit of the score, which an option chooses
@@ -68,17 +54,17 @@ class Metric:
     @property
     def summary(self) -> str:
         """The first line of its docstring as a sentence, without "Return the"."""
-        line = (inspect.getdoc(self.function) or "").split("\n")[0].removeprefix("Return ").removeprefix("the ")
+        line = self.first_line.removeprefix("Return ").removeprefix("the ")
         return line[:1].upper() + line[1:] if line.partition(" ")[0].isalpha() else line
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Its options with their defaults."""
-        return {name: parameter.default for name, parameter in _parameters(self.function).items()}
+    def option_list(self) -> tuple[Option, ...]:
+        """Every option: the parameters of its function after the first one, which is the context."""
+        return tuple(options_of(self.function).values())[1:]
 
 
-@dataclass(frozen=True)
-class MetricSpec:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class MetricSpec(Spec):
     """A metric with its options settled; `str(spec)` is its canonical text.
 
     `cv.parse_metric` makes one, and every verb accepts it in place of a metric string.
@@ -86,7 +72,7 @@ class MetricSpec:
     Args:
         metric: The registered metric: name, family, direction, paper, default options.
         options: Every option with its value.
-        text: The canonical text.
+        canonical: Name and the options that are not the default.
 
     Example:
         >>> import clairvit as cv
@@ -96,17 +82,14 @@ class MetricSpec:
     """
 
     metric: Metric
-    options: tuple[tuple[str, Any], ...]
-    text: str
 
-    def __str__(self) -> str:
-        return self.text
+    def __reduce__(self) -> tuple[Callable[..., MetricSpec], tuple[Any, ...]]:
+        return resolve_parsed, (self.canonical,)
 
-    def __repr__(self) -> str:
-        return f"MetricSpec({self.text!r})"
-
-    def __hash__(self) -> int:
-        return hash(self.text)
+    @property
+    def registered(self) -> Metric:
+        """The registered metric."""
+        return self.metric
 
     @property
     def better(self) -> str:
@@ -180,7 +163,11 @@ class MetricOutput:
 
 
 METRICS: Registry[Metric] = Registry(
-    "metric", modules=_MODULES, advice="`clairvit metrics` (or cv.list_metrics()) lists all of them."
+    "metric",
+    package=__package__,
+    modules=["clairvit.compat.quantus"],
+    load_others=functools.partial(load_entry_points, "clairvit.metrics"),
+    advice="`clairvit metrics` (or cv.list_metrics()) lists all of them.",
 )
 _added_presets: dict[str, dict[str, Mapping[str, Any]]] = {}  # of metrics whose module may not be imported yet
 
@@ -194,7 +181,11 @@ def metric(
     fields["presets"] = {**fields.get("presets", {}), **_added_presets.get(name, {})}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        registered = Metric(name, family, better, span, paper, function, **fields)
+        facts = facts_of(name, function.__module__)
+        stated = {"discrepancies": facts.discrepancies, **fields}
+        registered = Metric(
+            name=name, family=family, better=better, span=span, paper=paper, function=function, facts=facts, **stated
+        )
         METRICS.register(name, registered, module=function.__module__)
         return function
 
@@ -219,46 +210,31 @@ def find_metric(name: str) -> Metric:
     return METRICS.resolve(name)
 
 
-def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
+def resolve_metric(metric: str | MetricSpec, **options: Any) -> MetricSpec:
     """Return the MetricSpec of a string such as "deletion(preset=rise)", or of another spec.
 
     Keyword options override those inside it.
     """
-    if isinstance(text, MetricSpec):
-        return resolve_metric(text.metric.name, **{**dict(text.options), **options}) if options else text
-    parsed = parse_spec(text)
+    if isinstance(metric, MetricSpec):
+        return resolve_parsed(metric.canonical.with_options(options)) if options else metric
+    parsed = parse_spec(metric)
     if parsed.inner or parsed.combinator:
         raise BadInput(
-            f"'{text}' is not a metric; expected NAME or NAME(option=value), such as deletion(removal=mean)."
+            f"'{metric}' is not a metric; expected NAME or NAME(option=value), such as deletion(removal=mean)."
         )
+    return resolve_parsed(parsed.with_options(options))
+
+
+def resolve_parsed(parsed: ParsedSpec) -> MetricSpec:
+    """Return the spec of a name and options."""
     metric = find_metric(parsed.name)
-    chosen = parsed.options | options
-    for keyword in ("preset", "compat"):
-        if keyword in chosen:
-            chosen = _preset_options(metric, str(chosen.pop(keyword))) | chosen
-    values = metric.options
-    hints = get_type_hints(metric.function)
-    for key, value in chosen.items():
-        if key not in values:
-            listed = ", ".join(values) or "none"
-            raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, values)}")
-        values[key] = checked(hints[key], key, value)
-        check_range(metric.function, key, values[key])
-    changed = {key: value for key, value in values.items() if value != metric.options[key]}
-    inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
-    return MetricSpec(metric, tuple(sorted(values.items())), metric.name + (f"({inside})" if inside else ""))
-
-
-def _preset_options(metric: Metric, name: str) -> dict[str, Any]:
-    if name not in metric.presets:
-        presets = ", ".join(metric.presets) or "none"
-        raise UnknownName(
-            f"'{metric.name}' has no preset '{name}'; it has {presets}.{did_you_mean(name, metric.presets)}"
-        )
-    return dict(metric.presets[name])
-
-
-@functools.cache
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters after the first one, which is the context."""
-    return dict(list(inspect.signature(function).parameters.items())[1:])
+    options = {option.name: option for option in metric.option_list}
+    defaults = metric.options
+    values = dict(defaults)
+    for key, value in with_preset(parsed.options, metric.preset).items():
+        if key not in options:
+            listed = ", ".join(options) or "none"
+            raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, options)}")
+        values[key] = options[key].checked(value)
+    canonical = ParsedSpec(metric.name, (), changed_options(values, defaults))
+    return MetricSpec(metric=metric, options=tuple(sorted(values.items())), canonical=canonical)

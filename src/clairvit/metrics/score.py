@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import importing
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.confidence_intervals import mean_interval, standard_deviation
 
 Counts = NDArray[np.float64]  # [n, K, 2]

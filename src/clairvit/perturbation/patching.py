@@ -15,12 +15,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from clairvit._progress import track
 from clairvit.errors import BadInput, NotApplicable, UnknownName, WrongType, did_you_mean
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Layout, Model
 from clairvit.perturbation.activation_patching import BlockOutputs, Edit, Place, PlacePatching
-from clairvit.perturbation.progress import track
 from clairvit.perturbation.site import PARTS, Site
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.resolve import check_same_readout, readout_model, resolve_for

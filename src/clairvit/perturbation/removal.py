@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.models.preprocess import Preprocess
 from clairvit.numerics import widened
-from clairvit.perturbation.rng import image_seeds, make_generator
 
 Removal = Literal["token", "mean", "image-mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"]
 REMOVALS: tuple[str, ...] = get_args(Removal)

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput, NotApplicable, importing
 from clairvit.models.images import displayed
 from clairvit.models.preprocess import Preprocess
 from clairvit.option_types import Range, check_range
 from clairvit.perturbation.probe import Probe
 from clairvit.perturbation.removal import patches_to_pixels
-from clairvit.perturbation.rng import make_generator
 
 Features = Literal["patches", "superpixels"]
 Cells = Annotated[int, Range(ge=1, unit="cells in a row", example=7)]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from clairvit.methods.explanation import Cost, Explanation
+from clairvit._cost import Cost
+from clairvit.methods.explanation import Explanation
 from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.metrics.registry import FAMILIES, Metric, list_metrics
 from clairvit.models.activation import probabilities

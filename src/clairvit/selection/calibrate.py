@@ -24,6 +24,8 @@ import numpy as np
 import torch
 
 from clairvit._io import atomic_write
+from clairvit._progress import report_progress
+from clairvit._rng import check_seed, random_sets
 from clairvit.data.dataset import ErrorHandler, ImageDataset, SampleBatch, as_dataset, iter_batches
 from clairvit.data.hashing import digest, model_record, weights_hash
 from clairvit.errors import BadInput, ClairWarning, NotApplicable
@@ -50,8 +52,6 @@ from clairvit.metrics.score import Curve, Score, Scores
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.model import Model
 from clairvit.perturbation.probe import probing
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import check_seed, random_sets
 from clairvit.selection.ridge import Candidate, Fit, Indices, Moments, cross_fit, fit, held_out_correlation, log_odds
 from clairvit.selection.stats import paired_interval
 from clairvit.targets.resolve import readout_model

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from clairvit._io import dumps_json
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import compare, explain
@@ -27,7 +28,6 @@ from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.perturbation.rng import make_generator
 from clairvit.plotting.labels import top_classes
 from clairvit.plotting.overlay import denormalised_photo
 from clairvit.plotting.save import explanation_record, npz_bytes

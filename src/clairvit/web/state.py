@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from clairvit._cost import Cost
 from clairvit._version import __version__
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.calibrated import calibrated_spec, calibration_by_hash
 from clairvit.methods.explain import explain
-from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.plain_language import plain_language, plain_words
 from clairvit.methods.recipe import read_recipe
