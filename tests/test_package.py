@@ -20,6 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import clairvit as cv
+from clairvit.models.sources import hf_versions
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -209,6 +210,14 @@ web = ["fastapi>=0.115"]
         matrix().lowest_versions('[project]\ndependencies = ["torch"]\noptional-dependencies = {}', [])
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert len(matrix().lowest_versions(pyproject, matrix().EXTRAS)) > len(PROJECT["dependencies"])
+    assert matrix().lowest_versions(text, ["hf"], "5.3")[-1] == "transformers==5.3"
+
+
+def test_the_matrix_runs_every_version_that_a_family_of_transformers_needs() -> None:
+    (required,) = PROJECT["optional-dependencies"]["hf"]
+    assert required == f"transformers>={hf_versions.OLDEST}"
+    rows = [row for row in matrix().combinations("lowest") if row.transformers]
+    assert {row.transformers for row in rows} == set(hf_versions.FAMILIES.values())
 
 
 def test_the_matrix_finds_interpreters_of_pyenv_and_no_shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

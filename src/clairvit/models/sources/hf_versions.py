@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from clairvit.errors import ModelUnavailable
 
-OLDEST = "4.57"  # of the families that are not listed; pyproject.toml has it too
+OLDEST = "4.57.1"  # of the families that are not listed; pyproject.toml has it too
 # Model type of a configuration -> oldest version. Qwen: older ones place image tokens by other arguments.
 FAMILIES: Mapping[str, str] = MappingProxyType({"qwen2_vl": "5.3", "qwen2_5_vl": "5.3"})
 
