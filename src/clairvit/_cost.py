@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -33,4 +34,15 @@ class Cost:
             self.backwards + other.backwards,
             self.seconds + other.seconds,
             self.own_seconds + other.own_seconds,
+        )
+
+    @staticmethod
+    def of_batches(costs: Sequence[Cost]) -> Cost:
+        """Return passes per image and the seconds of all batches; parts of one batch share one object, counted once."""
+        batches = list({id(cost): cost for cost in costs}.values())
+        return Cost(
+            max(cost.forwards for cost in batches),
+            max(cost.backwards for cost in batches),
+            sum(cost.seconds for cost in batches),
+            sum(cost.own_seconds for cost in batches),
         )

@@ -7,11 +7,11 @@ that registers methods or metrics, so that the file is all that a registry needs
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +139,9 @@ def package_facts(package: str) -> Mapping[str, FactsFile]:
 
     No module is imported but the package itself.
     """
-    folder = Path(str(resources.files(package)))
-    files = {path.stem: read_facts(path) for path in folder.glob("*.toml") if path.with_suffix(".py").exists()}
+    folders = map(Path, importlib.import_module(package).__path__)
+    paths = [path for folder in folders for path in folder.glob("*.toml") if path.with_suffix(".py").exists()]
+    files = {path.stem: read_facts(path) for path in paths}
     stems = sorted(files, key=lambda stem: (files[stem].position, stem))
     return {f"{package}.{stem}": files[stem] for stem in stems}
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from clairvit._facts import NO_FACTS, Facts
-from clairvit.errors import UnknownName, did_you_mean
+from clairvit.errors import BadInput, did_you_mean
 from clairvit.option_types import Option
-
-PRESET_KEYWORDS = ("preset", "compat")  # options that stand for several others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +21,11 @@ class Registered:
     family: str
     paper: str
     function: Callable[..., Any] = field(repr=False)
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    # Name -> options, or the entry of a variant (`clairvit._presets`): then `preset` is its name, and `moved` are the
+    # options of earlier versions that it has now
+    presets: Mapping[str, Mapping[str, Any] | Registered] = field(default_factory=dict, repr=False)
+    preset: str = ""
+    moved: tuple[str, ...] = field(default=(), repr=False)
     facts: Facts = field(default=NO_FACTS, repr=False)  # of the file beside its module
 
     @property
@@ -40,15 +42,6 @@ class Registered:
     def first_line(self) -> str:
         """The first line of its docstring."""
         return (inspect.getdoc(self.function) or "").split("\n")[0]
-
-    def preset(self, name: str) -> dict[str, Any]:
-        """Return the options of a preset; raise UnknownName if there is none of this name."""
-        if name not in self.presets:
-            listed = ", ".join(self.presets) or "none"
-            raise UnknownName(
-                f"'{self.name}' has no preset '{name}'; it has {listed}.{did_you_mean(name, self.presets)}"
-            )
-        return dict(self.presets[name])
 
 
 @dataclass(frozen=True)
@@ -116,15 +109,60 @@ def _code(function: Any) -> Any:
     return (function.__func__, function.__self__) if inspect.ismethod(function) else function
 
 
-def with_preset(typed: Mapping[str, Any], options_of_preset: Callable[[str], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return typed options with those of a preset in place of `preset=NAME`; what was typed next to it wins."""
-    expanded = dict(typed)
-    for keyword in PRESET_KEYWORDS:
-        if keyword in expanded:
-            expanded = {**options_of_preset(str(expanded.pop(keyword))), **expanded}
-    return expanded
-
-
 def changed_options(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not the default."""
     return {key: value for key, value in values.items() if value != defaults[key]}
+
+
+def is_built_in(function: Callable[..., Any]) -> bool:
+    """Return whether a function is this package's own."""
+    return getattr(function, "__module__", "").startswith("clairvit.")
+
+
+def check_name(name: object, kind: str) -> None:
+    """Refuse what cannot be typed as the name of a method or metric."""
+    if not isinstance(name, str) or not name or not name.replace("-", "").isalnum() or name != name.lower():
+        raise BadInput(
+            f"{name!r} is no name for a {kind}; expected lower-case letters, digits and dashes, such as 'my-{kind}'."
+        )
+
+
+def check_is_free(name: str, kind: str, taken: Collection[str], by_user: Collection[str]) -> None:
+    """Refuse the name of a built-in; what a user registered may be registered again, as by a cell that runs twice."""
+    if name in taken and name not in by_user:
+        raise BadInput(
+            f"There is a built-in {kind} '{name}'; expected another name, such as 'my-{name}'. overwrite=True replaces "
+            "it in this process."
+        )
+
+
+def check_choice(name: str, field: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse what is not among the choices of a field."""
+    if value not in choices:
+        near = did_you_mean(str(value), choices)
+        listed = ", ".join(map(repr, choices))
+        raise BadInput(f"{field}={value!r} was given for '{name}'; expected one of {listed}.{near}")
+
+
+def check_function(name: str, function: Callable[..., Any], first: str = "") -> None:
+    """Refuse a function without the parameter that the library fills, or with options that could not be typed.
+
+    Args:
+        name: What is registered.
+        function: What it is registered for.
+        first: The name of its first parameter; a metric's may have any name.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or (first and parameters[0].name != first):
+        example = {
+            "layer": "def f(layer: cv.LayerView, power: float = 1.0), which is called for each layer",
+            "trace": "def f(trace: cv.Trace, power: float = 1.0), as output='image' is made from the whole trace",
+        }.get(first, "def f(context: cv.EvalContext, power: float = 1.0)")
+        seen = f"has the first parameter '{parameters[0].name}'" if parameters else "takes no argument"
+        raise BadInput(f"The function of '{name}' {seen}; expected {example}.")
+    for parameter in parameters[1:]:
+        if parameter.default is inspect.Parameter.empty or parameter.annotation is inspect.Parameter.empty:
+            raise BadInput(
+                f"The option '{parameter.name}' of '{name}' has no default or no annotation; expected both, such as "
+                f"{parameter.name}: float = 1.0."
+            )

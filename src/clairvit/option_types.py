@@ -128,9 +128,13 @@ class Option:
     @property
     def choices(self) -> str:
         """What it takes, in words: "mean | max | min | whole number", "true | false"."""
-        kinds = {int: "whole number", float: "number", bool: "true | false", str: "text", type(None): "none"}
-        words = [kinds.get(kind, _name(kind)) for kind in _alternatives(self.type)]
-        return " | ".join(dict.fromkeys(words))
+        return " | ".join(self._choices().values())
+
+    @property
+    def allowed(self) -> str:
+        """What it takes, with its range: "whole number, 1 or more passes"."""
+        numbers = {int, float} if self.range is not None else set()
+        return " | ".join(f"{w}, {self.range}" if kind in numbers else w for kind, w in self._choices().items())
 
     def checked(self, value: Any, typed: str | None = None) -> Any:
         """Return the value in the option's type, if the type allows it; a whole number becomes a float where needed.
@@ -155,9 +159,10 @@ class Option:
             raise self.range.error(name, value)
         raise BadInput(f"{name}={value} was given; expected {self._expected()}.{self._near(value)}")
 
-    def with_default(self, default: Any) -> Option:
-        """Return this option with another default."""
-        return dataclasses.replace(self, default=default)
+    def _choices(self) -> dict[Any, str]:
+        """Return the words and kinds of values that it takes, each in words."""
+        kinds = {int: "whole number", float: "number", bool: "true | false", str: "text", type(None): "none"}
+        return {kind: kinds.get(kind, _name(kind)) for kind in _alternatives(self.type)}
 
     def _expected(self) -> str:
         words = {int: "a number", float: "a number", bool: "True or False", type(None): "None"}
@@ -247,9 +252,8 @@ def local_paths(owner: Any, options: Mapping[str, Any]) -> list[str]:
 
 
 def _metadata(hint: Any, kind: type[M]) -> Iterator[M]:
-    """Yield the metadata of a kind in a type, also inside unions: Annotated[int, Range(…)] | None."""
-    for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
-        if isinstance(part, kind):
-            yield part
-        else:
-            yield from _metadata(part, kind)
+    """Yield the metadata of a kind in a type, the outermost first, also inside a union: Annotated[int, …] | None."""
+    metadata = getattr(hint, "__metadata__", ())
+    yield from (item for item in reversed(metadata) if isinstance(item, kind))
+    for part in get_args(hint)[:1] if metadata else get_args(hint):
+        yield from _metadata(part, kind)

@@ -89,7 +89,7 @@ def import_code(names: Iterable[str | Import], folder: Path | str | None = None)
         BadInput: One that is not there, cannot be imported, or registers nothing.
     """
     for name in names:
-        source = name if isinstance(name, Import) else Import(name, os.fspath(folder or Path.cwd()))
+        source = name if isinstance(name, Import) else Import(name, str(Path(folder or ".").resolve()))
         path = source.path
         source = source if path is None else Import(str(path), "")
         if source not in _imported:
@@ -113,7 +113,7 @@ def _import(source: Import) -> None:
     known = set(sys.modules)
     try:
         with (
-            _registering(f"'{name}'") as registrations,
+            _registering(f"'{path or name}'") as registrations,
             importable_from(source.folder if path is None else path.parent),
         ):
             module = importlib.import_module(source.name) if path is None else _import_file(path)
@@ -129,6 +129,7 @@ def _import(source: Import) -> None:
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise _import_error(name, path, error) from error
     if not registrations and module.__name__ not in known:
+        del sys.modules[module.__name__]  # so that the next attempt is refused too
         raise BadInput(
             f"'{name}' registers no method and no metric; expected a function with @cv.method or @cv.metric in it."
         )
@@ -198,6 +199,5 @@ def _import_error(name: str, path: Path | None, error: BaseException) -> BadInpu
     """Return the error for an exception in the user's own code, with the line of the file."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if path is not None and frame.filename == str(path)]
-    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    place = "" if line is None else f", line {line}"
+    place = f", line {lines[-1]}" if lines and not isinstance(error, SyntaxError) else ""  # which names its line itself
     return BadInput(f"'{name}' cannot be imported ({_reason(error)}{place}); expected Python that runs without error.")

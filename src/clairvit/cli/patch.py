@@ -86,7 +86,7 @@ def patch(
 ) -> None:
     import clairvit as cv
     from clairvit.models.image_files import read_image
-    from clairvit.perturbation.patching import check_sweep, join_sweeps
+    from clairvit.perturbation.patching import PatchSweep, check_sweep
 
     # What is misspelt is refused before a model is loaded.
     chosen = value or ("zero" if source is None else "source")
@@ -114,7 +114,7 @@ def patch(
             advance(len(listed))
         if not sweeps:
             exit_on_failures(0, failures, "patched")
-        sweep = join_sweeps(sweeps)
+        sweep = PatchSweep.concat(sweeps)
         files = _write(sweep, path)
     if output.as_json:
         _print_json(sweep, files, notes, failures)
@@ -137,9 +137,7 @@ def _write(sweep: PatchSweep, out: OutputPath) -> list[Path]:
 
 
 def _print_json(sweep: PatchSweep, files: list[Path], notes: list[str], failures: list[Any]) -> None:
-    from clairvit.plotting.patch_sweep import patch_sweep_record
-
-    content = {**patch_sweep_record(sweep), "notes": notes, "files": [str(file) for file in files]}
+    content = {**sweep.to_dict(), "notes": notes, "files": [str(file) for file in files]}
     print_document("patch", content, failures)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.models.image_files import EncodedImage
 from clairvit.models.model import Model
-from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import state_hash
 
 
@@ -64,12 +62,6 @@ def model_record(model: Model) -> dict[str, Any]:
     return {
         "activation": model.activation,
         "weights_hash": state_hash(model.module),
-        "preprocess": plain_preprocess(model.preprocess),
+        "preprocess": model.preprocess.to_dict(),
         "assumptions": list(model.assumptions),
     }
-
-
-def plain_preprocess(preprocess: Preprocess) -> dict[str, Any]:
-    """Return preprocessing as JSON values."""
-    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(preprocess)))
-    return values

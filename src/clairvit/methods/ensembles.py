@@ -29,12 +29,15 @@ from clairvit.methods.registry import FORWARD, NOTHING, Caveats, ExtraCost, Meth
 from clairvit.methods.result import MapResult
 from clairvit.methods.spec import MethodSpec, resolve_method, resolve_parsed, wraps
 from clairvit.numerics import average_ranks, min_max, pool_to_grid, positive_over_largest
+from clairvit.option_types import Doc, Range, options_of
 from clairvit.option_types import Passes as PassCount
-from clairvit.option_types import Range, options_of
 from clairvit.perturbation.removal import patches_to_pixels
 from clairvit.tracing.trace import Trace
 
-By = Literal["rank", "minmax", "max"]
+By = Annotated[
+    Literal["rank", "minmax", "max"],
+    Doc("how maps are made comparable: by ranks, scaled to 0 … 1, or over their largest value"),
+]
 
 
 def smooth(method: str | MethodSpec, n: int = 20, sigma: float = 0.1) -> str:
@@ -113,7 +116,13 @@ def starts(method: str | MethodSpec, count: int) -> list[str]:
     return [resolve_method(spec, **{option: m}).text for m in range(count)]
 
 
-def smoothed(inner: MethodSpec, trace: Trace, n: PassCount = 20, sigma: Sigma = 0.1, seed: int = 0) -> MapResult:
+def smoothed(
+    inner: MethodSpec,
+    trace: Trace,
+    n: Annotated[PassCount, Doc("how many noisy copies are averaged")] = 20,
+    sigma: Sigma = 0.1,
+    seed: int = 0,
+) -> MapResult:
     """mean_k M(x + e_k): a method averaged over noisy images, so that what depends on single pixels cancels.
 
     The noise has std sigma·(max − min) of the normalised image, as in SmoothGrad; n forwards, and n of each backward
@@ -127,11 +136,19 @@ def smoothed(inner: MethodSpec, trace: Trace, n: PassCount = 20, sigma: Sigma = 
 def shifted(
     inner: MethodSpec,
     trace: Trace,
-    n: PassCount = 9,
-    pixels: Annotated[int, Range(ge=0, unit="pixels", example=8)] = 8,
-    shifts: Literal["grid", "random"] = "grid",
-    border: Literal["edge", "wrap"] = "edge",
-    level: Literal["patch", "pixel"] = "patch",
+    n: Annotated[PassCount, Doc("how many shifted copies are averaged, the image itself among them")] = 9,
+    pixels: Annotated[
+        int, Range(ge=0, unit="pixels", example=8), Doc("how far the image is shifted at most, to each side")
+    ] = 8,
+    shifts: Annotated[
+        Literal["grid", "random"], Doc("whether shifts lie on a lattice, or are drawn at random")
+    ] = "grid",
+    border: Annotated[
+        Literal["edge", "wrap"], Doc("what comes in at the border: its outermost pixels, or the other side")
+    ] = "edge",
+    level: Annotated[
+        Literal["patch", "pixel"], Doc("whether the mean is read at the patches or at the pixels")
+    ] = "patch",
     seed: int = 0,
 ) -> MapResult:
     """mean_k S_k⁻¹ M(S_k x): a method averaged over shifted images, each map shifted back onto the image.

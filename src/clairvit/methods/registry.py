@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from torch import Tensor
 
+from clairvit import _presets
 from clairvit._cost import Cost
 from clairvit._facts import entries_of, facts_of
+from clairvit._presets import preset_decorator
 from clairvit._registry import Registry
-from clairvit._spec import Registered
-from clairvit.compat import reports, vit_explain
-from clairvit.errors import NotApplicable
+from clairvit._spec import Registered, check_choice, check_function, check_is_free, check_name, is_built_in
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Aggregation
 from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
@@ -49,6 +50,8 @@ PLUS_MODE = Option(
     "layer",
     Annotated[Literal["layer", "subnetwork"], Doc("what a sum adds up: layer maps, or rollouts from each layer on")],
 )
+RESERVED = ("all", "smooth", "shift", "ensemble", "calibrated")  # names that stand for other methods
+_by_users: set[str] = set()  # methods that users registered: these may be registered again
 _INJECTED = ("layer", "trace", "seed", "maps")  # parameters of a method's function that are no options
 
 
@@ -141,6 +144,9 @@ class ExtraCost:
     slow: bool = False
 
 
+NO_EXTRA_COST = ExtraCost()
+
+
 @dataclass(frozen=True)
 class Caveats:
     """What a reader of its maps must know.
@@ -185,6 +191,9 @@ class OptionOverrides:
         return {name: word for word, name in self.aliases.items()}
 
 
+NO_OVERRIDES = OptionOverrides()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method(Registered):
     """A registered method, as `cv.list_methods()` lists it."""
@@ -198,8 +207,8 @@ class Method(Registered):
     relu: bool = False  # the formula ends with a ReLU (dropped when recombined: SkipPLUS sums signed maps)
     score: str = "logit"  # which score it explains where the user names none
     is_stochastic: bool = True  # False: it takes a seed for some options only, and its default map ignores it
-    option_overrides: OptionOverrides = field(default_factory=OptionOverrides, repr=False)
-    extra_cost: ExtraCost = field(default=ExtraCost(), repr=False)
+    option_overrides: OptionOverrides = field(default=NO_OVERRIDES, repr=False)
+    extra_cost: ExtraCost = field(default=NO_EXTRA_COST, repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
 
     @property
@@ -273,27 +282,116 @@ def layer_options(method: Method, aggregation: Aggregation | None) -> dict[str, 
     return {name: replace(option, default=getattr(aggregation, name)) for name, option in fields.items()}
 
 
-def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS, **fields: Any) -> None:
-    """Register a method; `fields` are those of `Method`.
+def method(
+    name: str,
+    *,
+    output: Output,
+    aggregation: Aggregation | None = None,
+    family: str = "custom",
+    paper: str = "",
+    requires: Requires | Callable[..., Requires] = BACKWARD,
+    signed: bool = False,
+    class_specific: bool = True,
+    relu: bool = False,
+    score: str = "logit",
+    is_stochastic: bool = True,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    option_overrides: OptionOverrides = NO_OVERRIDES,
+    extra_cost: ExtraCost = NO_EXTRA_COST,
+    caveats: Caveats = NO_CAVEATS,
+    slow: bool = False,
+    overwrite: bool = False,
+) -> Callable[[F], F]:
+    """Register the decorated function as a method: this package's methods and your own.
+
+    Its keyword parameters with defaults become options, checked against their annotations.
 
     Args:
         name: What users type.
-        function: A function of a `LayerView` (or, for `output="image"`, of a `Trace`) and its options to a tensor or a
-            `MapResult`.
+        output: What the function returns: "matrix" ([B, rows, N] per layer), "tokens" ([B, N] per layer) or "image"
+            ([B, rows, cols] from the whole trace).
+        aggregation: How layers are combined, from `clairvit.aggregation`: `Product`, `Total`, `Single`; None for
+            "image".
+        family: A heading in lists and figures: one of the built-in ones, or "custom".
+        paper: A reference.
+        requires: What it needs of the shared trace: passes, rule table (`clairvit.rules`), recorders
+            (`clairvit.recorders`); or a function of the options to it.
+        signed: Whether the map has negative values.
+        class_specific: Whether the map depends on the target.
+        relu: Whether the formula ends with a ReLU, which a combinator drops.
+        score: The score that it explains where the user names none: "logit" or "prob".
+        is_stochastic: Whether its default map depends on the seed, if it takes one.
+        presets: Published variants: name -> options.
+        option_overrides: Options that are not simply the function's and the aggregation's.
+        extra_cost: What it spends on top of the shared trace.
         caveats: What a reader of its maps must know.
-        **fields: family, paper, output, aggregation, requires, … of `Method`.
+        slow: It takes much longer than one trace, so "all" leaves it out; the same as `ExtraCost(slow=True)`.
+        overwrite: Replace a built-in method of the same name.
+
+    Returns:
+        A decorator that returns the function unchanged.
+
+    Raises:
+        BadInput: A built-in name without `overwrite`, an unknown family, a missing aggregation, a function without the
+            parameter `layer` (or `trace`), or an option without annotation.
+
+    Example:
+        >>> import clairvit as cv
+        >>> from clairvit.aggregation import Total
+        >>> from torch import Tensor
+        >>> from clairvit.recorders import FORWARD
+        >>> @cv.method("token-norm", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False)
+        ... def token_norm(layer: cv.LayerView, power: float = 1.0) -> Tensor:
+        ...     return layer.x.norm(dim=-1) ** power
+        >>> cv.list_methods("token-*")
+        ['token-norm']
+        >>> cv.explain("pets", "demo", "token-norm(power=2)+last").maps.shape
+        torch.Size([1, 14, 14])
     """
-    module = getattr(function, "__module__", "")
-    facts = facts_of(name, module)
-    caveats = replace(
-        caveats,
-        discrepancies=caveats.discrepancies or facts.discrepancies,
-        as_written=caveats.as_written or facts.as_written,
-    )
-    compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
-    fields["presets"] = {**fields.get("presets", {}), **compat}
-    registered = Method(name=name, function=function, caveats=caveats, facts=facts, **fields)
-    METHODS.register(name, registered, module=module)
+    check_name(name, "method")
+    check_choice(name, "output", output, ("matrix", "tokens", "image"))
+    check_choice(name, "family", family, (*FAMILIES, "baseline", "custom"))
+    if (aggregation is None) != (output == "image") or isinstance(aggregation, type):
+        raise BadInput(
+            f"output={output!r} and aggregation={aggregation!r} were given for the method '{name}'; expected an "
+            "aggregation of layers, such as clairvit.aggregation.Total(), for 'matrix' and 'tokens', and none for "
+            "'image'."
+        )
+
+    def register(function: F) -> F:
+        check_function(name, function, "trace" if output == "image" else "layer")
+        if not is_built_in(function):
+            if not overwrite:
+                check_is_free(name, "method", (*RESERVED, *METHODS.names_so_far), _by_users)
+            _by_users.add(name)
+        facts = facts_of(name, function.__module__)
+        registered = Method(
+            name=name,
+            family=family,
+            paper=paper,
+            function=function,
+            output=output,
+            aggregation=aggregation,
+            requires=requires,
+            signed=signed,
+            class_specific=class_specific,
+            relu=relu,
+            score=score,
+            is_stochastic=is_stochastic,
+            presets=presets or {},
+            option_overrides=option_overrides,
+            extra_cost=replace(extra_cost, slow=slow or extra_cost.slow),
+            caveats=replace(
+                caveats,
+                discrepancies=caveats.discrepancies or facts.discrepancies,
+                as_written=caveats.as_written or facts.as_written,
+            ),
+            facts=facts,
+        )
+        METHODS.register(name, registered, module=function.__module__)
+        return function
+
+    return register
 
 
 def named_variant(name: str, base: str, *, meaning: str, details: str, paper: str, **pinned: Any) -> None:
@@ -339,14 +437,21 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
     METHODS.register(name, registered, module=function.__module__)
 
 
-def method(name: str, **fields: Any) -> Callable[[F], F]:
-    """Return a decorator that registers a function as a method; arguments as for `register`."""
+def preset(name: str, preset: str, *, moved: Sequence[str] = (), **fields: Any) -> Callable[[F], F]:
+    """Register a function as a preset of a method: a layer map and options of its own, under the method's name.
 
-    def decorate(function: F) -> F:
-        register(name, function, **fields)
-        return function
+    Args:
+        name: The method.
+        preset: The name of the preset.
+        moved: Options of the method in earlier versions, `name` or `name=value`, that are part of this preset now.
+        **fields: Fields of `Method` that differ from the method's: aggregation, requires, caveats, …
+    """
+    return preset_decorator(METHODS, name, preset, moved, fields)
 
-    return decorate
+
+def add_presets(name: str, **presets: Mapping[str, Any]) -> None:
+    """Add presets, preset name -> options, to a method."""
+    _presets.add_presets(METHODS, name, presets)
 
 
 def list_methods() -> list[Method]:
@@ -378,6 +483,7 @@ METHODS: Registry[Method] = Registry(
     "method",
     aliases=aliases,
     package=__package__,
+    modules=["clairvit.compat.vit_explain", "clairvit.compat.reports"],  # they add presets
     load_others=functools.partial(load_entry_points, "clairvit.methods"),
     advice="`clairvit methods` (or cv.list_methods()) lists all of them.",
 )

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from clairvit._cost import Cost
+from clairvit._presets import moved_option, with_preset
 from clairvit._registry import Registry
-from clairvit._spec import ParsedSpec, Spec, changed_options, with_preset
+from clairvit._spec import ParsedSpec, Spec, changed_options
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.flow import Flow
@@ -53,7 +55,7 @@ class MethodSpec(Spec):
 
     Example:
         >>> import clairvit as cv
-        >>> spec = cv.parse_method("rollout( protect=none, fusion=max )+skipplus")
+        >>> spec = cv.parse_method("rollout( discard_ratio=0, fusion=max )+skipplus")
         >>> print(spec)
         rollout(fusion=max)+skipplus
         >>> cv.explain("pets", "demo", spec).method == str(spec)
@@ -205,15 +207,19 @@ def resolve_parsed(parsed: ParsedSpec) -> MethodSpec:
     refuse_auto(parsed.name, combinator, parsed.options)
     if parsed.inner:
         raise BadInput(f"'{parsed.inner[0]}' in '{parsed}' is not an option; expected option=value.")
-    typed = dict(parsed.options)
+    method, settings, typed = with_preset(method, parsed.options)
     plus_mode = _plus_mode(method, combinator, typed)
     aggregation, combined = _combined(method, combinator, plus_mode)
-    typed = with_preset(typed, lambda name: _preset(method, name, aggregation, combinator))
+    preset = str(parsed.options.get("preset", parsed.options.get("compat", "")))
+    _check_preset(method, preset, settings, aggregation, combinator)
     own, layered = function_options(method.function), layer_options(method, aggregation)
     defaults = {name: option.default for name, option in own.items()}
     defaults |= dict(method.option_overrides.combined) if combined else {}
     values, base, relu = dict(defaults), aggregation, method.relu and not combined
-    for key, value in typed.items():
+    for key, value in {**settings, **typed}.items():
+        moved = moved_option(find_method(method.name), method, key, value)
+        if moved:
+            raise UnknownName(moved)
         name = method.option_overrides.aliases.get(key, key)
         if key in own:
             values[key] = own[key].checked(value)
@@ -232,6 +238,8 @@ def resolve_parsed(parsed: ParsedSpec) -> MethodSpec:
         changed[RELU.name] = relu
     if plus_mode != PLUS_MODE.default:
         changed[PLUS_MODE.name] = plus_mode
+    if method.preset:
+        changed["preset"] = method.preset
     return MethodSpec(
         method=method,
         options=tuple(sorted(values.items())),
@@ -300,21 +308,33 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         "last": lambda: Single(-1),
         "layer": lambda: Single(int(number)),
     }
-    return aggregations[kind](), True
+    aggregation = aggregations[kind]()
+    layers = _preset_layers(method)
+    _check_preset(method, method.preset, layers, aggregation, combinator)
+    return replace(aggregation, **layers), True
 
 
-def _preset(method: Method, name: str, aggregation: Aggregation | None, combinator: str) -> dict[str, Any]:
-    """Return the options of a preset."""
-    preset = method.preset(name)
+def _preset_layers(method: Method) -> dict[str, Any]:
+    """Return how a variant combines layers otherwise than its method: fields of the aggregation and their values."""
+    base = find_method(method.name).aggregation if method.preset else method.aggregation
+    if method.aggregation is base or method.aggregation is None:
+        return {}
+    values = {field.name: getattr(method.aggregation, field.name) for field in dataclasses.fields(method.aggregation)}
+    return {name: value for name, value in values.items() if value != getattr(base, name, dataclasses.MISSING)}
+
+
+def _check_preset(
+    method: Method, name: str, settings: Mapping[str, Any], aggregation: Aggregation | None, combinator: str
+) -> None:
+    """Refuse a preset that says how layers are combined together with a combinator that does it another way."""
     options = {*function_options(method.function), *layer_options(method, aggregation), RELU.name}
-    replaced = [key for key in preset if method.option_overrides.aliases.get(key, key) not in options]
+    replaced = [key for key in settings if method.option_overrides.aliases.get(key, key) not in options]
     if replaced and combinator:
         raise NotApplicable(
             f"The preset '{name}' of '{method.name}' says how layers are combined ({', '.join(replaced)}), and "
             f"'+{combinator}' does it another way. Use {method.name}(preset={name}) alone, or "
             f"{method.name}+{combinator} with the options of the preset that you want."
         )
-    return preset
 
 
 def _no_option(method: Method, key: str, aggregation: Aggregation | None) -> str:

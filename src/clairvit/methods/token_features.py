@@ -7,11 +7,12 @@ features.similarity(3, 5)    # cosine of every patch to the one in row 3, column
 
 from __future__ import annotations
 
+import itertools
 import math
-import operator
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -20,38 +21,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clairvit._progress import report_progress
+from clairvit._io import to_json
+from clairvit._rows import RowSequence, per_row, same, union
+from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput, ClairWarning, NotApplicable, user_stacklevel
-from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import versions
 from clairvit.methods.principal_components import principal_components
-from clairvit.models.coerce import LabelledImages, ModelLike, StreamedImages, as_images, as_model
-from clairvit.models.images import Batch, UnusualRange, prepare, prepare_part, unusual_notes
+from clairvit.methods.runs import Question, chunk_size, iter_runs
+from clairvit.models.coerce import ModelLike
+from clairvit.models.images import UnusualRange, unusual_notes
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
-from clairvit.models.state_hash import state_hash
-from clairvit.numerics import widened
+from clairvit.models.state_hash import WeightsHash
+from clairvit.numerics import map_statistics, widened
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_comparable_tokens, norm_ratios
-from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, run_backward
 
 ALL = "all"
 COMPONENTS = 3  # red, green and blue
 FEWEST_TOKENS = COMPONENTS + 1  # of which three components say something
 CLIPPED = 1.0  # per cent of the patches beyond each end of a colour scale
-BATCH_SIZE = {"cpu": 8, "cuda": 32}
 Foreground = Literal["positive", "negative"]
 SIDES = ("positive", "negative")
 
 
-@dataclass(frozen=True, eq=False)
-class PatchFeatures:
+def _take_of_each_layer(layers: tuple[PatchFeatures, ...], rows: list[int]) -> tuple[PatchFeatures, ...]:
+    return tuple(layer.take(rows) for layer in layers)
+
+
+def _join_each_layer(parts: Sequence[tuple[PatchFeatures, ...]]) -> tuple[PatchFeatures, ...]:
+    return tuple(PatchFeatures.concat(layers) for layers in zip(*parts, strict=True)) if all(parts) else ()
+
+
+class PatchFeatures(RowSequence, Tabular):
     """The patch tokens of one layer as pictures: principal components, norms, outliers, similarities.
 
     A sequence: `len(features)`, `features[0]`, `features[2:5]` and iteration give the features of some of the images,
-    in the same basis and on the same colour scale. A notebook cell that ends with one shows its picture.
+    in the same basis and on the same colour scale; parts of one basis can be joined (`PatchFeatures.concat`). A
+    notebook cell that ends with one shows its picture.
 
     Args:
         tokens: [B, rows, cols, d], the output of the layer.
@@ -73,7 +82,7 @@ class PatchFeatures:
         foreground: bool [B, rows, cols], the patches that the components were computed from; None: all.
         layers: The features of each layer, if asked for; each has a basis of its own.
         notes: Preprocessing that was assumed, layers that were left out, …
-        weights_hash: A hash of the model's parameters and buffers.
+        weights: The hash of the model's parameters and buffers, as `.weights_hash` reads it.
         versions: Package versions that the result depends on.
 
     Example:
@@ -85,58 +94,36 @@ class PatchFeatures:
         torch.Size([1, 14, 14])
     """
 
-    tokens: Tensor
-    pca: Tensor
-    explained_variance: Tensor
-    explained_variance_ratio: Tensor
-    components: Tensor
-    mean: Tensor
-    norms: Tensor
-    outliers: Tensor | None
-    limits: Tensor
-    layer: int
-    layer_name: str
-    names: tuple[str, ...]
-    model: str
-    pixels: Tensor
-    preprocess: Preprocess
-    foreground: Tensor | None = None
-    layers: tuple[PatchFeatures, ...] = ()
-    notes: tuple[str, ...] = ()
-    weights_hash: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
+    tokens: Tensor = per_row()
+    pca: Tensor = per_row()
+    explained_variance: Tensor = same()
+    explained_variance_ratio: Tensor = same()
+    components: Tensor = same()
+    mean: Tensor = same()
+    norms: Tensor = per_row()
+    outliers: Tensor | None = per_row()
+    limits: Tensor = same()
+    layer: int = same()
+    layer_name: str = same()
+    names: tuple[str, ...] = per_row()
+    model: str = same()
+    pixels: Tensor = per_row()
+    preprocess: Preprocess = same()
+    foreground: Tensor | None = per_row(default=None)
+    layers: tuple[PatchFeatures, ...] = per_row(default=(), take=_take_of_each_layer, join=_join_each_layer)
+    notes: tuple[str, ...] = union(default=())
+    weights: WeightsHash = same(default_factory=lambda: WeightsHash(""), repr=False)
+    versions: dict[str, str] = same(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __iter__(self) -> Iterator[PatchFeatures]:
-        return (self[i] for i in range(len(self)))
+    @property
+    def weights_hash(self) -> str:
+        """Return a hash of the model's parameters and buffers, computed when it is first read."""
+        return self.weights.value
 
     def __repr__(self) -> str:
         """Return one line: layer, model and shape."""
         patches = "×".join(map(str, self.norms.shape))
         return f"PatchFeatures({self.layer_name} of {self.model}, {patches} patches, {self.tokens.shape[-1]} channels)"
-
-    def __getitem__(self, items: int | slice | Sequence[int]) -> PatchFeatures:
-        """Return the features of some of the images, in the same basis: f[0], f[2:5], f[[0, 3]]."""
-        images = range(len(self))
-        if isinstance(items, slice):
-            rows = list(images[items])
-        elif isinstance(items, Sequence):
-            rows = [images[item] for item in items]
-        else:
-            rows = [images[operator.index(items)]]
-        return replace(
-            self,
-            tokens=self.tokens[rows],
-            pca=self.pca[rows],
-            norms=self.norms[rows],
-            outliers=None if self.outliers is None else self.outliers[rows],
-            names=tuple(self.names[row] for row in rows),
-            pixels=self.pixels[rows],
-            foreground=None if self.foreground is None else self.foreground[rows],
-            layers=tuple(layer[rows] for layer in self.layers),
-        )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -198,8 +185,73 @@ class PatchFeatures:
 
         return plot_features(self, ax, **display)
 
+    def to_dict(self, values: bool = True, patch: tuple[int, int] | None = None) -> dict[str, Any]:
+        """Return the features as JSON values under the names of the fields; lists have one entry per image.
+
+        Args:
+            values: Include components and norms of each patch.
+            patch: (row, column) of the patch that all others are compared with.
+
+        Returns:
+            The content of the .json file.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.features("pets", "demo").to_dict(values=False)["grid"]
+            [14, 14]
+        """
+        content: dict[str, Any] = {
+            "model": self.model,
+            "weights_hash": self.weights_hash,
+            "preprocess": self.preprocess.to_dict(),
+            "layer": self.layer,
+            "layer_name": self.layer_name,
+            "grid": list(self.grid),
+            "channels": int(self.tokens.shape[-1]),
+            "names": self.names,
+            "explained_variance": self.explained_variance.tolist(),
+            "explained_variance_ratio": self.explained_variance_ratio.tolist(),
+            "norm_statistics": [map_statistics(norms) for norms in self.norms],
+            "outliers": None  # (row, column) of each
+            if self.outliers is None
+            else [patches.nonzero().tolist() for patches in self.outliers],
+            "foreground": None  # the share of patches
+            if self.foreground is None
+            else [float(patches.double().mean()) for patches in self.foreground],
+            "patch": patch,
+            "notes": self.notes,
+            "versions": self.versions,
+            "layers": [
+                {
+                    "layer": layer.layer,
+                    "layer_name": layer.layer_name,
+                    "grid": list(layer.grid),
+                    "explained_variance_ratio": layer.explained_variance_ratio.tolist(),
+                }
+                for layer in self.layers
+            ],
+        }
+        if values:
+            content |= {"pca": self.pca.tolist(), "norms": self.norms.tolist()}
+            if patch is not None:
+                content["similarity"] = self.similarity(*patch).tolist()
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per image and patch: its components, its norm, and whether it is an outlier."""
+        names = ("component_1", "component_2", "component_3")
+        outliers = [None] * self.norms.numel() if self.outliers is None else self.outliers.flatten().tolist()
+        places = itertools.product(self.names, *map(range, self.grid))
+        values = zip(places, self.pca.flatten(0, 2).tolist(), self.norms.flatten().tolist(), outliers, strict=True)
+        return [
+            {"model": self.model, "layer": self.layer_name, "image": image, "row": row, "column": column}
+            | dict(zip(names, components, strict=True))
+            | {"norm": norm, "outlier": is_outlier}
+            for (image, row, column), components, norm, is_outlier in values
+        ]
+
     def save(self, path: str | PathLike[str], *, patch: tuple[int, int] | None = None, **display: Any) -> Path:
-        """Write a file by its suffix: .png/.pdf/.svg/.jpg the picture, .json the record, .npz tokens and components.
+        """Write a file by its suffix: a picture, .json (`to_dict`), .csv (a row per patch), .npz tokens and components.
 
         Args:
             path: The file to write; readers never see a partial file.
@@ -266,14 +318,10 @@ def features(
         12
     """
     check_options(layer, foreground, threshold)
-    execution = ExecutionOptions.from_caller(batch_size)
-    images = as_images(images)
-    model = as_model(model, images)
-    collected = _collect(model, images, layer, execution)
-    about: dict[str, Any] = {"weights_hash": state_hash(model.module), "versions": versions()}
+    question = Question.of(model, images, batch_size=batch_size, scored="never")
+    collected = _collect(question, layer)
     results = [
-        replace(_patch_features(output, collected, model, foreground, threshold), **about)
-        for output in collected.outputs
+        _patch_features(output, collected, question.model, foreground, threshold) for output in collected.outputs
     ]
     notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
     return replace(results[-1], layers=tuple(results) if layer == ALL else (), notes=notes)
@@ -296,6 +344,7 @@ class _Collected:
     pixels: Tensor  # [B, 3, H, W]
     names: tuple[str, ...]
     comparable: bool  # norms can be compared
+    weights: WeightsHash
     notes: tuple[str, ...]
 
 
@@ -325,55 +374,37 @@ def _checked_index(name: str, value: Any, count: int) -> int:
     return value % count
 
 
-def _collect(model: Model, images: Any, layer: int | str, execution: ExecutionOptions) -> _Collected:
+def _collect(question: Question, layer: int | str) -> _Collected:
     """Run all images, a few at a time, and return the output of the layer, or of every layer that lies on a grid."""
-    count, batches = _batches(model, images, execution.batch_size or BATCH_SIZE.get(model.device.type, 8))
+    model, size = question.model, question.execution.batch_size or chunk_size(question.model)
     parts: list[list[LayerOutput]] = []
     pixels: list[Tensor] = []
     names: list[str] = []
     notes: list[str] = []
     unusual: list[tuple[UnusualRange, Sequence[str]]] = []
-    comparable = False
-    with report_progress("features", count) as advance:
-        for batch in batches:
-            with execution.precision(model.device):
-                recording = record(model, batch.pixels, differentiable=False)
-            trace = run_backward(recording, None, None, keep=False)
+    with closing(iter_runs(question, (), size=size, label="features")) as runs:
+        for run in runs:
+            trace = run_backward(run.recording, None, None, keep=False)
             outputs = _selected(layer_outputs(trace), layer, trace)
-            comparable = has_comparable_tokens(recording.structure)
+            comparable = has_comparable_tokens(run.recording.structure)
+            weights = run.passes.weights_hash
             parts.append([output for output in outputs if output.tokens is not None])
             skipped = [output.name for output in outputs if output.tokens is None]
-            notes += [*batch.notes, *(f"The tokens of {name} lie on no grid and are left out." for name in skipped)]
-            pixels.append(batch.pixels.cpu())
-            names += batch.names
-            unusual += [(item, batch.names) for item in batch.unusual]
-            advance(len(batch))
+            notes += [*run.batch.notes, *(f"The tokens of {name} lie on no grid and are left out." for name in skipped)]
+            pixels.append(run.batch.pixels.cpu())
+            names += run.batch.names
+            unusual += [(item, run.batch.names) for item in run.batch.unusual]
     notes += unusual_notes(unusual, len(names), model.preprocess)
     sizes = sorted({tuple(batch_pixels.shape[-2:]) for batch_pixels in pixels})
     if len(sizes) > 1:
         raise BadInput(f"The images have different sizes: {sizes}; expected one size, as they share a basis.")
-    outputs_by_layer = zip(*parts, strict=True)
-    joined = [replace(same[0], tokens=torch.cat([_tokens(part) for part in same])) for same in outputs_by_layer]
-    return _Collected(tuple(joined), torch.cat(pixels), tuple(names), comparable, tuple(dict.fromkeys(notes)))
+    joined = [replace(same[0], tokens=torch.cat([_tokens(part) for part in same])) for same in zip(*parts, strict=True)]
+    return _Collected(tuple(joined), torch.cat(pixels), tuple(names), comparable, weights, tuple(dict.fromkeys(notes)))
 
 
 def _tokens(output: LayerOutput) -> Tensor:
     assert output.tokens is not None
     return output.tokens
-
-
-def _batches(model: Model, images: Any, size: int) -> tuple[int, Iterator[Batch]]:
-    """Return the number of images, and the images `size` at a time; a data set is read as it goes."""
-    if isinstance(images, LabelledImages):
-        if images.first is None:
-            raise BadInput("The data set has no images; expected at least one.")
-        count = 0 if isinstance(images, StreamedImages) else len(images)  # 0: an iterator's is not known
-        return count, (replace(prepare_part(items, model), names=names) for items, names in images.chunks(size))
-    batch = prepare(images, model)
-    return len(batch), (
-        replace(batch, pixels=batch.pixels[start : start + size], names=batch.names[start : start + size])
-        for start in range(0, len(batch), size)
-    )
 
 
 def layer_outputs(trace: Trace) -> list[LayerOutput]:
@@ -472,6 +503,8 @@ def _patch_features(
         preprocess=model.preprocess,
         foreground=None if kept is None else kept.reshape(batch, rows, cols),
         notes=notes,
+        weights=collected.weights,
+        versions=versions(),
     )
 
 

@@ -11,10 +11,12 @@ from torch import Tensor
 from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
-Resolution = Literal["patch", "pixel"]
-Offset = Annotated[float, Range(ge=0, example=1e-7)]
+Resolution = Annotated[Literal["patch", "pixel"], Doc("whether patches are counted, or pixels of the enlarged map")]
+Offset = Annotated[
+    float, Range(ge=0, example=1e-7), Doc("a small number added to the relevance, against a logarithm or division of 0")
+]
 
 
 @metric(
@@ -30,7 +32,9 @@ def sparseness(
     resolution: Resolution = "patch",
     upsampling: Upsampling = "bilinear",
     offset: Offset = 0.0,
-    direction: Literal["higher", "lower"] = "higher",
+    direction: Annotated[
+        Literal["higher", "lower"], Doc("which direction is said to be better; it changes no number")
+    ] = "higher",
 ) -> Tensor:
     """Return the Gini index Σ_i (2i − n − 1) |a|_(i) / (n Σ |a|): 0 for a constant map, 1 − 1/n for a single patch.
 
@@ -85,7 +89,10 @@ def _entropy(values: Tensor, offset: float) -> Tensor:
     paper="Nguyen & Martínez, 2020",
 )
 def effective_complexity(
-    context: EvalContext, threshold: float = 1e-5, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear"
+    context: EvalContext,
+    threshold: Annotated[float, Doc("the share of the largest relevance above which a patch counts")] = 1e-5,
+    resolution: Resolution = "patch",
+    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return #{i: |a_i| > threshold · max |a|}, the number of patches with noticeable relevance."""
     maps = magnitudes(context, resolution, upsampling)

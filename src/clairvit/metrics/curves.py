@@ -24,20 +24,36 @@ from clairvit.metrics.context import (
 )
 from clairvit.metrics.pixel_ranking import pixel_ranks, score_without_ranks, square_ranks, squares, value_ranks
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.option_types import Range, check_fields
+from clairvit.option_types import Doc, Range, check_fields
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from clairvit.targets.base import no_probability
 
-Steps = Annotated[int, Range(ge=1, example=9)]
-AtOnce = Annotated[int, Range(ge=1, example=224)]
-Width = Literal["width", "none", "steps"]
-CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]
-Granularity = Literal["patch", "pixel", "channel"]
-Counting = Literal["round", "down", "equal"]
-RegionOrder = Literal["morf", "lerf", "random"]
-Summary = Literal["mean", "trapezoid"]
-RoadOrder = Literal["combined", "morf", "lerf"]
+Steps = Annotated[int, Range(ge=1, example=9), Doc("how many points of the curve: 9 are 10 %, …, 90 %")]
+AtOnce = Annotated[
+    int, Range(ge=1, example=224), Doc("how many are removed (or shown) per step, in place of a number of steps")
+]
+Width = Annotated[
+    Literal["width", "none", "steps"],
+    Doc("how the area is measured: over the width of the curve, as it is, or with steps 1 wide"),
+]
+CurveScore = Annotated[
+    Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"],
+    Doc("the y axis: probability, logit, log-probability, accuracy, or a drop from the whole image"),
+]
+Granularity = Annotated[
+    Literal["patch", "pixel", "channel"],
+    Doc("what is ordered: patches, pixels of the enlarged map, or their channel values"),
+]
+Counting = Annotated[Literal["round", "down", "equal"], Doc("how a fraction of the patches becomes a whole number")]
+RegionOrder = Annotated[
+    Literal["morf", "lerf", "random"], Doc("which patches go first: most relevant, least relevant, or any")
+]
+Summary = Annotated[Literal["mean", "trapezoid"], Doc("what is read of the drops: their mean, or the area under them")]
+RoadOrder = Annotated[
+    Literal["combined", "morf", "lerf"],
+    Doc("which patches go first: most relevant, least relevant, or half the difference of the two"),
+]
 SMALLEST_PROBABILITY = 1e-12  # under a logarithm
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the patches, as in ERASER
 _PIXELS: dict[str, Any] = {"granularity": "pixel"}
@@ -67,7 +83,7 @@ class RemovalSchedule:
     at_once: AtOnce | None = None  # parts per step, instead of a number of steps
     granularity: Granularity = "patch"
     counting: Counting = "round"
-    ends: bool = False
+    ends: Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")] = False
     upsampling: Upsampling = "bilinear"
 
     def __post_init__(self) -> None:
@@ -122,9 +138,9 @@ def deletion(
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
     counting: Counting = "round",
-    ends: bool = False,
-    whole: bool = True,
-    reverse: bool = False,
+    ends: Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")] = False,
+    whole: Annotated[bool, Doc("count the point where nothing is removed")] = True,
+    reverse: Annotated[bool, Doc("start with the least relevant; higher is then better")] = False,
     auc: Width = "width",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
@@ -169,7 +185,7 @@ def insertion(
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
-    ends: bool = False,
+    ends: Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")] = False,
     auc: Width = "width",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
@@ -344,11 +360,13 @@ def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
 )
 def aopc(
     context: EvalContext,
-    regions: Annotated[int, Range(ge=1, example=100)] = 100,
+    regions: Annotated[
+        int, Range(ge=1, example=100), Doc("how many patches or squares are removed, one after the other")
+    ] = 100,
     order: RegionOrder = "morf",
     removal: Removal = "token",
     score: ScoreKind = "prob",
-    region: int | None = None,
+    region: Annotated[int | None, Doc("remove squares with so many pixels per side; None: patches")] = None,
     area: Summary = "mean",
     draws: Draws = "own",
     upsampling: Upsampling = "bilinear",

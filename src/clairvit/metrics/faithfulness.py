@@ -25,12 +25,14 @@ from clairvit.metrics.pixel_ranking import (
 )
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import pearson, spearman
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.segments import grid_cells
 
-Features = Literal["patch", "channel"]
-Granularity = Literal["patch", "pixel"]
+Features = Annotated[
+    Literal["patch", "channel"], Doc("what is removed: patches, or single channel values of the pixels")
+]
+Granularity = Annotated[Literal["patch", "pixel"], Doc("whether patches are ordered, or pixels of the enlarged map")]
 Points = Annotated[int, Range(ge=3)]  # of a correlation
 
 
@@ -44,8 +46,8 @@ Points = Annotated[int, Range(ge=3)]  # of a correlation
 )
 def faithfulness_correlation(
     context: EvalContext,
-    runs: Points = 100,
-    subset: float = 0.25,
+    runs: Annotated[Points, Doc("how many random sets of patches are removed")] = 100,
+    subset: Annotated[float, Doc("how much of the image a set is: a fraction of the patches, or a count")] = 0.25,
     features: Features = "patch",
     removal: Removal = "token",
     score: ScoreKind = "logit",
@@ -87,8 +89,8 @@ def faithfulness_correlation(
 )
 def sensitivity_n(
     context: EvalContext,
-    runs: Points = 20,
-    sizes: Annotated[int, Range(ge=1)] = 5,
+    runs: Annotated[Points, Doc("how many random sets of each size are removed")] = 20,
+    sizes: Annotated[int, Range(ge=1), Doc("how many sizes of sets, from few to most patches")] = 5,
     removal: Removal = "token",
     score: ScoreKind = "logit",
 ) -> MetricOutput:
@@ -117,9 +119,9 @@ def sensitivity_n(
 )
 def faithfulness_estimate(
     context: EvalContext,
-    steps: Points = 14,
+    steps: Annotated[Points, Doc("how many groups of patches are removed, one at a time")] = 14,
     features: Features = "patch",
-    at_once: int = 1,
+    at_once: Annotated[int, Doc("how many channel values a group has")] = 1,
     removal: Removal = "token",
     score: ScoreKind = "logit",
     upsampling: Upsampling = "bilinear",
@@ -168,7 +170,7 @@ def _estimate_by_values(context: EvalContext, at_once: int, removal: str, score:
 )
 def saco(
     context: EvalContext,
-    groups: Annotated[int, Range(ge=2)] = 10,
+    groups: Annotated[int, Range(ge=2), Doc("how many groups the patches are cut into, by falling relevance")] = 10,
     removal: Removal = "token",
     score: ScoreKind = "prob",
     granularity: Granularity = "patch",
@@ -223,7 +225,7 @@ def _signed_share(means: Tensor, drops: Tensor) -> Tensor:
 )
 def idsds(
     context: EvalContext,
-    cells: Annotated[int, Range(ge=2)] = 4,
+    cells: Annotated[int, Range(ge=2), Doc("how many cells the image has along each side")] = 4,
     removal: Removal = "token",
     score: ScoreKind = "logit",
     granularity: Granularity = "patch",
@@ -256,7 +258,10 @@ def idsds(
     cost=lambda steps, **_: Cost(steps - 1),  # the last step is the image itself
 )
 def monotonicity(
-    context: EvalContext, steps: Annotated[int, Range(ge=2)] = 10, removal: Removal = "token", score: ScoreKind = "prob"
+    context: EvalContext,
+    steps: Annotated[int, Range(ge=2), Doc("how many groups of patches are shown, one after the other")] = 10,
+    removal: Removal = "token",
+    score: ScoreKind = "prob",
 ) -> MetricOutput:
     """Return #{k ≥ 2: f does not fall as the k-th group is shown} / (steps − 1), least relevant groups first.
 
@@ -288,7 +293,7 @@ def completeness(
     context: EvalContext,
     removal: Removal = "mean",
     score: ScoreKind = "logit",
-    exact: bool = False,
+    exact: Annotated[bool, Doc("Quantus's definition: 1 where the two are equal to the last bit, else 0")] = False,
     upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return |sum of the map − rise| / |rise|, rise = f(x) − f(nothing left): 0 if the map sums to what it explains.
@@ -313,12 +318,14 @@ def completeness(
 )
 def infidelity(
     context: EvalContext,
-    runs: Annotated[int, Range(ge=1)] = 100,
-    side: int | None = None,
-    scaled: bool = True,
+    runs: Annotated[int, Range(ge=1), Doc("how many random blocks are removed")] = 100,
+    side: Annotated[int | None, Doc("how many patches a block has along each side; None: drawn anew each time")] = None,
+    scaled: Annotated[bool, Doc("fit the factor between map and score, so that maps in any unit compare")] = True,
     removal: Removal = "token",
     score: ScoreKind = "logit",
-    region: int | None = None,
+    region: Annotated[
+        int | None, Doc("Quantus's variant: squares with so many pixels per side; None: blocks of patches")
+    ] = None,
     upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return mean_I (β · sum of the map in I − (f(x) − f(x without I)))² over random square blocks I of patches.

@@ -16,7 +16,7 @@ from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
 GRIDS = 500  # as in the paper
 
@@ -35,11 +35,15 @@ GRIDS = 500  # as in the paper
 )
 def grid_pointing_game(
     context: DatasetContext,
-    n: Annotated[int, Range(ge=2, unit="images in a row", example=2)] = 2,
-    sure: float = 0.5,
-    grids: Annotated[int, Range(ge=1, unit="grids", example=GRIDS)] = GRIDS,
-    smooth: Annotated[int, Range(ge=0, unit="pixels", example=15)] = 0,
-    empty: Literal["none", "zero"] = "none",
+    n: Annotated[
+        int, Range(ge=2, unit="images in a row", example=2), Doc("how many images a grid has along each side")
+    ] = 2,
+    sure: Annotated[float, Doc("images count only where the model is surer of their class than this")] = 0.5,
+    grids: Annotated[int, Range(ge=1, unit="grids", example=GRIDS), Doc("how many grids are made at most")] = GRIDS,
+    smooth: Annotated[int, Range(ge=0, unit="pixels", example=15), Doc("blur maps by so many pixels")] = 0,
+    empty: Annotated[
+        Literal["none", "zero"], Doc("how a map without positive value scores: not at all, or 0")
+    ] = "none",
 ) -> MetricOutput:
     """Return Σ relu(map of c) in the cell of class c / Σ relu(map of c), on grids of n × n images of n² classes.
 

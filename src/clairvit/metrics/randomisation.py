@@ -24,15 +24,27 @@ from clairvit.metrics.similarity import Similarity, histogram_entropy, map_simil
 from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
 from clairvit.numerics import widened
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.module_state import frozen_eval
 
-Steps = Annotated[int, Range(ge=1, unit="steps (None: all)", example=12)]
-Order = Literal["top-down", "bottom-up", "independent"]
-Law = Literal["normal", "shuffle", "reset", "quantus"]
-Summary = Literal["mean", "last", "auc"]
-Other = Literal["random", "second", "least", "quantus"]
+Steps = Annotated[
+    int,
+    Range(ge=1, unit="steps (None: all)", example=12),
+    Doc("how many steps of the cascade are explained, evenly spread; None: all"),
+]
+Order = Annotated[
+    Literal["top-down", "bottom-up", "independent"], Doc("from which end layers are randomised, or each one alone")
+]
+Law = Annotated[Literal["normal", "shuffle", "reset", "quantus"], Doc("how parameters are randomised")]
+Summary = Annotated[
+    Literal["mean", "last", "auc"],
+    Doc("what is read of the curve: its mean, its last step, or its area over its width"),
+]
+Other = Annotated[
+    Literal["random", "second", "least", "quantus"],
+    Doc("the other class: drawn at random, the most or the least probable one"),
+]
 Layer = tuple[nn.Module, tuple[nn.Parameter, ...]]  # a module and the parameters it owns itself
 STEPS = 12
 MODULES = 75  # of a ViT with twelve blocks
@@ -55,9 +67,9 @@ def mprt(
     layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
-    signed: bool = False,
+    signed: Annotated[bool, Doc("compare maps with their signs; false: their absolute values")] = False,
     summary: Summary = "mean",
-    original: bool = False,
+    original: Annotated[bool, Doc("count the model itself as the first step of the curve")] = False,
 ) -> MetricOutput:
     """Return mean_l ρ(|a(x; θ)|, |a(x; θ_l)|), θ_l with l layers randomised: high if the map ignores the parameters.
 
@@ -91,14 +103,14 @@ def mprt(
 def smooth_mprt(
     context: EvalContext,
     samples: Copies = 10,
-    clean: bool = False,
+    clean: Annotated[bool, Doc("leave the last copy without noise")] = False,
     order: Order = "top-down",
     layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
-    signed: bool = False,
+    signed: Annotated[bool, Doc("compare maps with their signs; false: their absolute values")] = False,
     summary: Summary = "mean",
-    original: bool = False,
+    original: Annotated[bool, Doc("count the model itself as the first step of the curve")] = False,
     draws: Draws = "own",
 ) -> MetricOutput:
     """Return the MPRT of maps that are means over noisy copies of the image, without the noise of single gradients.
@@ -141,7 +153,9 @@ def smooth_mprt(
     cost=lambda **_: Cost(1),
 )
 def efficient_mprt(
-    context: EvalContext, bins: Annotated[int, Range(ge=2, example=100)] = 100, by: Law = "normal"
+    context: EvalContext,
+    bins: Annotated[int, Range(ge=2, example=100), Doc("how many bins the map's histogram has")] = 100,
+    by: Law = "normal",
 ) -> Tensor:
     """Return (H(a_random) − H(a)) / H(a), H the entropy of the histogram of the map: higher for a random model's map.
 
@@ -166,8 +180,8 @@ def random_logit(
     context: EvalContext,
     other: Other = "random",
     similarity: Similarity = "ssim",
-    signed: bool = True,
-    resolution: Resolution = "patch",
+    signed: Annotated[bool, Doc("compare maps with their signs; false: their absolute values")] = True,
+    resolution: Annotated[Resolution, Doc("whether patches are compared, or the pixels of the enlarged map")] = "patch",
 ) -> Tensor:
     """Return s(a(x; y), a(x; y′)), y′ another class: 1 for maps that do not depend on the class, low for maps that do.
 

@@ -22,12 +22,14 @@ from clairvit.errors import BadInput
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest, widened
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
-Copies = Annotated[int, Range(ge=1, unit="noisy copies", example=10)]
-Radius = Annotated[float, Range(gt=0, example=0.2)]
-Resolution = Literal["patch", "pixel"]
-NearZero = Literal["largest", "exact"]
+Copies = Annotated[
+    int, Range(ge=1, unit="noisy copies", example=10), Doc("how many noisy copies of the image are explained")
+]
+Radius = Annotated[float, Range(gt=0, example=0.2), Doc("how strong the noise is, in normalised pixels")]
+Resolution = Annotated[Literal["patch", "pixel"], Doc("whether patches are counted, or their pixels")]
+NearZero = Annotated[Literal["largest", "exact"], Doc("what a relative change of an entry near zero is taken of")]
 SMALL = 1e-6  # the smallest denominator of a relative change
 
 
@@ -41,7 +43,11 @@ SMALL = 1e-6  # the smallest denominator of a relative change
     cost=lambda samples, **_: Cost(samples),
 )
 def max_sensitivity(
-    context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: bool = False, draws: Draws = "own"
+    context: EvalContext,
+    samples: Copies = 10,
+    radius: Radius = 0.2,
+    redraw: Annotated[bool, Doc("give methods that draw masks a new seed for each copy")] = False,
+    draws: Draws = "own",
 ) -> Tensor:
     """Return max_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the largest change.
 
@@ -62,7 +68,11 @@ def max_sensitivity(
     cost=lambda samples, **_: Cost(samples),
 )
 def avg_sensitivity(
-    context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: bool = False, draws: Draws = "own"
+    context: EvalContext,
+    samples: Copies = 10,
+    radius: Radius = 0.2,
+    redraw: Annotated[bool, Doc("give methods that draw masks a new seed for each copy")] = False,
+    draws: Draws = "own",
 ) -> Tensor:
     """Return mean_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the mean change.
 
@@ -91,7 +101,9 @@ def local_lipschitz(
     context: EvalContext,
     samples: Copies = 10,
     radius: Radius = 0.1,
-    distance: Literal["euclidean", "manhattan"] = "euclidean",
+    distance: Annotated[
+        Literal["euclidean", "manhattan"], Doc("how two maps are compared; images are always compared in L2")
+    ] = "euclidean",
     resolution: Resolution = "patch",
     draws: Draws = "own",
 ) -> Tensor:
@@ -122,9 +134,15 @@ def relative_stability(
     context: EvalContext,
     samples: Copies = 10,
     radius: Radius = 0.1,
-    of: Literal["input", "output"] = "input",
+    of: Annotated[
+        Literal["input", "output"],
+        Doc("what the change of the map is divided by: the change of the image, or of the scores"),
+    ] = "input",
     near_zero: NearZero = "largest",
-    changed: Literal["keep", "leave", "nan"] = "keep",
+    changed: Annotated[
+        Literal["keep", "leave", "nan"],
+        Doc("what is done with copies of another class: kept, left out, or the score is NaN"),
+    ] = "keep",
     resolution: Resolution = "patch",
     draws: Draws = "own",
 ) -> Tensor:

@@ -19,12 +19,15 @@ from clairvit.targets.base import (
     Target,
     TargetBatch,
     class_name,
-    join_targets,
     no_probability,
 )
 from clairvit.targets.class_ import ClassTarget
 from clairvit.targets.function import FunctionTarget
 
+DIFFERENT_OUTPUTS = (
+    "The targets of the list read different outputs of the model (regions, queries or tokens of their own for each "
+    "image); expected one that all images share. Call this once for each image."
+)
 TargetLike = None | int | str | Target | Function | Sequence[Any]
 
 
@@ -71,7 +74,7 @@ def resolve_targets(
             f"{len(spec)} target{'s were' if len(spec) != 1 else ' was'} given for {count} image{'s' * (count != 1)}; "
             f"give one for all, or a list of exactly {count}, one for each image.{alone}"
         )
-    return (join_targets([as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)]),)
+    return (TargetBatch.concat(as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)),)
 
 
 def resolve_for(
@@ -103,10 +106,7 @@ def readout_model(model: Model, spec: TargetLike) -> Model:
     """Return the model whose scores a target is about; raise BadInput for a list that is about several outputs."""
     models = readout_models(model, spec)
     if len(models) > 1:
-        raise BadInput(
-            "The targets of the list read different outputs of the model (regions, queries or tokens of their own for "
-            "each image); expected one that all images share. Call this once for each image."
-        )
+        raise BadInput(DIFFERENT_OUTPUTS)
     return models[0] if models else model
 
 

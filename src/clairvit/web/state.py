@@ -41,6 +41,7 @@ from clairvit.web.schemas import (
     MethodsResponse,
     ModelCard,
     ModelsResponse,
+    OptionCard,
     RecommendationCard,
 )
 from clairvit.web.uploads import MAX_BYTES, MAX_PIXELS, UploadStore
@@ -233,6 +234,10 @@ def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
             slow=method.slow,
             forwards=method.cost.forwards,
             backwards=backwards.get(method.name, method.cost.backwards),
+            options=[
+                OptionCard(name=option.name, default=str(option.default), allowed=option.allowed, meaning=option.doc)
+                for option in method.option_list
+            ],
             combinators=list(method.combinators),
         )
         for method in ordered

@@ -8,9 +8,10 @@ from types import MappingProxyType
 
 from clairvit.errors import ModelUnavailable
 
-OLDEST = "4.57.1"  # of the families that are not listed; pyproject.toml has it too
-# Model type of a configuration -> oldest version. Qwen: older ones place image tokens by other arguments.
-FAMILIES: Mapping[str, str] = MappingProxyType({"qwen2_vl": "5.3", "qwen2_5_vl": "5.3"})
+OLDEST = "5.0"  # of the families that are not listed; pyproject.toml has it too
+# Model type of a configuration -> oldest version. Qwen: older ones place image tokens by other arguments; LLaVA: with
+# 5.3 two tests of generated words fail, of which it is not known whether they depend on the random weights alone.
+FAMILIES: Mapping[str, str] = MappingProxyType({"qwen2_vl": "5.3", "qwen2_5_vl": "5.3", "llava": "5.13"})
 
 
 def oldest_version(model_type: str) -> str:
