@@ -431,7 +431,7 @@ def test_one_metric_in_full(capsys: Captured) -> None:
         "0 … 1",
         "offset",
         "focusvit",
-        "direction=lower",
+        "offset=0.0",
         "papers differ",
     ):
         assert part in printed, part

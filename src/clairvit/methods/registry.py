@@ -272,11 +272,11 @@ def function_options(function: Callable[..., Any]) -> dict[str, Option]:
 def layer_options(method: Method, aggregation: Aggregation | None) -> dict[str, Option]:
     """Return the fields of an aggregation that are options of this method, with its values as defaults.
 
-    One number per token has no rows to choose.
+    One number per token has no rows to choose, and the order of a product is the later layer on the left.
     """
     if aggregation is None:
         return {}
-    without = {*method.option_overrides.refused, *(() if method.output == "matrix" else ("rows",))}
+    without = {"order", *method.option_overrides.refused, *(() if method.output == "matrix" else ("rows",))}
     fields = options_of(type(aggregation), without)
     return {name: replace(option, default=getattr(aggregation, name)) for name, option in fields.items()}
 
