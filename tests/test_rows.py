@@ -22,6 +22,7 @@ from clairvit.metrics.score import Curve, Score
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import WeightsHash
 from clairvit.perturbation.patching import PatchSweep
+from clairvit.selection.ridge import Moments
 from clairvit.targets.base import ScoreContext, TargetBatch
 
 COUNT = 4
@@ -146,6 +147,11 @@ def index_target() -> ClassIndexTarget:
     return ClassIndexTarget(("a", "b", "c", "d"), (0, 1, 2, 3), "logit", index=torch.arange(COUNT)[:, None])
 
 
+def moments() -> Moments:
+    gram, cross, power = (numbers(*shape).numpy() for shape in ((COUNT, 2, 2), (COUNT, 2), (COUNT,)))
+    return Moments(gram, cross, power)
+
+
 INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     cv.Explanation: (explanation,),
     Heads: (heads,),
@@ -159,6 +165,7 @@ INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     ClassIndexTarget: (index_target,),
     ScoreContext: (lambda: ScoreContext(numbers(COUNT, 5), ("cat", "dog")),),
     SampleBatch: (batch,),
+    Moments: (moments,),
 }
 NOT_JOINED = {ImageDataset: "reading is a function of the row"}
 CASES = [
@@ -181,6 +188,8 @@ def assert_equal(value: Any, other: Any, place: str = "x") -> None:
     elif isinstance(value, Tensor):
         assert value.dtype == other.dtype, place
         assert torch.equal(value, other), place
+    elif isinstance(value, np.ndarray):
+        np.testing.assert_array_equal(value, other, place)
     elif isinstance(value, tuple):
         assert len(value) == len(other), place
         for index, pair in enumerate(zip(value, other, strict=True)):

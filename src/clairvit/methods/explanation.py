@@ -622,6 +622,14 @@ class Comparison(dict[str, Explanation], Tabular):
 
         Raises:
             BadInput: The file cannot be read, or holds no comparison.
+
+        Example:
+            >>> import clairvit as cv, pathlib, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = cv.compare("pets", "demo", ["rollout", "legrad"]).save(pathlib.Path(folder, "cat.npz"))
+            ...     many = cv.Comparison.load(path)
+            >>> many
+            Comparison(2 methods × 1 map: rollout, legrad)
         """
         from clairvit.methods.explanation_files import read_comparison
 

@@ -154,7 +154,7 @@ def _explanation(arrays: Mapping[str, Any], start: str, path: PathLike[str] | st
         )
     try:
         explanation = _from_parts(arrays, start, about)
-        counts = {row_count(getattr(explanation, name), axis) for name, axis in explanation.row_axes().items()}
+        counts = {row_count(getattr(explanation, name), axis) for name, axis in explanation.row_axes.items()}
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise _unreadable(path, error) from error
     if counts - {None} != {len(explanation)}:
