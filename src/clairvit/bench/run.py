@@ -6,8 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-
-from filelock import BaseFileLock
+from typing import TYPE_CHECKING
 
 from clairvit._progress import report_progress
 from clairvit._version import __version__
@@ -18,6 +17,9 @@ from clairvit.bench.worker import Worker
 from clairvit.data.hashing import model_record
 from clairvit.errors import ClairWarning
 from clairvit.metrics.own_code import Codes, codes_of
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 POLL = 0.5  # seconds between looks at units that another process computes
 
