@@ -339,10 +339,10 @@ def iter_runs(
         for batch in batches:
             for positions, places, model in _groups(question, batch.rows, one_by_one):
                 part = batch if len(positions) == len(batch.rows) else batch.take(positions)
-                named = None
-                if targets.items is not None:
-                    named = targets.of_images(part.rows, images)
-                    entries = (named[place] for place in places)
+                of_images = None if targets.items is None else targets.of_images(part.rows, images)
+                named: tuple[Any, ...] | None = None
+                if of_images is not None:
+                    entries = (of_images[place] for place in places)
                     named = tuple(item[0] if one_by_one and isinstance(item, list) else item for item in entries)
                 yield _run(question, specs, model, part, places, named, structure, replay)
                 structure = None
