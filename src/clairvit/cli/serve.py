@@ -12,7 +12,7 @@ import typer
 
 from clairvit.cli import options
 from clairvit.cli.console import print_data_notes, print_line, print_message
-from clairvit.errors import BadInput, ClairError, install
+from clairvit.errors import BadInput, importing
 
 if TYPE_CHECKING:
     from clairvit.web.middleware import AccessRules
@@ -68,10 +68,8 @@ def serve(
 
     clairvit serve --host 0.0.0.0 --token auto
     """
-    try:
+    with importing("The web page", extra="web"):
         from clairvit.web.server import run
-    except ModuleNotFoundError as error:
-        raise ClairError(f"The web page needs {error.name}, which is not installed; type: {install('web')}") from error
     from clairvit.web.state import create_state
 
     names = options.model_names(model)
