@@ -339,7 +339,7 @@ def judge(mutant: Mutant, trees: Trees, limit: float) -> dict[str, Any]:
             result[suite], result[f"{suite}_test"] = outcome
             result[f"{suite}_seconds"] = round(time.monotonic() - start, 1)
             if outcome[0] != "survived":
-                break
+                break  # seen, or the tests had no time: a loop that does not end, or a machine that is busy
     finally:
         path.write_bytes(text)
         trees.free.put(tree)
@@ -351,13 +351,20 @@ def judge(mutant: Mutant, trees: Trees, limit: float) -> dict[str, Any]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """Return the results in Markdown: a line for each package, then what was not seen."""
-    lines = ["| package | mistakes | seen by make test | only by make test-all | not seen |", "|---|--:|--:|--:|--:|"]
+    lines = [
+        "| package | mistakes | seen by make test | only by make test-all | not seen | no answer in time |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     verdicts = {result["key"]: _verdict(result) for result in results}
     for package in [*sorted({result["package"] for result in results}), None]:
         counts = Counter(verdicts[r["key"]] for r in results if package in (None, r["package"]))
-        row = [str(counts[verdict]) for verdict in ("short", "long", "none")]
+        row = [str(counts[verdict]) for verdict in ("short", "long", "none", "time")]
         lines.append(f"| {package or '**all**'} | {sum(counts.values())} | {' | '.join(row)} |")
-    for verdict, title in (("long", "Seen by make test-all only"), ("none", "Not seen")):
+    for verdict, title in (
+        ("long", "Seen by make test-all only"),
+        ("none", "Not seen"),
+        ("time", "No answer in time (--limit)"),
+    ):
         rows = [result for result in results if verdicts[result["key"]] == verdict]
         if rows:
             lines += ["", f"{title}:", ""]
@@ -366,7 +373,9 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def _verdict(result: dict[str, Any]) -> str:
-    return "short" if result["short"] != "survived" else "none" if result.get("long") == "survived" else "long"
+    if "timeout" in (result["short"], result.get("long")):
+        return "time"
+    return "short" if result["short"] == "killed" else "long" if result.get("long") == "killed" else "none"
 
 
 def _mutant(result: dict[str, Any]) -> Mutant:
@@ -374,7 +383,7 @@ def _mutant(result: dict[str, Any]) -> Mutant:
 
 
 def _seen_by(result: dict[str, Any]) -> str:
-    return f" — {result['long_test'] or 'timeout'}" if result.get("long", "survived") != "survived" else ""
+    return f" — {result['long_test']}" if result.get("long_test") else ""
 
 
 def main() -> None:
@@ -384,7 +393,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=28)
     parser.add_argument("--jobs", type=int, default=2, help="mistakes that are looked at together (default: 2)")
     parser.add_argument("--minutes", type=float, default=40, help="start no further mistake after this time")
-    parser.add_argument("--limit", type=float, default=900, help="seconds for one run of tests; longer counts as seen")
+    parser.add_argument(
+        "--limit", type=float, default=900, help="seconds for one run of tests; longer is counted apart"
+    )
     parser.add_argument("--only", default="", help="mistakes in paths that contain this text")
     parser.add_argument("--out", type=Path, default=Path("out/mutation"), help="where results.jsonl is kept")
     parser.add_argument("--list", action="store_true", help="print the mistakes and run nothing")

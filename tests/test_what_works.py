@@ -1,4 +1,4 @@
-"""docs/what-works.md says what the code does: quick rows in every run of the tests, all rows in the slow ones."""
+"""docs/what-works.md says what the code does: some rows in whole, of the others a sample of methods, or all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.families import COLUMNS, FAMILIES, Family, methods_of, reasons, table_row, what_runs
+from helpers.covering import all_cases, covering_array
+from helpers.families import COLUMNS, FAMILIES, Family, methods_of, reasons, sentence, table_row, what_runs
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "what-works.md"
@@ -22,7 +23,37 @@ def test_the_row_of_a_family_is_what_runs(family: Family) -> None:
     assert set(reasons(family, runs)) <= set(page.splitlines()), UPDATE
 
 
+def row_of(family: Family) -> str:
+    """Return how the row of a family begins."""
+    return f"| **{family.name}** | {family.examples} |"
+
+
+COLUMN_OF = {method: column for column in (*COLUMNS, "perturbation") for method in methods_of(column)}
+# Each method on three families, each family with a method of each column.
+SAMPLE = covering_array(
+    list(COLUMN_OF), [row_of(f) for f in FAMILIES], row_traits=lambda method: [COLUMN_OF[method]], least=3
+)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("family", [f for f in FAMILIES if not f.quick], ids=lambda family: family.examples)
+def test_methods_that_run_on_a_family_are_those_of_its_row(family: Family) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    header = cells(next(line for line in page.splitlines() if line.startswith("| model")))
+    (row,) = (
+        dict(zip(header, cells(line), strict=True)) for line in page.splitlines() if line.startswith(row_of(family))
+    )
+    runs = what_runs(family, [method for method, row_start in SAMPLE if row_start == row_of(family)])
+    for column in (*COLUMNS, "perturbation"):
+        assert not runs.maps[column] or row[column] != "no", (column, runs.maps[column], UPDATE)
+        assert not runs.refused[column] or row[column] != "yes", (column, runs.refused[column], UPDATE)
+        for method, reason in runs.refused[column].items():
+            assert f": {sentence(method, reason)}\n" in page, UPDATE
+    assert row[header[-1]] == ", ".join(name for name, reason in runs.targets.items() if not reason), UPDATE
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not all_cases(), reason="every method on every family: make test-all")
 def test_the_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page = importlib.import_module("generate_what_works").page()

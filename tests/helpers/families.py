@@ -8,7 +8,7 @@ A new family is one line of FAMILIES. `python docs/generate_what_works.py` print
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,11 +71,17 @@ def methods_of(column: str) -> list[str]:
     return [method.name for method in list_methods() if method.family == COLUMNS[column] and not method.slow]
 
 
-def what_runs(family: Family) -> Runs:
-    """Run every method of every column with the family's first target, and a gradient method with each target."""
+def what_runs(family: Family, chosen: Collection[str] | None = None) -> Runs:
+    """Run the methods of every column with the family's first target, and a gradient method with each target.
+
+    `chosen` are the methods that are run, if not all.
+    """
     model, images = family.make()
     model = replace(model, name="the model")
-    columns = {column: methods_of(column) for column in (*COLUMNS, "perturbation")}
+    columns = {
+        column: [method for method in methods_of(column) if chosen is None or method in chosen]
+        for column in (*COLUMNS, "perturbation")
+    }
     listed = [method for methods in columns.values() for method in methods]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cv.ClairWarning)  # maps of zeros say so
@@ -109,14 +115,16 @@ def table_row(family: Family, runs: Runs) -> str:
     return f"| {' | '.join([f'**{family.name}**', family.examples, *cells, targets])} |"
 
 
+def sentence(method: str, reason: str) -> str:
+    """Return a refusal without the name of the method, which the page lists before it."""
+    return reason.replace(f"'{method}'", "The method").replace(f"'{method.partition('(')[0]}'", "The method")
+
+
 def reasons(family: Family, runs: Runs) -> tuple[str, ...]:
     """Return one line per reason of refusal: the methods, or the targets, and the sentence that users see."""
     by_reason: dict[str, list[str]] = {}
     for column, refused in runs.refused.items():
-        sentences = {
-            method: reason.replace(f"'{method}'", "The method").replace(f"'{method.partition('(')[0]}'", "The method")
-            for method, reason in refused.items()
-        }
+        sentences = {method: sentence(method, reason) for method, reason in refused.items()}
         whole = len(set(sentences.values())) == 1 and not runs.maps[column]
         for method, reason in list(sentences.items())[: 1 if whole else None]:
             by_reason.setdefault(reason, []).append(f"all of *{column}*" if whole else f"`{method}`")
