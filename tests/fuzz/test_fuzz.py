@@ -165,7 +165,7 @@ def test_studies(tmp_path: Path, request: pytest.FixtureRequest) -> None:
         path.write_text(text, encoding="utf-8")
         with cases.case():
             config = read_config(path)
-            study = study_of(config, StudyOptions(data=DataOptions(None if config.data else ["folder:x"])))
+            study = study_of(config, StudyOptions(data=DataOptions(data=None if config.data else ["folder:x"])))
             json.dumps(study.resolved().as_document())
 
     run_family("studies", request, read, text=strategies.studies())

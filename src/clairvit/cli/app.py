@@ -19,6 +19,7 @@ from clairvit.cli.calibrate import calibrate
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
 from clairvit.cli.console import print_json, print_message, print_note
+from clairvit.cli.declare import expand_groups
 from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
@@ -26,7 +27,6 @@ from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import names_parameters, with_options
 from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
-from clairvit.cli.options import expand_groups
 from clairvit.cli.patch import patch
 from clairvit.cli.report import report
 from clairvit.cli.reproduce import reproduce
@@ -51,16 +51,27 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"token_normalize_func": _current_name},
 )
-for _command_function in (explain, compare, evaluate, choose, calibrate, doctor, bench, report, reproduce, finetune):
-    app.command(_command_function.__name__, no_args_is_help=True)(expand_groups(_command_function))
-app.command("features", no_args_is_help=True)(expand_groups(features))
-app.command("patch", no_args_is_help=True)(expand_groups(patch))
-app.command("serve")(expand_groups(serve))
-app.command("methods")(methods_command)
-app.command("metrics")(metrics_command)
-app.command("models")(models_command)
-app.command("classes")(classes_command)
-app.command("cite")(cite_command)
+WITHOUT_ARGUMENTS = {"serve", "methods", "metrics", "models", "classes", "cite"}  # the others print their help then
+for _function in (
+    *(
+        explain,
+        compare,
+        evaluate,
+        choose,
+        calibrate,
+        doctor,
+        bench,
+        report,
+        reproduce,
+        finetune,
+        features,
+        patch,
+        serve,
+    ),
+    *(methods_command, metrics_command, models_command, classes_command, cite_command),
+):
+    _name = _function.__name__.removesuffix("_command")
+    app.command(_name, no_args_is_help=_name not in WITHOUT_ARGUMENTS)(expand_groups(_function))
 
 
 def _version(requested: bool) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from clairvit.cli import options
 from clairvit.cli.arguments import split_names
-from clairvit.cli.console import print_line, print_message, progress_bar
-from clairvit.cli.finish import print_document
+from clairvit.cli.command import Command
+from clairvit.cli.console import print_line, print_message
+from clairvit.cli.declare import argument, option
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,29 +27,18 @@ clairvit report runs/pets --no-gallery --json
 
 
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder that a study wrote.", show_default=False)],
-    out: Annotated[
-        str,
-        typer.Option(
-            "--out", "-o", metavar="PATH", help="A file, or a folder for report.html.", rich_help_panel="Result"
-        ),
-    ] = "report.html",
+    run: str = argument(..., "The folder that a study wrote.", "RUN"),
+    out: str = options.out("report.html", "A file, or a folder for report.html."),
     *,
-    formats: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format",
-            metavar="html,md,csv",
-            help="What to write; default: what --out ends in. A CSV file for each kind of table.",
-            show_default=False,
-            rich_help_panel="Result",
-        ),
-    ] = None,
-    no_gallery: Annotated[
-        bool,
-        typer.Option("--no-gallery", help="Do not load the models and images for examples.", rich_help_panel="Result"),
-    ] = False,
-    device: options.Device = None,
+    formats: list[str] | None = option(
+        None,
+        "What to write; default: what --out ends in. A CSV file for each kind of table.",
+        "html,md,csv",
+        "--format",
+        panel=options.RESULT,
+    ),
+    no_gallery: bool = option(False, "Do not load the models and images for examples.", panel=options.RESULT),
+    device: str | None = options.DEVICE,
     output: options.OutputOptions,
 ) -> None:
     base, endings = output_files(out, formats)  # refused, if misspelt, before anything is read
@@ -60,17 +48,19 @@ def report(
     from clairvit.bench.worker import Worker
     from clairvit.report.build import ReportOptions, build_report
 
-    with progress_bar("report", 1, hidden=output.hidden):
+    command = Command("report", None, output)
+    with command.progress("report"):
         document = build_report(store, ReportOptions(not no_gallery, lambda study: Worker(study, device)))
     files = write(document, base, endings)
     for sentence in document.warnings:  # also with --quiet: the numbers may be of a part of the study
         print_message(f"warning: {sentence}")
-    if output.as_json:
-        about = {"store": str(store.path), "warnings": list(document.warnings)}
-        print_document("report", {**about, "files": [str(file) for file in files], "tables": document.tables()})
-    elif not output.quiet:
+    about = {"store": str(store.path), "warnings": list(document.warnings), "files": [str(file) for file in files]}
+
+    def show() -> None:
         for file in files:
             print_line(f"Wrote {file}")
+
+    command.finish(1, lambda: {**about, "tables": document.tables()}, show)
 
 
 report.__doc__ = f"Report a study on one page: ranking, curves, examples, agreement, cost and warnings.\n\n{EXAMPLES}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -123,6 +124,13 @@ def masks_for(images: Sequence[Path], folder: Path, root: Path) -> tuple[dict[Pa
         )
     used = set(masks.values())
     return masks, [file for file in files.values() if file not in used]
+
+
+def masks_in(folder: Path, images: Sequence[Path]) -> list[Path | None]:
+    """Return the mask of each image; subfolders of the images have masks in subfolders of the same names."""
+    paths = [image.absolute() for image in images]
+    masks, _ = masks_for(paths, folder, Path(os.path.commonpath([path.parent for path in paths])))
+    return [masks.get(path) for path in paths]
 
 
 def check_kind(kind: str) -> None:
