@@ -66,9 +66,9 @@ def test_options_that_take_lists_are_repeatable_in_every_command(option: str) ->
 
 
 def test_commands_that_share_an_option_describe_it_alike() -> None:
-    for option in ("--limit", "--split", "--download", "--json", "--quiet", "--arch", "--crop"):
-        texts = {parameters(name)[option].help for name in COMMANDS if option in parameters(name)}  # type: ignore[attr-defined]
-        assert len(texts) == 1, option
+    for flag in ("--limit", "--split", "--download", "--json", "--quiet", "--arch", "--crop"):
+        texts = {parameters(name)[flag].help for name in COMMANDS if flag in parameters(name)}  # type: ignore[attr-defined]
+        assert len(texts) == 1, flag
     for name in ("evaluate", "choose", "bench", "reproduce"):
         assert {"--data", "--limit", "--split", "--download", "--seed", "--json", "--out"} <= set(parameters(name))
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TextIO
 
-import click
 import typer
 
 from clairvit._io import decoded
@@ -19,13 +18,13 @@ from clairvit.cli.calibrate import calibrate
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
 from clairvit.cli.console import print_json, print_message, print_note
-from clairvit.cli.declare import expand_groups
+from clairvit.cli.declare import command_name, expand_groups, running
 from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
 from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
-from clairvit.cli.hints import names_parameters, with_options
+from clairvit.cli.hints import with_options
 from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
 from clairvit.cli.patch import patch
 from clairvit.cli.report import report
@@ -70,7 +69,7 @@ for _function in (
     ),
     *(methods_command, metrics_command, models_command, classes_command, cite_command),
 ):
-    _name = _function.__name__.removesuffix("_command")
+    _name = command_name(_function)
     app.command(_name, no_args_is_help=_name not in WITHOUT_ARGUMENTS)(expand_groups(_function))
 
 
@@ -108,13 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(typed: Sequence[str]) -> int:
     """Run a command, print what ended it, and return the exit status."""
+    running.set(None)
     try:
         with _warnings_as_notes():
             app(args=typed, prog_name="clairvit")
     except SystemExit as exit_:  # typer ends every command this way
         return _finish(_status(exit_.code))
     except ClairError as error:
-        message = with_options(error, _command(typed) if names_parameters(error) else None)
+        message = with_options(error)
         if "--json" in typed:
             print_json({"error": message}, indent=None)
         print_message(message)
@@ -122,12 +122,6 @@ def _run(typed: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _finish(130)
     return _finish(0)
-
-
-def _command(typed: Sequence[str]) -> click.Command | None:
-    """Return the command that was typed; None if there is no such command."""
-    group = typer.main.get_command(app)
-    return next((group.commands[name] for name in typed if name in group.commands), None)  # type: ignore[attr-defined]
 
 
 def _status(code: object) -> int:
@@ -211,7 +205,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *location: object) -> None:
             if issubclass(category, ClairWarning):
-                print_note(str(message))
+                print_note(message.args[0] if isinstance(message, Warning) else message)
             else:
                 default(message, category, *location)  # type: ignore[arg-type]
 

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 
 Group = TypeVar("Group")
+
+
+@dataclass(frozen=True)
+class TypedCommand:
+    """A command that was typed: its name, and the metavar ("" if it has none) of each of its options."""
+
+    name: str
+    options: Mapping[str, str]
+
+
+running: ContextVar[TypedCommand | None] = ContextVar("running", default=None)
 
 
 @dataclass(frozen=True)
@@ -25,9 +37,13 @@ class Declared:
     flags: tuple[str, ...]
     settings: tuple[tuple[str, Any], ...]
 
+    def names(self, parameter: str) -> tuple[str, ...]:
+        """Return the flags of an option that is this parameter."""
+        return self.flags or (f"--{parameter.replace('_', '-')}",)
+
     def annotation(self, name: str, hint: Any, panel: str | None) -> Any:
         """Return the type of a parameter of that name with the declaration, as typer reads it."""
-        flags = self.flags or ((f"--{name.replace('_', '-')}",) if self.default is False else ())
+        flags = self.names(name) if self.kind is typer.Option else ()  # named, a flag has no --no-… besides
         extra = {"rich_help_panel": panel} if panel is not None else {}
         return Annotated[hint, self.kind(*flags, **{**extra, **dict(self.settings)})]
 
@@ -96,22 +112,35 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     parameters = inspect.signature(command).parameters
     hints = get_type_hints(command)
     direct = [name for name in parameters if not is_dataclass(hints[name])]
-    expanded: dict[str, inspect.Parameter] = {}
+    declared: dict[str, tuple[Any, Declared, str | None]] = {}
     for name, parameter in parameters.items():
         if name in direct:
-            expanded[name] = _parameter(name, hints[name], parameter.default, None)
+            declared[name] = (hints[name], parameter.default, None)
         else:
-            for inner in _group_parameters(hints[name]):
-                if inner.name not in direct:
-                    expanded[inner.name] = inner
+            declared |= {inner: entry for inner, entry in _declarations(hints[name]).items() if inner not in direct}
+    expanded = {name: _parameter(name, *entry) for name, entry in declared.items()}
+    options = {
+        flag: dict(option.settings).get("metavar", "")
+        for name, (_, option, _) in declared.items()
+        if option.kind is typer.Option
+        for flag in option.names(name)
+    }
+
+    typed = TypedCommand(command_name(command), options)
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
+        running.set(typed)
         command(**{name: values[name] if name in direct else _filled(hints[name], values) for name in parameters})
 
     run.__signature__ = inspect.Signature(list(expanded.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in expanded.items()}
     return run
+
+
+def command_name(command: Callable[..., None]) -> str:
+    """Return the name of a command: that of its function, `methods_command` for one whose name is taken."""
+    return command.__name__.removesuffix("_command")
 
 
 def _parameter(name: str, hint: Any, declared: Declared, panel: str | None) -> inspect.Parameter:
@@ -120,17 +149,16 @@ def _parameter(name: str, hint: Any, declared: Declared, panel: str | None) -> i
     return inspect.Parameter(name, kind, default=default, annotation=declared.annotation(name, hint, panel))
 
 
-def _group_parameters(kind: Any) -> list[inspect.Parameter]:
-    """Return one parameter per option of a group and of the groups in it."""
+def _declarations(kind: Any) -> dict[str, tuple[Any, Declared, str | None]]:
+    """Return the type, declaration and heading of each option of a group and of the groups in it."""
     hints = get_type_hints(kind)
-    parameters: list[inspect.Parameter] = []
+    declared: dict[str, tuple[Any, Declared, str | None]] = {}
     for entry in fields(kind):
         if is_dataclass(hints[entry.name]):
-            parameters += _group_parameters(hints[entry.name])
+            declared |= _declarations(hints[entry.name])
         else:
-            declared, panel = entry.metadata["declared"], entry.metadata["panel"]
-            parameters.append(_parameter(entry.name, hints[entry.name], declared, panel))
-    return parameters
+            declared[entry.name] = (hints[entry.name], entry.metadata["declared"], entry.metadata["panel"])
+    return declared
 
 
 def _filled(kind: Any, values: dict[str, Any]) -> Any:

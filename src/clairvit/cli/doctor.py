@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,8 +11,8 @@ from clairvit.cli.arguments import single_method
 from clairvit.cli.command import Command
 from clairvit.cli.console import print_line, table
 from clairvit.cli.declare import argument, option
-from clairvit.cli.hints import option_of, with_named_options
-from clairvit.errors import BadInput
+from clairvit.cli.hints import worded
+from clairvit.errors import BadInput, Message
 
 if TYPE_CHECKING:
     from clairvit.diagnostics.report import Diagnosis
@@ -92,10 +91,8 @@ def _print_checks(diagnosis: Diagnosis) -> None:
     """Print one row per check, advice below the finding."""
     from clairvit.diagnostics.report import condensed
 
-    available = {option_of(field.name) for field in fields(options.ModelOptions)}
-    texts = {check.name: f"{check.finding}\n→ {check.advice}" for check in diagnosis.checks if check.advice}
     rows = [
-        (check.status, check.name, with_named_options(texts.get(check.name, check.finding), available))
+        (check.status, check.name, worded(Message(check.finding, *(("\n→ ", check.advice) if check.advice else ()))))
         for check in condensed(diagnosis.checks)
     ]
     count = len(diagnosis.images)

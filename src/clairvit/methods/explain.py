@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clairvit.data.hashing import state_hash
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import Argument, BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import checks_of_maps, collect
 from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest
@@ -549,7 +549,7 @@ def _no_target(model: Model, specs: Sequence[MethodSpec], count: int) -> tuple[T
     if asking is None:
         return (class_agnostic_target(count),)
     raise BadInput(
-        f"{model.name} returns an embedding, not class scores, and '{asking.text}' explains a score. "
-        "Load it with labels=['a photo of a cat', …], or pass a target function of the output.",
-        parameters={"labels": "a photo of a cat,…"},
+        f"{model.name} returns an embedding, not class scores, and '{asking.text}' explains a score. Load it with ",
+        Argument("labels", ["a photo of a cat", ...]),
+        ", or pass a target function of the output.",
     )

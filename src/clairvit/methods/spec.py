@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clairvit._registry import Registry
-from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
+from clairvit.errors import BadInput, Message, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.parsing import RECIPE, SEARCHED, ParsedSpec, parse_spec, refuse_auto
+from clairvit.methods.parsing import RECIPE, SEARCHED, ParsedSpec, parse_spec, refuse_auto, start_search
 from clairvit.methods.registry import (
     ALIASES,
     COMBINATORS,
@@ -164,7 +164,7 @@ class MethodSpec:
         if not searched or not isinstance(self.aggregation, Total) or self.aggregation.start != "half":
             return ()
         start, name = self.aggregation.used(count).start, self.method.name
-        return (f"{name}: m is ceil(L/2) = {start}; cv.choose(model, images, tune_start=['{name}']) looks for m*",)
+        return (Message(f"{name}: m is ceil(L/2) = {start}; ", start_search(name), " looks for m*"),)
 
 
 Wrapper = Callable[[ParsedSpec, dict[str, Any]], MethodSpec]

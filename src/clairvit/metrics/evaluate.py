@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clairvit.data.dataset import ErrorHandler, ImageDataset, SampleBatch, as_dataset, iter_batches
 from clairvit.data.hashing import model_record
-from clairvit.errors import BadInput, ClairError, ClairWarning, user_stacklevel
+from clairvit.errors import Argument, BadInput, ClairError, ClairWarning, user_stacklevel
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Explanation
@@ -465,9 +465,9 @@ def resolve_batch_target(target: Any, recording: Recording, part: SampleBatch, c
         target = _class_indices(part.labels, recording)
         if target is None or None in target:
             raise BadInput(
-                "target='label' was given without labels for all images; expected labels=[…], the true class of each "
-                "image.",
-                parameters={"truth": "FILE"},
+                "target='label' was given without labels for all images; expected ",
+                Argument("labels", [...], of="evaluate"),
+                ", the true class of each image.",
             )
     elif isinstance(target, list | tuple):
         if len(target) != count:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import Argument, BadInput, NotApplicable
 from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
@@ -125,8 +125,9 @@ def class_contrast(context: EvalContext) -> Tensor:
     if context.others is None:
         raise BadInput(
             "class-contrast compares the maps of two objects in one image, and the other classes were not given; "
-            "expected distractors=[…], a class or None for each image.",
-            parameters={"others": "FILE"},
+            "expected ",
+            Argument("distractors", [...]),
+            ", a class or None for each image.",
         )
     has_no_other = torch.tensor([other is None for other in context.others], device=masks.device)
     pairs = zip(context.target.classes, context.others, strict=True)

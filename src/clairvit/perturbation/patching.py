@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput, NotApplicable, UnknownName, WrongType, did_you_mean
+from clairvit.errors import Argument, BadInput, NotApplicable, Placeholder, UnknownName, WrongType, did_you_mean
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Layout, Model
@@ -410,8 +410,9 @@ def _check_source_is_used(source: Any, values: Iterable[Any]) -> None:
 
 def _no_source() -> BadInput:
     return BadInput(
-        "A site's value is 'source' and no source images were given; pass source=images.",
-        parameters={"source": "IMAGE"},
+        "A site's value is 'source' and no source images were given; pass ",
+        Argument("source", Placeholder("images")),
+        ".",
     )
 
 
