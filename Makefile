@@ -1,10 +1,11 @@
 # Two commands from a fresh clone, with nothing but Python >= 3.11 and make:
 #   make demo    explain the built-in photo with the built-in model, write out/demo.png
-#   make test    install the development extras and run every test, offline
-# Further: make test-quick (a sample, under two minutes), make test-portable (numbers on other kernels), make fuzz
+#   make test    install the development extras and run every test, offline; sweeps over methods and models are sampled
+# Further: make test-quick (a sample, under two minutes), make test-all (every pair of every sweep: before a release),
+# make mutation (do the tests see mistakes?), make test-portable (numbers on other kernels), make fuzz
 # (10,000 odd inputs; 2,000 of them are part of make test), make lint, make coverage (of make test-quick, with a floor),
 # make matrix (lowest and newest versions, every Python that is here), make docs (the site, into out/site), make bench
-# (next to other libraries), make what-works (docs/what-works.md), make gallery (the pictures of README.md and docs/gallery.md),
+# (next to other libraries), make lists (what lists methods and metrics), make what-works (docs/what-works.md), make gallery (the pictures of README.md and docs/gallery.md),
 # make integrations (the tests with Quantus and pytorch-grad-cam, which are too large for the development extras).
 # A Python of your choice: make demo PYTHON=python3.12. Another place for the environment: make test VENV=/tmp/v.
 
@@ -16,15 +17,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := $(shell find src -type f -not -name '*.pyc')
 DEMO := raw-attention,rollout,grad-rollout,attcam,genatt,gradsam,gmar-l1,legrad,focusvit,attcat,saliency,ixg,gradcam,attnlrp+plus,decompx+skipplus
 
-.PHONY: help demo test test-quick test-portable fuzz integrations what-works gallery lint coverage matrix docs bench clean
+.PHONY: help demo test test-all test-quick mutation test-portable fuzz integrations lists what-works gallery lint coverage matrix docs bench clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '1,10s/^# //p' Makefile
+	@sed -n '1,11s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	@$(BIN)/clairvit compare demo --method '$(DEMO)' --out out/demo.png
 
+QUICK := not (slow or browser or ray or cuda)
 # One thread a worker: two workers with two threads each would fight over two cores.
 PYTEST := HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m pytest
 
@@ -32,7 +34,14 @@ test: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) $(ARGS)
 
 test-quick: $(VENV)/.installed-dev
-	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) -m 'not (slow or browser or ray or cuda)' $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --cases=1 -m '$(QUICK)' $(ARGS)
+
+test-all: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --cases=all $(ARGS)
+
+# Seeded mistakes in a copy of the package, and which of them the tests see: docs/testing.md. It goes on where it stopped.
+mutation: $(VENV)/.installed-dev
+	@$(BIN)/python benchmarks/mutation.py --jobs $(JOBS) --out out/mutation $(ARGS)
 
 # The numeric tests, once a setting. A setting is a set of kernels, a number of threads, a hash seed and an order; every
 # value of each appears in at least one of them. make test-portable SETTINGS=avx2 runs one, NUMERIC selects other tests.
@@ -76,6 +85,10 @@ integrations: $(VENV)/.installed-dev
 gallery: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python docs/generate_gallery.py
 
+# What lists methods and metrics: docs/methods.md, metrics.md and papers.md, the count in README.md, tests/registry.txt.
+lists: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python docs/generate_lists.py
+
 # Which methods and targets run on which family of models; written to a copy first, so that an error keeps the page.
 what-works: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python docs/generate_what_works.py > docs/what-works.md.new
@@ -91,7 +104,7 @@ FLOOR ?= 75
 
 coverage: $(VENV)/.installed-dev
 	@rm -f .coverage .coverage.*
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m coverage run -m pytest -m 'not (slow or browser or ray or cuda)' $(ARGS)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m coverage run -m pytest --cases=1 -m '$(QUICK)' $(ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage html --quiet --directory out/coverage
 	@$(BIN)/python -m coverage report --format=total --fail-under=$(FLOOR)

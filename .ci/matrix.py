@@ -101,7 +101,7 @@ def run(combination: Combination, folder: Path, tests: Sequence[str], jobs: int)
     if done.returncode:
         return Outcome(combination, {}, "could not be installed", passed=False)
     settings = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", "PYTHONPATH": ""}
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(jobs), "-m", MARKERS, *tests]
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(jobs), "--cases", "1", "-m", MARKERS, *tests]
     done_tests = subprocess.run(command, cwd=ROOT, env=settings, check=False, capture_output=True, text=True)
     sys.stderr.write(done_tests.stdout[-4000:] if done_tests.returncode else "")
     lines = [line for line in done_tests.stdout.splitlines() if re.search(r"\b(passed|failed|error)", line)]

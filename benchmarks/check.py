@@ -28,9 +28,9 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit._io import write_json
+from clairvit._rng import make_generator
 from clairvit.metrics.check import DRAWS, FRACTIONS
 from clairvit.metrics.check_result import CHANCE, SUPPORTED, Verdict
-from clairvit.perturbation.rng import make_generator
 
 METHODS = ("attnlrp+plus", "genatt", "legrad", "rollout", "ixg", "gradcam", "center", "random")
 GOOD = ("attnlrp+plus", "genatt", "legrad")  # of which the separation is reported together

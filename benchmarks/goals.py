@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import clairvit as cv
-from clairvit.data.hashing import state_hash
 from clairvit.errors import ClairWarning
 from clairvit.models.images import prepare
+from clairvit.models.state_hash import state_hash
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.fingerprint import fingerprint
 from clairvit.tracing.module_state import frozen_eval

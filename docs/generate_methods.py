@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from itertools import groupby
 
+from clairvit._presets import preset_formula, preset_settings
 from clairvit.methods.aggregation import Product, Single, Total
 from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, Method, by_family, list_methods
+from clairvit.option_types import Option
 from clairvit.plotting.labels import cost_label
 
 COLUMNS = ("method", "formula", "map", "needs", "cost", "paper")
@@ -161,6 +164,15 @@ def needs(method: Method) -> list[str]:
     ]
 
 
+def print_options(listed: Sequence[Option]) -> None:
+    """Print each option with its default, what it takes and what it means."""
+    if listed:
+        print("* Options:")
+    for option in listed:
+        allowed = option.allowed.replace("|", "·")
+        print(f"    * `{option.name}={option.default}`: {option.doc} ({allowed})")
+
+
 def section(method: Method) -> None:
     doc = inspect.getdoc(method.function) or ""
     print(f"\n#### `{method.name}`\n\n{doc}\n")
@@ -182,10 +194,10 @@ def section(method: Method) -> None:
         print(f"* Discrepancies: {method.caveats.discrepancies}")
     if method.slow:
         print("* Slow: `clairvit compare --method all` leaves it out")
-    if method.options:
-        print("* Options: " + ", ".join(f"`{name}={value}`" for name, value in method.options.items()))
-    for name, options in method.presets.items():
-        print(f"* Preset `{name}`: " + ", ".join(f"`{key}={value}`" for key, value in options.items()))
+    print_options(method.option_list)
+    for name in method.presets:
+        sets = ", ".join(f"`{key}={value}`" for key, value in preset_settings(method, name).items())
+        print(f"* Preset `{name}`: " + "; ".join(part for part in (sets, preset_formula(method, name)) if part))
     if not method.combinators:
         print("* Combinators: none (it sees the whole image at once)")
     elif method.output != "matrix":

@@ -5,6 +5,9 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+from generate_methods import print_options
+
+from clairvit._presets import preset_formula, preset_settings
 from clairvit.metrics.registry import Metric
 from clairvit.plotting.labels import ARROWS, default_forwards, metrics_by_family, needs_label, value_range_label
 
@@ -99,11 +102,11 @@ def formula(summary: str) -> str:
 def section(metric: Metric) -> None:
     print(f"\n### `{metric.name}`\n\n{inspect.getdoc(metric.function) or ''}\n")
     print(f"* Paper: {metric.paper}")
-    if metric.options:
-        print("* Options: " + ", ".join(f"`{name}={value}`" for name, value in metric.options.items()))
-    for name, options in metric.presets.items():
-        sets = ", ".join(f"`{key}={value}`" for key, value in options.items())
-        print(f"* Preset `{name}`: {sets or 'the defaults'}")
+    print_options(metric.option_list)
+    for name in metric.presets:
+        sets = ", ".join(f"`{key}={value}`" for key, value in preset_settings(metric, name).items())
+        parts = [part for part in (sets, preset_formula(metric, name)) if part]
+        print(f"* Preset `{name}`: {'; '.join(parts) or 'the defaults'}")
     if metric.discrepancies:
         print(f"* Discrepancies: {metric.discrepancies}")
 

@@ -1,11 +1,13 @@
-"""Apply the markers of pyproject.toml: see docs/testing.md.
+"""Apply the markers of pyproject.toml and choose the cases that are run: see docs/testing.md.
 
 `browser`, `ray` and `cuda` are written on the tests; `numeric` follows from the folder or is written on the test;
-`slow` is written on tests that take seconds and applied here to all but a few cases of each large parametrised test.
+`slow` is written on tests that take seconds and applied here to folders of whole commands. `--cases` says how many
+cases of a sweep are run: covering arrays, all of them, or a number.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 from collections import defaultdict
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from helpers.browser import find_chromium
+from helpers.covering import run_all_cases
 
 TESTS = Path(__file__).parent
 NUMERIC_FOLDERS = {"data", "diagnostics", "methods", "metrics", "models", "perturbation", "targets", "tracing"}
@@ -28,29 +31,44 @@ END_TO_END |= {
 }
 
 
+def cases(text: str) -> str | int:
+    """Return a value of --cases: "covering", "all", or how many cases of each parametrised test."""
+    if text in ("covering", "all"):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} was given; expected covering, all, or a number such as 6")
+    return int(text)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run choose how many cases of each parametrised test are quick."""
-    text = "cases of each parametrised test that are not marked slow, spread evenly (default: 1)"
-    parser.addoption("--quick-cases", type=int, default=1, help=text)
+    """Let a run choose how many cases of each sweep it tests."""
+    text = (
+        "covering (the default): covering arrays of sweeps; all: whole products; N: N cases of each parametrised test"
+    )
+    parser.addoption("--cases", type=cases, default="covering", metavar="covering|all|N", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the cases before test files, which build their sweeps when they are imported, are collected."""
+    run_all_cases(config.getoption("--cases") == "all")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by these markers and before --random-order shuffles
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests as numeric by folder and as slow by their position among the cases of one parametrised test."""
-    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    """Mark tests by folder; leave a number of cases of each parametrised test in, spread evenly, if one was given."""
+    sweeps: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
+        sweeps[item.nodeid.partition("[")[0]].append(item)
         place = item.path.relative_to(TESTS).parts[0]
         if place in NUMERIC_FOLDERS:
             item.add_marker(pytest.mark.numeric)
         if place in END_TO_END:
             item.add_marker(pytest.mark.slow)
-    count: int = config.getoption("--quick-cases")
-    for sweep in cases.values():
-        quick = {number * len(sweep) // count for number in range(count)}  # spread evenly
-        for number, item in enumerate(sweep):
-            if len(sweep) > count and number not in quick:
-                item.add_marker(pytest.mark.slow)
+    count = config.getoption("--cases")
+    if isinstance(count, int):
+        kept = {id(sweep[number * len(sweep) // count]) for sweep in sweeps.values() for number in range(count)}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+        items[:] = [item for item in items if id(item) in kept]
 
 
 def pytest_collection_finish() -> None:

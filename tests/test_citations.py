@@ -8,7 +8,8 @@ import re
 import pytest
 
 import clairvit as cv
-from clairvit.citations import OURS, bibtex, citation_keys, method_citations, metric_citations, references
+from clairvit._facts import entries_of
+from clairvit.citations import OURS, bibtex, citation_keys, references
 from clairvit.cli import main
 from clairvit.methods.registry import COMBINATORS, METHODS
 from clairvit.metrics.registry import METRICS
@@ -66,14 +67,14 @@ def test_every_entry_parses_and_has_the_fields_of_its_kind(key: str) -> None:
 @pytest.mark.parametrize("name", METHODS.names)
 def test_every_method_has_an_entry(name: str) -> None:
     keys = citation_keys(cv.parse_method(name))
-    assert keys, f"add '{name}' to methods/citations.toml"
+    assert keys, f"add references to '{name}' in the file beside its module"
     assert list(parse_bibtex(cv.cite(name))) == list(keys)
 
 
 @pytest.mark.parametrize("name", METRICS.names)
 def test_every_metric_has_an_entry(name: str) -> None:
     keys = citation_keys(cv.parse_metric(name))
-    assert keys, f"add '{name}' to metrics/citations.toml"
+    assert keys, f"add references to '{name}' in the file beside its module"
     assert list(parse_bibtex(cv.cite(name))) == list(keys)
 
 
@@ -90,16 +91,24 @@ def _spec(name: str) -> cv.MethodSpec | cv.MetricSpec:
     return cv.parse_method(name) if name in METHODS else cv.parse_metric(name)
 
 
-def test_tables_name_only_what_exists() -> None:
-    methods, metrics = dict(method_citations()), metric_citations()
-    combinators, options = methods.pop("combinators"), methods.pop("options")
-    assert set(methods) == {*METHODS.names, "smooth", "shift", "ensemble", "calibrated"}
+def test_facts_name_only_what_exists() -> None:
+    methods, metrics = entries_of("clairvit.methods"), entries_of("clairvit.metrics")
+    added = {name for name in methods if name[0] == "+" or "=" in name}
+    combined = {name for name in methods if "+" in name} - added
+    assert set(methods) - added - combined == {*METHODS.names, "smooth", "shift", "ensemble", "calibrated"}
     assert set(metrics) == set(METRICS.names)
-    assert set(combinators) == {name.partition(":")[0] for name in COMBINATORS}
-    listed = [*methods.values(), *metrics.values(), *combinators.values()]
-    listed += [keys for values in options.values() for keys in values.values()]
-    assert {key for keys in listed for key in keys} == set(references()), "no unknown key, no unused reference"
+    assert {name for name in added if name[0] == "+"} == {f"+{name.partition(':')[0]}" for name in COMBINATORS}
+    assert all(_has_value(*name.split("=")) for name in added if "=" in name)
+    assert all(str(cv.parse_method(name)) == name for name in combined)
+    keys = {key for facts in (*methods.values(), *metrics.values()) for key in facts.references}
+    assert keys == set(references()), "no unknown key, no unused reference"
     assert not set(METHODS.names) & set(METRICS.names), "a name says which of the two it is"
+
+
+def _has_value(option: str, value: str) -> bool:
+    """Return whether a method has an option that takes this value."""
+    names = [method.name for method in METHODS.values() if option in method.options]
+    return any(dict(cv.parse_method(name, **{option: value}).options)[option] == value for name in names)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,14 @@ def test_page(page): pass
 def test_sweep(case): pass
 """
 
+PAIRS = """
+import pytest
+from helpers.covering import covering_array
+
+@pytest.mark.parametrize(("row", "column"), covering_array(range(8), range(8, 16)))
+def test_pair(row, column): pass
+"""
+
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
@@ -71,12 +79,30 @@ def test_nothing_is_printed_where_there_is_a_chromium(suite: Path) -> None:
     assert "46 passed" in printed
 
 
-def test_a_sweep_keeps_its_first_case_quick_whatever_the_order(suite: Path) -> None:
+def test_a_number_of_cases_is_the_same_whatever_the_order(suite: Path) -> None:
     expected = ["metrics/test_metrics.py::test_sweep[0]"]
     selection = ("metrics", "-m", "not (slow or browser)")
-    assert collected(suite, *selection) == expected
-    assert collected(suite, *selection, "--random-order", "--random-order-seed=1") == expected
-    assert len(collected(suite, *selection, "--quick-cases=4")) == 4
+    assert collected(suite, *selection, "--cases=1") == expected
+    assert collected(suite, *selection, "--cases=1", "--random-order", "--random-order-seed=1") == expected
+    assert collected(suite, *selection, "--cases=4") == [
+        f"metrics/test_metrics.py::test_sweep[{n}]" for n in (0, 5, 10, 15)
+    ]
+    assert len(collected(suite, *selection, "--cases=30")) == 20
+
+
+def test_sweeps_are_covering_arrays_unless_all_cases_are_asked_for(suite: Path) -> None:
+    (suite / "test_pairs.py").write_text(PAIRS)
+    assert len(collected(suite, "test_pairs.py")) == 8
+    assert len(collected(suite, "test_pairs.py", "--cases=all")) == 64
+    assert "8 passed" in run_pytest(suite, "test_pairs.py", "-n", "2")
+    assert "64 passed" in run_pytest(suite, "test_pairs.py", "-n", "2", "--cases=all")
+    assert len(collected(suite, "test_pairs.py", "--cases=3")) == 3
+
+
+def test_other_numbers_of_cases_are_refused(suite: Path) -> None:
+    for wrong in ("0", "many", "-3"):
+        with pytest.raises(AssertionError, match="expected covering, all, or a number such as 6"):
+            run_pytest(suite, f"--cases={wrong}")
 
 
 def test_tests_of_folders_of_numbers_are_numeric(suite: Path) -> None:

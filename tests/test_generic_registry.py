@@ -23,7 +23,7 @@ def test_values_are_found_by_name_in_their_order() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
-    registry = Registry("number", {"three": 3, "four": 4}, aliases={"drei": ["three"]})
+    registry = Registry("number", {"three": 3, "four": 4}, aliases=lambda: {"drei": ["three"]})
     with pytest.raises(
         UnknownName, match=r"There is no number 'thre'\. Did you mean 'three'\? Choose one of: three, four\."
     ):

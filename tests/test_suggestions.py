@@ -6,7 +6,7 @@ import pytest
 
 import clairvit as cv
 from clairvit.errors import ClairError, UnknownName, did_you_mean
-from clairvit.methods.registry import ALIASES, list_methods
+from clairvit.methods.registry import METHODS, list_methods
 from clairvit.methods.spec import resolve_method
 
 
@@ -37,8 +37,8 @@ def test_nothing_is_offered_where_nothing_is_near(typed: str) -> None:
 
 def test_every_alias_leads_to_methods_that_exist() -> None:
     names = {method.name for method in list_methods()}
-    assert {name for offered in ALIASES.values() for name in offered} <= names
-    assert not set(ALIASES) & names, "a name of ours needs no alias"
+    assert {name for offered in METHODS.aliases.values() for name in offered} <= names
+    assert not set(METHODS.aliases) & names, "a name of ours needs no alias"
 
 
 def test_a_hub_id_without_its_source() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clairvit._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from clairvit._cost import Cost as Cost
     from clairvit.citations import cite as cite
     from clairvit.diagnostics.doctor import doctor as doctor
     from clairvit.diagnostics.report import Check as Check
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from clairvit.methods.explain import compare as compare
     from clairvit.methods.explain import explain as explain
     from clairvit.methods.explanation import Comparison as Comparison
-    from clairvit.methods.explanation import Cost as Cost
     from clairvit.methods.explanation import Explanation as Explanation
     from clairvit.methods.explanation import Heads as Heads
     from clairvit.methods.explanation import TextRelevance as TextRelevance
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from clairvit.methods.recommended import Recommendation as Recommendation
     from clairvit.methods.recommended import recommended_methods as recommended_methods
     from clairvit.methods.registry import Requires as Requires
+    from clairvit.methods.registry import method as method
     from clairvit.methods.result import MapResult as MapResult
     from clairvit.methods.similarity import Similarity as Similarity
     from clairvit.methods.similarity import similar as similar
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from clairvit.metrics.evaluate import evaluate as evaluate
     from clairvit.metrics.registry import MetricOutput as MetricOutput
     from clairvit.metrics.registry import MetricSpec as MetricSpec
+    from clairvit.metrics.registry import metric as metric
     from clairvit.metrics.score import Curve as Curve
     from clairvit.metrics.score import Score as Score
     from clairvit.metrics.score import Scores as Scores
@@ -78,8 +80,6 @@ if TYPE_CHECKING:
     from clairvit.registry import list_methods as list_methods
     from clairvit.registry import list_metrics as list_metrics
     from clairvit.registry import list_models as list_models
-    from clairvit.registry import method as method
-    from clairvit.registry import metric as metric
     from clairvit.registry import parse_method as parse_method
     from clairvit.registry import parse_metric as parse_metric
     from clairvit.selection.calibrate import calibrate as calibrate
@@ -119,7 +119,7 @@ _MODULES = {
     "Comparison": "clairvit.methods.explanation",
     "Heads": "clairvit.methods.explanation",
     "TextRelevance": "clairvit.methods.explanation",
-    "Cost": "clairvit.methods.explanation",
+    "Cost": "clairvit._cost",
     "Target": "clairvit.targets.base",
     "TargetBatch": "clairvit.targets.base",
     "Contrast": "clairvit.targets.contrast",
@@ -140,7 +140,7 @@ _MODULES = {
     "list_methods": "clairvit.registry",
     "parse_method": "clairvit.registry",
     "cite": "clairvit.citations",
-    "method": "clairvit.registry",
+    "method": "clairvit.methods.registry",
     "MethodSpec": "clairvit.methods.spec",
     "LayerView": "clairvit.methods.layer_view",
     "MapResult": "clairvit.methods.result",
@@ -167,7 +167,7 @@ _MODULES = {
     "Curve": "clairvit.metrics.score",
     "list_metrics": "clairvit.registry",
     "parse_metric": "clairvit.registry",
-    "metric": "clairvit.registry",
+    "metric": "clairvit.metrics.registry",
     "MetricSpec": "clairvit.metrics.registry",
     "MetricOutput": "clairvit.metrics.registry",
     "EvalContext": "clairvit.metrics.context",

@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from clairvit._facts import package_facts
 from clairvit.errors import UnknownName, did_you_mean
 
 T = TypeVar("T")
+_recording: ContextVar[list[Registration] | None] = ContextVar("_recording", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Registration]]:
+    """Return a list of what is registered inside the block."""
+    registrations: list[Registration] = []
+    token = _recording.set(registrations)
+    try:
+        yield registrations
+    finally:
+        _recording.reset(token)
+
+
+@dataclass(frozen=True, eq=False)
+class Registration:
+    """A value that was registered, and what had its name before."""
+
+    registry: Registry[Any]
+    name: str
+    former: Any
+    former_position: int | None
+
+    @property
+    def replaced(self) -> bool:
+        """Whether there was a value of this name."""
+        return self.former_position is not None
+
+    def undo(self) -> None:
+        """Put back what had the name before."""
+        self.registry.put_back(self.name, self.former, self.former_position)
 
 
 class Registry(Generic[T]):
@@ -18,8 +52,11 @@ class Registry(Generic[T]):
     Args:
         kind: What the values are, as the message says it: "paper", "method".
         values: The first values by name; `register` adds more.
-        aliases: Names that other packages use -> our names, for the suggestions of `did_you_mean`.
-        modules: Modules that register values; they are imported when a name is first looked up or listed.
+        aliases: A function to the names that other packages use -> our names, for the suggestions of `did_you_mean`.
+        package: A package whose modules register values: those with a file of facts beside them (`_facts.py`). They
+            are imported when a name is first looked up or listed.
+        modules: Further modules that do.
+        load_others: A function that imports what other packages register, once; their values come last.
         advice: The last sentence of the message; {names} stands for all names.
 
     Example:
@@ -35,18 +72,22 @@ class Registry(Generic[T]):
         self,
         kind: str,
         values: Mapping[str, T] | None = None,
-        aliases: Mapping[str, Sequence[str]] | None = None,
+        aliases: Callable[[], Mapping[str, Sequence[str]]] | None = None,
         *,
+        package: str = "",
         modules: Sequence[str] = (),
+        load_others: Callable[[], None] = lambda: None,
         advice: str = "Choose one of: {names}.",
     ) -> None:
         self.kind = kind
         self.advice = advice
         self._values = dict(values or {})
         self._aliases = aliases
-        self._modules = tuple(modules)
+        self._package = package
+        self._more_modules = tuple(modules)
+        self._load_others = load_others
         self._position = dict.fromkeys(self._values, 0)  # values are listed by it, then as registered
-        self._loaded = not modules
+        self._loaded = not (package or modules)
 
     def register(self, name: str, value: T, *, module: str = "") -> None:
         """Add a value, or replace the one of this name.
@@ -57,9 +98,27 @@ class Registry(Generic[T]):
             module: The module that defines it. Values are listed in the order of `modules`, however these were
                 imported; those of other modules come last.
         """
-        position = self._modules.index(module) if module in self._modules else len(self._modules)
+        modules = self._modules
+        position = modules.index(module) if module in modules else len(modules)
+        record = _recording.get()
+        if record is not None:
+            record.append(Registration(self, name, self._values.get(name), self._position.get(name)))
         self._position.setdefault(name, position)
         self._values[name] = value
+
+    def put_back(self, name: str, value: T, position: int | None) -> None:
+        """Give a name the value that it had; None as position: it had none."""
+        if position is None:
+            self._values.pop(name, None)
+            self._position.pop(name, None)
+        else:
+            self._values[name], self._position[name] = value, position
+
+    @property
+    def names_so_far(self) -> tuple[str, ...]:
+        """The names of the package and of what others registered already; no other package is imported."""
+        self.load_own()
+        return tuple(self._values)
 
     def registered(self, name: str) -> T | None:
         """Return the value of a name if it is registered already; import nothing."""
@@ -79,8 +138,18 @@ class Registry(Generic[T]):
     def unknown(self, name: str, near: str | None = None) -> UnknownName:
         """Return the error for an unknown name; `near` takes the place of " Did you mean …?"."""
         names = self.names
-        near = did_you_mean(name, names, self._aliases) if near is None else near
+        near = did_you_mean(name, names, self.aliases) if near is None else near
         return UnknownName(f"There is no {self.kind} '{name}'.{near} {self.advice.format(names=', '.join(names))}")
+
+    @property
+    def aliases(self) -> Mapping[str, Sequence[str]]:
+        """Names that other packages use -> our names."""
+        return {} if self._aliases is None else self._aliases()
+
+    @property
+    def _modules(self) -> tuple[str, ...]:
+        """The modules that register values, in the order of lists; none is imported."""
+        return (*(package_facts(self._package) if self._package else ()), *self._more_modules)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,12 +171,18 @@ class Registry(Generic[T]):
         finally:
             self._values, self._position = values, position
 
-    def _load(self) -> None:
-        """Import the modules that register values, once."""
+    def load_own(self) -> None:
+        """Import the modules of the package that register values, once; those of other packages are not asked."""
         if not self._loaded:
-            for module in self._modules:
-                importlib.import_module(module)
+            with recorded():  # to nobody: these stay, whoever asked first
+                for module in self._modules:
+                    importlib.import_module(module)
             self._loaded = True  # at the end: until then, another thread imports (and waits) too
+
+    def _load(self) -> None:
+        """Import all that registers values, once."""
+        self.load_own()
+        self._load_others()
 
     def __contains__(self, name: object) -> bool:
         self._load()

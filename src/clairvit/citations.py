@@ -1,4 +1,4 @@
-"""Cite methods and metrics: BibTeX entries from `references.toml`."""
+"""Cite methods and metrics: BibTeX entries from the files of facts, and those that several share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
+from clairvit._facts import NO_FACTS, entries_of, facts_beside, package_facts
 from clairvit._version import __version__
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.parsing import parse_spec
-from clairvit.methods.registry import ALIASES, METHODS
+from clairvit.methods.registry import METHODS
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.registry import METRICS, MetricSpec, resolve_metric
 
@@ -67,21 +68,26 @@ def citation_keys(spec: MethodSpec | MetricSpec) -> tuple[str, ...]:
         UnknownName: It has none: it was registered by the user.
     """
     if isinstance(spec, MetricSpec):
-        return tuple(_listed(spec.metric.name, "metric", spec.metric.paper, metric_citations()))
+        return _listed(spec.metric.name, "metric", spec.metric.paper, spec.metric.facts.references)
     return tuple(dict.fromkeys(_method_keys(spec)))
 
 
 def _method_keys(spec: MethodSpec) -> list[str]:
     """Return the keys of a method, of its combinator and options, and of the methods that it is made of."""
-    table = method_citations()
+    entries = entries_of("clairvit.methods")
     if spec.members:  # an ensemble, or a calibrated method
-        return [*table[spec.method.name], *(key for member in spec.members for key in _method_keys(member))]
+        return [
+            *entries[spec.method.name].references,
+            *(key for member in spec.members for key in _method_keys(member)),
+        ]
     parsed = parse_spec(str(spec))
-    keys = list(_listed(parsed.name, "method", spec.method.paper, table))
-    for option, values in table["options"].items():
-        keys += values.get(dict(spec.options).get(option), ())
-    if parsed.combinator:
-        keys += table["combinators"][parsed.combinator.partition(":")[0]]
+    known = METHODS.registered(parsed.name)
+    facts = entries.get(parsed.name, NO_FACTS) if known is None else known.facts
+    keys = list(_listed(parsed.name, "method", spec.method.paper, facts.references))
+    added = [f"{option}={value}" for option, value in spec.options]
+    added += [f"+{parsed.combinator.partition(':')[0]}"] if parsed.combinator else []
+    for name in added:
+        keys += entries.get(name, NO_FACTS).references
     return keys + [key for text in parsed.inner for key in _method_keys(resolve_method(text))]
 
 
@@ -101,31 +107,35 @@ def reference_record(key: str) -> dict[str, Any]:
     return {"key": key, **references()[key], "bibtex": bibtex(key)}
 
 
-@functools.cache
 def references() -> Mapping[str, Mapping[str, Any]]:
-    """Return key -> fields of every reference."""
-    return _toml("clairvit", "references.toml")
+    """Return key -> fields of every reference, of registered methods and metrics that are not ours too.
+
+    Raises:
+        BadInput: A file gives a key that there is already to another reference.
+    """
+    known = dict(_our_references())
+    registered = [(method.name, method.function.__module__) for method in METHODS.values()]
+    registered += [(metric.name, metric.function.__module__) for metric in METRICS.values()]
+    for name, module in registered:
+        for key, fields in facts_beside(module, [name]).references.items():
+            if known.setdefault(key, fields) != fields:
+                raise BadInput(
+                    f"The facts beside the module '{module}' give the key '{key}' to another reference than the one "
+                    "that has it already; expected a key of its own."
+                )
+    return known
 
 
 @functools.cache
-def method_citations() -> Mapping[str, Any]:
-    """Return method -> keys; under "combinators" and "options", what these add."""
-    return _toml("clairvit.methods", "citations.toml")
+def _our_references() -> Mapping[str, Mapping[str, Any]]:
+    """Return those of this package: what several modules cite, and what the files of facts add."""
+    shared = tomllib.loads(resources.files("clairvit").joinpath("references.toml").read_text("utf-8"))
+    files = [*package_facts("clairvit.methods").values(), *package_facts("clairvit.metrics").values()]
+    return {**shared, **{key: fields for file in files for key, fields in file.references.items()}}
 
 
-@functools.cache
-def metric_citations() -> Mapping[str, Any]:
-    """Return metric -> keys."""
-    return _toml("clairvit.metrics", "citations.toml")
-
-
-def _toml(package: str, name: str) -> Mapping[str, Any]:
-    return tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
-
-
-def _listed(name: str, kind: str, paper: str, table: Mapping[str, Any]) -> list[str]:
-    if name in table:
-        keys: list[str] = table[name]
+def _listed(name: str, kind: str, paper: str, keys: tuple[str, ...]) -> tuple[str, ...]:
+    if keys:
         return keys
     reference = f"; it names its source as: {paper}" if paper else ""
     raise UnknownName(f"The {kind} '{name}' has no BibTeX entry: it is not one of ClairViT's own{reference}.")
@@ -143,7 +153,7 @@ def _resolve(name: str | MethodSpec | MetricSpec) -> MethodSpec | MetricSpec:
     except UnknownName as error:
         if parse_spec(name).name in METHODS:  # an option or combinator of a method that exists
             raise
-        near = did_you_mean(name, [*METHODS.names, *METRICS.names], ALIASES)
+        near = did_you_mean(name, [*METHODS.names, *METRICS.names], METHODS.aliases)
         raise UnknownName(
             f"There is no method or metric '{name}'.{near} Expected a name of cv.list_methods() or cv.list_metrics()."
         ) from error

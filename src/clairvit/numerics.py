@@ -7,6 +7,7 @@ import math
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -185,3 +186,12 @@ def _covered_share(coarse: int, fine: int) -> Tensor:
     borders = torch.arange(coarse + 1, dtype=torch.float64)[None] * fine
     overlap = torch.minimum(bounds[1:], borders[:, 1:]) - torch.maximum(bounds[:-1], borders[:, :-1])
     return overlap.clamp(min=0) / fine
+
+
+def map_statistics(values: Tensor) -> dict[str, float | None]:
+    """Return the lowest, mean and highest finite value of a map; None where there is none."""
+    array = values.detach().to("cpu", torch.float64).numpy()
+    finite = array[np.isfinite(array)]
+    if finite.size == 0:
+        return {"min": None, "mean": None, "max": None}
+    return {"min": float(finite.min()), "mean": float(finite.mean()), "max": float(finite.max())}

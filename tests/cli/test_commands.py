@@ -13,8 +13,8 @@ from PIL import Image
 from skimage import data
 
 import clairvit as cv
+from clairvit._cost import Cost
 from clairvit.cli import main
-from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import by_family, list_methods
 from clairvit.methods.spec import resolve_method
 from helpers.rounding import assert_same, growth

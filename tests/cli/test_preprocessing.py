@@ -15,9 +15,9 @@ import clairvit as cv
 from clairvit.bench.store import Store
 from clairvit.cli import main
 from clairvit.cli.arguments import read_preprocess
-from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput
 from clairvit.models.sources import registry as sources
+from clairvit.models.state_hash import state_hash
 from helpers.small_study import ARCHITECTURE, photos, weights
 
 Captured = pytest.CaptureFixture[str]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from clairvit._progress import track
 from clairvit.cli import console, main
 from clairvit.cli.arguments import expand_all_methods
 from clairvit.methods.registry import list_methods
-from clairvit.perturbation.progress import track
 
 Captured = pytest.CaptureFixture[str]
 SLOW = [method.name for method in list_methods() if method.slow]

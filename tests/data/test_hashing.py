@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import clairvit as cv
-from clairvit.data import hashing as marks
-from clairvit.data.hashing import model_record, state_hash, weights_hash
+from clairvit.data.hashing import model_record, weights_hash
+from clairvit.models import state_hash as marks
+from clairvit.models.state_hash import state_hash
 
 
 def made(seed: int = 0) -> nn.Module:

@@ -14,6 +14,7 @@ import clairvit as cv
 from clairvit.errors import Alternative, Argument, NotApplicable
 from clairvit.methods.alternatives import ALTERNATIVES, advice, with_named_methods
 from clairvit.methods.registry import find_method, list_methods
+from helpers.covering import method_model_pairs
 from helpers.tiny_models import STRANGE, TINY, cnn, pixels, strange, wrapped
 
 
@@ -60,6 +61,8 @@ def test_only_methods_that_fit_are_named() -> None:
 
 FEW = {"lime": "lime(samples=10)", "kernelshap": "kernelshap(samples=10)", "rise": "rise(samples=4)"}
 NAMES = {method.name for method in list_methods()}
+QUICK = [method.name for method in list_methods() if not method.slow]
+PAIRS = method_model_pairs(QUICK, TINY, seed="alternatives")
 REFUSING = [*(f"strange {name}" for name in STRANGE), "cnn", *TINY]
 
 
@@ -77,8 +80,8 @@ def model_and_pixels(name: str) -> tuple[cv.Model, Tensor]:
 def test_every_method_that_a_refusal_names_works_on_that_model(name: str) -> None:
     model, images = model_and_pixels(name)
     target = None if model.classifier else (lambda scores: scores[:, 0])
-    quick = [method.name for method in list_methods() if not method.slow]
-    skipped = cv.compare(model, images, quick, target=target, skip=True).skipped
+    names = [method for method, kind in PAIRS if kind == name] if name in TINY else QUICK
+    skipped = cv.compare(model, images, names, target=target, skip=True).skipped
     advised = {
         method
         for reason in skipped.values()

@@ -7,7 +7,7 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -15,10 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit._presets import preset_settings
 from clairvit.errors import BadInput, ClairError, NotApplicable, UnknownName
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.registry import COMBINATORS
+from clairvit.methods.registry import COMBINATORS, Requires, preset
+from clairvit.methods.registry import METHODS as METHODS_BY_NAME
 from clairvit.methods.spec import resolve_method
+from helpers.covering import covering_array, method_traits, one_of_each
 from helpers.custom_vits import Block, HomeMade, MatmulAttention
 from helpers.exact_models import build as exact_model
 from helpers.exact_models import images_for
@@ -39,6 +42,18 @@ COMBINATIONS = [
 ]
 DEEP, DEEP_AVG = "timm-deep", "timm-deep-avg"  # five layers: an odd number tells ceil from floor
 KINDS = [DEEP, "timm-siglip-map", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "home-lucid", "home-sequence-first"]
+
+
+def combination_traits(text: str) -> tuple[str, str]:
+    """Return the method and the combinator."""
+    name, _, combinator = text.partition("+")
+    return name, combinator
+
+
+def kinds_of_combination(text: str) -> tuple[str, ...]:
+    """Return what a refusal of a combination depends on: what the method gives, how it sums, and the combinator."""
+    name, combinator = combination_traits(text)
+    return METHODS[name].output, type(METHODS[name].aggregation).__name__, combinator
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +80,15 @@ def explained(text: str, kind: str | None = None, **options: Any) -> Explanation
 
 # Combinators
 
+# Each model runs every method and every combinator, and each combination is run.
+WORKING = covering_array(COMBINATIONS, KINDS, combination_traits, fitting=fits)
+WORKING_ON = {kind: [text for text, other in WORKING if other == kind and fits(text, kind)] for kind in KINDS}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_listed_combination_works(kind: str) -> None:
-    for text in COMBINATIONS:
-        if not fits(text, kind):
-            continue
+def test_listed_combinations_work(kind: str) -> None:
+    for text in WORKING_ON[kind]:
         made = cv.explain(model_of(kind), image_of(kind), text, target=TARGET)
         assert made.maps.shape == (2, *ZOO[kind].grid), text
         assert made.maps.isfinite().all(), text
@@ -80,28 +97,13 @@ def test_every_listed_combination_works(kind: str) -> None:
 
 SUMS = {"+plus", "+skipplus", "+from:M", "+last", "+layer:K"}
 COMBINED_BY = {"matrix": SUMS | {"+rollout", "+flow"}, "tokens": SUMS, "image": set()}  # what each kind of map allows
-GIVES = {
-    "matrix": (
-        "ag-cam alti attcam attention-flow attin attin-residual focusvit genatt globenc gmar-l1 gmar-l2 grad-rollout "
-        "gradsam libra-genatt lrp-rollout partial-lrp raw-attention rollout tokentm transatt"
-    ),
-    "tokens": (
-        "attcat attnlrp cam cat cp-lrp decompx fullgrad fullgrad-plus gradcam gradcam-elementwise gradcam-pp hirescam "
-        "ixg layercam legrad libra-attcat libra-fullgrad-plus libra-hirescam libra-xgradcam-plus reslrp vanilla "
-        "vanilla-l2 xgradcam xgradcam-plus"
-    ),
-    "image": (
-        "atman caap center counterfactual deep-taylor expected-gradients fullgrad-pixel hsic integrated-gradients "
-        "kernelshap leave-one-out lime lrp occlusion pami random rise saliency scorecam smoothgrad tam vit-cx"
-    ),
-}
 
 
-@pytest.mark.parametrize("gives", GIVES)
-def test_every_method_is_in_the_sweep_with_its_combinators(gives: str) -> None:
-    methods = [method for method in METHODS.values() if method.output == gives]
-    assert sorted(method.name for method in methods) == GIVES[gives].split()
-    assert all(set(method.combinators) == COMBINED_BY[gives] for method in methods)
+@pytest.mark.parametrize("output", COMBINED_BY)
+def test_every_method_has_the_combinators_of_its_output(output: str) -> None:
+    methods = [method for method in METHODS.values() if method.output == output]
+    assert methods
+    assert all(set(method.combinators) == COMBINED_BY[output] for method in methods)
 
 
 @pytest.mark.parametrize("name", LAYERED)
@@ -213,7 +215,7 @@ def test_images_and_token_maps_cannot_do_everything() -> None:
     assert {"saliency+plus", "random+last", "center+from:1", "ixg+rollout", "legrad+rollout"} <= set(REFUSED)
 
 
-@pytest.mark.parametrize("text", REFUSED)
+@pytest.mark.parametrize("text", one_of_each(REFUSED, kinds_of_combination))
 def test_combinators_that_are_not_listed_are_refused_with_what_to_type(text: str) -> None:
     name, _, combinator = text.partition("+")
     with pytest.raises(NotApplicable) as refusal:
@@ -260,12 +262,16 @@ def test_layer_numbers_are_numbers(text: str) -> None:
         resolve_method(text)
 
 
-@pytest.mark.parametrize("name", LAYERED)
-@pytest.mark.parametrize("combinator", ["layer:5", "layer:-6", "from:5", "from:99"])
-def test_layers_out_of_range(name: str, combinator: str) -> None:
-    number = combinator.partition(":")[2]
+OUT_OF_RANGE = [
+    f"{name}+{combinator}" for name in LAYERED for combinator in ("layer:5", "layer:-6", "from:5", "from:99")
+]
+
+
+@pytest.mark.parametrize("text", one_of_each(OUT_OF_RANGE, kinds_of_combination))
+def test_layers_out_of_range(text: str) -> None:
+    number = text.partition(":")[2]
     with pytest.raises(BadInput, match=rf"Layer {number} was asked of a model with 5 layers; expected -5…4"):
-        explained(f"{name}+{combinator}")
+        explained(text)
 
 
 @pytest.mark.parametrize("text", ["raw-attention(layer=5)", "rollout(start_layer=5)", "focusvit(m=9)", "cat(start=-6)"])
@@ -285,13 +291,13 @@ def test_unknown_methods(text: str, near: str) -> None:
         resolve_method(text)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_unknown_options_are_named_with_those_there_are(name: str) -> None:
-    with pytest.raises(UnknownName, match=rf"'{name}' has no option 'nonsense'") as refusal:
-        resolve_method(f"{name}(nonsense=1)")
-    listed = str(refusal.value).partition("it has ")[2]
-    for option in METHODS[name].options:
-        assert re.search(rf"\b{option}\b", listed), option
+def test_unknown_options_are_named_with_those_there_are() -> None:
+    for name, method in METHODS.items():
+        with pytest.raises(UnknownName, match=rf"'{name}' has no option 'nonsense'") as refusal:
+            resolve_method(f"{name}(nonsense=1)")
+        listed = str(refusal.value).partition("it has ")[2]
+        for option in method.options:
+            assert re.search(rf"\b{option}\b", listed), option
 
 
 @pytest.mark.parametrize(
@@ -331,7 +337,10 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
         ("gradcam(relu=maybe)", r"relu=maybe was given; expected True or False"),
         ("gradcam(relu=2)", r"relu=2 was given; expected True or False"),
         ("attcam(relu=none)+plus", r"relu=None was given; expected True or False"),
-        ("grad-rollout(reversed_gradients=1)", r"reversed_gradients=1 was given; expected True or False"),
+        (
+            "grad-rollout(preset=jacobgil,reversed_gradients=1)",
+            r"reversed_gradients=1 was given; expected True or False",
+        ),
         ("legrad(pool=cls)", r"pool=cls was given; expected 'mean' or 'model'"),
         ("focusvit(m=halb)", r"m=halb was given; expected 'half' or a number.*'half'"),
         ("gradsam(mean=1)", r"mean=1 was given; expected True or False"),
@@ -470,26 +479,26 @@ def test_all_methods_but_the_baselines_have_options_to_try() -> None:
     assert set(EVERY) - {name for name, _, _ in OPTIONS} == {"center", "random"}
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_defaults_written_out_are_the_method_itself(name: str) -> None:
-    given = METHODS[name].options
-    assert resolve_method(name, **given) == resolve_method(name)
-    inside = ", ".join(f"{key} = {value}" for key, value in given.items())
-    assert resolve_method(f" {name.upper()} ( {inside} ) ").text == name
+def test_defaults_written_out_are_the_method_itself() -> None:
+    for name, method in METHODS.items():
+        given = method.options
+        assert resolve_method(name, **given) == resolve_method(name)
+        inside = ", ".join(f"{key} = {value}" for key, value in given.items())
+        assert resolve_method(f" {name.upper()} ( {inside} ) ").text == name
 
 
-@pytest.mark.parametrize("text", COMBINATIONS)
-def test_canonical_text_of_combinations(text: str) -> None:
-    spec = resolve_method(text)
-    assert spec.text == text
-    assert resolve_method(spec.text) == spec
+def test_canonical_text_of_combinations() -> None:
+    for text in COMBINATIONS:
+        spec = resolve_method(text)
+        assert spec.text == text
+        assert resolve_method(spec.text) == spec
 
 
 def test_canonical_text_does_not_depend_on_how_it_was_typed() -> None:
     for typed in [
         "rollout(fusion=max,discard_ratio=0.5)+skipplus",
         "rollout( discard_ratio = .50 , fusion=max )+skipplus",
-        "Rollout(protect=none,discard_ratio=0.5,fusion='max')+skipplus",
+        "Rollout(fusion='max',discard_ratio=0.5)+skipplus",
     ]:
         assert resolve_method(typed).text == "rollout(discard_ratio=0.5,fusion=max)+skipplus"
     assert resolve_method("rollout", fusion="max", discard_ratio=0.5).text == "rollout(discard_ratio=0.5,fusion=max)"
@@ -523,13 +532,8 @@ def test_options_change_maps() -> None:
             continue  # and says so
         if usual.maps.shape == made.maps.shape and same(usual.maps, made.maps):
             still.append(written(name, option, value))
-    # Nothing need be protected where nothing is discarded.
     # The tokens do not see the patch embedding's gamma; without gamma or eps there is nothing to leave out inside.
     harmless = {
-        "rollout(protect=cls_cell)",
-        "rollout(protect=cls_column)",
-        "grad-rollout(protect=cls_cell)",
-        "grad-rollout(protect=cls_column)",
         *(
             f"{name}({option})"
             for name in ("cp-lrp", "attnlrp", "reslrp")
@@ -581,10 +585,14 @@ def test_presets_are_their_options(name: str, preset: str) -> None:
         == resolve_method(name, preset=preset)
         == resolve_method(name, compat=preset)
     )
-    assert spec == resolve_method(name, **METHODS[name].presets[preset])
+    settings = METHODS[name].presets[preset]
+    if isinstance(settings, Mapping):
+        assert spec == resolve_method(name, **settings)
+        assert "preset" not in spec.text
+    else:
+        assert (spec.method, spec.text) == (settings, f"{name}(preset={preset})")
     assert resolve_method(spec.text) == spec
     assert spec.text != name
-    assert "preset" not in spec.text
     made = explained(f"{name}(preset={preset})")
     assert made.maps.isfinite().all()
     assert torch.equal(made.maps, explained(spec.text).maps)
@@ -592,8 +600,36 @@ def test_presets_are_their_options(name: str, preset: str) -> None:
 
 
 def test_options_come_on_top_of_a_preset() -> None:
-    spec = resolve_method("rollout(preset=jacobgil,discard_ratio=0.3)")
-    assert spec == resolve_method("rollout(discard_ratio=0.3,protect=cls_cell,normalise=columns)")
+    spec = resolve_method("legrad(preset=official,mean=true)")
+    assert spec == resolve_method("legrad(start=-2,mean=true)")
+    variant = resolve_method("rollout(preset=jacobgil,discard_ratio=0.3,normalise=rows,protect=cls_cell)")
+    assert variant.text == "rollout(discard_ratio=0.3,normalise=rows,preset=jacobgil)"
+    assert (
+        resolve_method(variant, fusion="max").text
+        == "rollout(discard_ratio=0.3,fusion=max,normalise=rows,preset=jacobgil)"
+    )
+    assert dict(variant.options) == {"fusion": "mean", "discard_ratio": 0.3, "protect": "cls_cell"}
+
+
+def test_options_of_earlier_versions_name_the_preset_that_has_them() -> None:
+    with pytest.raises(
+        UnknownName, match=r"^'legrad' takes no formula any more; it is part of legrad\(preset=joita\)\.$"
+    ):
+        resolve_method("legrad(formula=joita)")
+    with pytest.raises(UnknownName, match=r"part of grad-rollout\(preset=jacobgil\) and grad-rollout\(preset=cmi\)\.$"):
+        resolve_method("grad-rollout", head_stage="post")
+    with pytest.raises(UnknownName, match=r"'gmar-l1' has no option 'heeds' here"):
+        resolve_method("gmar-l1(heeds=mean)")
+
+
+def test_a_variant_that_is_registered_anew_is_the_new_one() -> None:
+    """Parsed texts are remembered, for as long as what they stand for is registered."""
+    before = resolve_method("legrad(preset=joita)")
+    assert resolve_method("legrad(preset=joita)") is before
+    with METHODS_BY_NAME.restored():
+        preset("legrad", "joita", requires=Requires())(lambda layer: layer.A.mean((1, 2)))
+        assert resolve_method("legrad(preset=joita)").method.function is not before.method.function
+    assert resolve_method("legrad(preset=joita)") == before
 
 
 @pytest.mark.parametrize(
@@ -622,8 +658,8 @@ def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> 
             resolve_method(text)
         return
     own = {field.name for field in dataclasses.fields(resolve_method(f"{name}+{combinator}").aggregation)}
-    options = {METHODS[name].option_overrides.aliases.get(key, key) for key in METHODS[name].presets[preset]}
-    if options <= own | set(dict(resolve_method(name).options)):
+    options = {METHODS[name].option_overrides.aliases.get(key, key) for key in preset_settings(METHODS[name], preset)}
+    if options <= own | set(dict(resolve_method(f"{name}(preset={preset})").options)):
         assert explained(text, "timm-reg4-gap").maps.isfinite().all()
         assert resolve_method(resolve_method(text).text) == resolve_method(text)
         return
@@ -634,7 +670,21 @@ def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> 
 # Gradients go back as far as a method reads, and no further
 
 
-@pytest.mark.parametrize("text", COMBINATIONS)
+def listed(name: str, combinator: str) -> bool:
+    return f"{name}+{combinator}" in COMBINATIONS
+
+
+# Each method alone with three combinators, each combinator with every kind of method.
+ALONE = covering_array(
+    LAYERED,
+    list(dict.fromkeys(text.partition("+")[2] for text in COMBINATIONS)),
+    method_traits,
+    least=3,
+    fitting=listed,
+)
+
+
+@pytest.mark.parametrize("text", [f"{name}+{combinator}" for name, combinator in ALONE if listed(name, combinator)])
 def test_combinations_alone_and_beside_others(text: str) -> None:
     """Alone, the backward stops early; beside ixg it does not."""
     kind = home_of(text, DEEP, DEEP_AVG)
@@ -644,9 +694,12 @@ def test_combinations_alone_and_beside_others(text: str) -> None:
 
 def test_reversed_gradients_reach_the_mirrored_layer() -> None:
     """vit-explain pairs layer 4 with the gradient of layer 0, so the way back must be gone to the end."""
-    alone = explained("grad-rollout(reversed_gradients=true)+last").maps
-    layers = explained("grad-rollout(reversed_gradients=true)+plus", layers=True).layers
-    assert_same(alone, layers[4])
+    last, every = (
+        explained(f"grad-rollout(preset=jacobgil,discard_ratio=0,start_layer={start})", layers=True).layers
+        for start in (4, 0)
+    )
+    assert len(every) == 5
+    assert_same(last[-1], every[4])
 
 
 def test_focusvit_says_that_its_start_was_not_searched() -> None:

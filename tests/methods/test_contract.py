@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, ClairError, ClairWarning, NotApplicable
-from clairvit.methods.explanation import Comparison, Cost
+from clairvit.methods.explanation import Comparison
 from clairvit.methods.spec import resolve_method
+from helpers.covering import covering_array, method_model_pairs, method_traits, one_of_each
 from helpers.custom_vits import CLASSES, Block, HomeMade, MatmulAttention
 from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, method_of, short
 from helpers.module_fingerprint import differences, fingerprint, surroundings
@@ -31,6 +33,9 @@ EVERY = [short(name) for name in METHODS]
 SIGNED_FORM = [f"{name}(relu=false)" if method_of(name).relu else name for name in EVERY]
 CLASS_SPECIFIC = [name for name in SIGNED_FORM if method_of(name).class_specific]
 CLASS_AGNOSTIC = [name for name in SIGNED_FORM if name not in CLASS_SPECIFIC]
+# The methods of one model's sweep, a covering array; the model with one loop for its blocks is a case of its own.
+PAIRS = method_model_pairs(EVERY, TINY)
+ON_MODEL = {kind: [name for name, other in PAIRS if other == kind] for kind in TINY}
 NO_BLOCK_MODULES = ["home-loop"]  # only what needs no block input works there
 WHOLE = [kind for kind in TINY if kind not in NO_BLOCK_MODULES]
 # Square, non-square, registers, distillation token, mean, mixed and MAP pooling, explicit, fused, not modules
@@ -67,7 +72,7 @@ def compared(
 
 
 class Sweep:
-    """Runs of every method on three images of one model, each with a target of its own; made when they are read.
+    """Runs of the model's methods on three images, each with a target of its own; made when they are read.
 
     Several tests read the same run: the models are inspected once, and each run is made once while tests of one model
     follow each other.
@@ -77,6 +82,8 @@ class Sweep:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.names = ON_MODEL[kind]
+        self.signed_forms = [signed for name, signed in zip(EVERY, SIGNED_FORM, strict=True) if name in self.names]
         self.model = wrapped(kind)
         self.exact_model, self.exact_images = double(kind, batch=3)
         self.images = self.exact_images.float()
@@ -84,21 +91,21 @@ class Sweep:
 
     @functools.cached_property
     def single(self) -> Comparison:
-        """Every method in float32, as it is and in its signed form."""
+        """The methods in float32, as they are and in their signed form."""
         before, around = fingerprint(self.model.module), surroundings()
-        names = list(dict.fromkeys([*EVERY, *SIGNED_FORM]))
+        names = list(dict.fromkeys([*self.names, *self.signed_forms]))
         found = compared(self.kind, self.images, names, list(self.targets), model=self.model)
         self.changes = differences(before, fingerprint(self.model.module)) + differences(around, surroundings())
         return found
 
     @functools.cached_property
     def exact(self) -> Comparison:
-        """Every method in float64, in its signed form."""
+        """The methods in float64, in their signed form."""
         return self.in_float64(self.exact_images, list(self.targets))
 
     def in_float64(self, images: Tensor, targets: Any) -> Comparison:
-        """Return the maps of every method for other targets, or for some of the images."""
-        return compared(self.kind, images, SIGNED_FORM, targets, model=self.exact_model)
+        """Return the maps of the methods for other targets, or for some of the images."""
+        return compared(self.kind, images, self.signed_forms, targets, model=self.exact_model)
 
 
 @pytest.fixture(scope="module", params=TINY)
@@ -112,24 +119,8 @@ def apart(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
 
 
-# A method that disappears from the registry, or loses its class, must be seen.
-NAMES = {
-    True: (  # class-specific
-        "ag-cam atman attcam attcat attnlrp caap cam cat counterfactual cp-lrp decompx deep-taylor expected-gradients "
-        "focusvit fullgrad fullgrad-pixel fullgrad-plus genatt gmar-l1 gmar-l2 grad-rollout gradcam "
-        "gradcam-elementwise gradcam-pp gradsam hirescam hsic integrated-gradients ixg kernelshap layercam "
-        "leave-one-out legrad libra-attcat libra-fullgrad-plus libra-genatt libra-hirescam libra-xgradcam-plus lime "
-        "lrp lrp-rollout occlusion pami partial-lrp reslrp rise saliency scorecam smoothgrad tam tokentm transatt "
-        "vanilla vanilla-l2 vit-cx xgradcam xgradcam-plus"
-    ),
-    False: "alti attention-flow attin attin-residual center globenc random raw-attention rollout",
-}
-
-
-@pytest.mark.parametrize("class_specific", [True, False])
-def test_every_method_is_in_the_sweep(class_specific: bool) -> None:
-    names = [name for name, method in METHODS.items() if method.class_specific == class_specific]
-    assert sorted(names) == NAMES[class_specific].split()
+def test_every_method_is_in_the_sweep() -> None:
+    assert list(METHODS) == cv.list_methods()
 
 
 def test_the_main_models_are_tiny() -> None:
@@ -137,7 +128,7 @@ def test_the_main_models_are_tiny() -> None:
 
 
 def test_maps_fit_the_grid_and_the_model_stays_bit_identical(sweep: Sweep) -> None:
-    """One run of every method: shapes, types and signs of the maps, and a model that is left as it was.
+    """One run of the methods: shapes, types and signs of the maps, and a model that is left as it was.
 
     Talking heads mix attention after the softmax; there a negative map is right, and is marked as signed. So is a mean
     of scores where there are no probabilities: an embedding's outputs have a sign of their own.
@@ -278,8 +269,10 @@ def test_signed_methods_have_both_signs(name: str) -> None:
     assert cv.explain(kept(home_of(name)), pixels("timm-vit"), name, target=TARGET).signed
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("kind", ["timm-reg4-gap", "timm-siglip-map", "hf-vit-eager"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    covering_array(EVERY, ["timm-reg4-gap", "timm-siglip-map", "hf-vit-eager"], method_traits, fitting=fits),
+)
 def test_alone_is_the_same_as_beside_others(kind: str, name: str) -> None:
     """compare shares traces; sharing changes no map."""
     if not fits(name, kind):
@@ -495,8 +488,7 @@ def test_zero_head_is_still_understood(kind: str) -> None:
     assert_same([read[row] for row in ZOO[kind].read], list(ZOO[kind].read.values()))
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("kind", HEADED)
+@pytest.mark.parametrize(("name", "kind"), covering_array(EVERY, HEADED, method_traits, fitting=fits))
 def test_zero_head_warns_and_gives_no_nan(kind: str, name: str) -> None:
     model = without_head(kind)
     if not fits(name, kind):
@@ -522,7 +514,7 @@ def with_broken_weight(kind: str, bad: float) -> cv.Model:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", one_of_each(EVERY, method_traits))
 def test_broken_weights_are_an_error(name: str, bad: float) -> None:
     with pytest.raises(ClairError, match=r"NaN or infinite.*check the weights") as refusal:
         cv.explain(with_broken_weight(home_of(name), bad), pixels("timm-vit"), name, target=TARGET)
@@ -549,7 +541,7 @@ def test_nan_gradients_are_an_error(name: str) -> None:
         cv.explain(model, pixels("timm-vit"), name, target=TARGET)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", one_of_each(EVERY, method_traits))
 def test_wrong_number_of_targets_is_refused(name: str) -> None:
     with pytest.raises(BadInput, match="3 targets were given for 2 images"):
         cv.explain(kept(home_of(name)), pixels("timm-vit"), name, target=[1, 2, 3])
@@ -558,13 +550,12 @@ def test_wrong_number_of_targets_is_refused(name: str) -> None:
 # The lists
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_every_method_is_documented(name: str) -> None:
-    method = method_of(name)
-    assert len(method.summary) > 20
-    assert method.paper
-    assert method.family
-    assert method.output in ("matrix", "tokens", "image")
-    assert method.cost.forwards == 1 or method.extra_cost.passes is not None
-    assert (method.aggregation is None) == (method.output == "image")
-    assert not method.tables or method.passes == "backward"
+def test_every_method_is_documented() -> None:
+    for name, method in METHODS.items():
+        assert len(method.summary) > 20, name
+        assert method.paper, name
+        assert method.family, name
+        assert method.output in ("matrix", "tokens", "image"), name
+        assert method.cost.forwards == 1 or method.extra_cost.passes is not None, name
+        assert (method.aggregation is None) == (method.output == "image"), name
+        assert not method.tables or method.passes == "backward", name

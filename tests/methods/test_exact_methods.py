@@ -62,8 +62,10 @@ FORMULAS: dict[str, Callable[[Proof], Tensor]] = {
     "rollout(fusion=min)": lambda p: ref.rollout(p, fuse=lambda A: A.min(1).values),
     "rollout(fusion=1)": lambda p: ref.rollout(p, fuse=lambda A: A[:, 1]),
     "rollout(discard_ratio=0.6)": lambda p: ref.rollout_with_discard(p, 0.6, "none"),
-    "rollout(discard_ratio=0.9,protect=cls_cell)": lambda p: ref.rollout_with_discard(p, 0.9, "cls_cell"),
-    "rollout(discard_ratio=0.9,protect=cls_column)": lambda p: ref.rollout_with_discard(p, 0.9, "cls_column"),
+    "rollout(preset=jacobgil,normalise=rows)": lambda p: ref.rollout_with_discard(p, 0.9, "cls_cell"),
+    "rollout(preset=jacobgil,protect=cls_column,normalise=rows)": lambda p: ref.rollout_with_discard(
+        p, 0.9, "cls_column"
+    ),
     "rollout(preset=jacobgil)": ref.rollout_jacobgil,
     "rollout(preset=joita)": ref.rollout_forward,
     "rollout(preset=cmi)": lambda p: ref.rollout_forward(p, alpha=1.0),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import clairvit as cv
+from clairvit._progress import on_progress
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.flow import (
     Flow,
@@ -25,7 +26,6 @@ from clairvit.methods.flow import (
 from clairvit.methods.registry import COMBINATORS, MATRIX_COMBINATORS, list_methods
 from clairvit.methods.spec import resolve_method
 from clairvit.models.model import Layout
-from clairvit.perturbation.progress import on_progress
 from helpers.rounding import assert_same
 from helpers.tiny_models import ZOO, double, pixels, wrapped
 

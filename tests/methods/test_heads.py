@@ -32,7 +32,7 @@ def test_heads_are_what_the_trace_says(kind: str, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["rollout", "rollout(discard_ratio=0.5)", "genatt+skipplus", "grad-rollout(head_stage=mean-first)"]
+    "text", ["rollout", "rollout(discard_ratio=0.5)", "genatt+skipplus", "grad-rollout(preset=jacobgil)"]
 )
 def test_fusions_are_the_method_with_that_option(text: str) -> None:
     model, image = double("timm-vit")
@@ -74,4 +74,4 @@ def test_several_targets_have_heads_of_their_own() -> None:
 
 def test_an_option_called_heads_stays_an_option() -> None:
     model, image = wrapped("timm-vit"), pixels("timm-vit")
-    assert cv.explain(model, image, "gmar-l1", target=3, heads="mean").method == "gmar-l1(heads=mean)"
+    assert cv.explain(model, image, "attin", target=3, heads="mean").method == "attin(heads=mean)"

@@ -33,8 +33,8 @@ ONE_TRACE = [name for name, method in METHODS.items() if not method.slow and met
 PLAIN = [f"{name}(relu=false)" if METHODS[name].relu else name for name in ONE_TRACE]
 OPTIONS = [
     *("genatt+skipplus", "genatt(fusion=max)", "rollout(order=forward)", "rollout(plus_mode=subnetwork)+plus"),
-    *("rollout(preset=jacobgil)", "grad-rollout(preset=jacobgil)", "grad-rollout(head_stage=fuse-first)"),
-    *("gmar-l1(heads=mean,normalise=none)", "focusvit(head_weights=uniform)+rollout", "legrad+plus"),
+    *("rollout(preset=jacobgil)", "grad-rollout(preset=jacobgil)", "grad-rollout(preset=cmi)"),
+    *("gmar-l1(preset=joita,normalise=none)", "focusvit(head_weights=uniform)+rollout", "legrad+plus"),
 ]
 # A class token, registers with mean pooling, an attention pool, scores with a bias, attention written out
 KINDS = ["timm-vit", "timm-reg4-gap", "timm-siglip-map", "timm-beit", "timm-deit-distilled-explicit"]
@@ -205,7 +205,7 @@ def test_the_stated_form_of_a_layer_map_is_the_map() -> None:
     trace = cv.trace(model, image, target=TARGET)
     view = LayerView(trace.layers[1], RunContext(trace))
     stated = set()
-    for name in (*PLAIN, "gmar-l1(heads=mean)", "gmar-l2(heads=mean)", "focusvit(head_weights=uniform)"):
+    for name in (*PLAIN, "gmar-l1(preset=joita)", "gmar-l2(preset=joita)", "focusvit(head_weights=uniform)"):
         spec = resolve_method(name)
         form = spec.requires.heads
         if form is not None:
@@ -214,7 +214,7 @@ def test_the_stated_form_of_a_layer_map_is_the_map() -> None:
             assert_same(view.weighted(form.entry, weights), returned, dtype=torch.float64, label=name)
             stated.add(spec.method.name)
     assert stated >= {"raw-attention", "rollout", "genatt", "gradsam", "grad-rollout", "gmar-l1", "gmar-l2", "focusvit"}
-    for other in ("genatt(fusion=max)", "rollout(discard_ratio=0.5)", "grad-rollout(head_stage=mean-first)"):
+    for other in ("genatt(fusion=max)", "rollout(discard_ratio=0.5)", "grad-rollout(preset=jacobgil)"):
         assert resolve_method(other).requires.heads is None
 
 

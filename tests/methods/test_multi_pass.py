@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit._rng import image_seeds
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods import multi_pass
 from clairvit.methods.spec import resolve_method
-from clairvit.perturbation.rng import image_seeds
 from clairvit.tracing.trace import Trace
 from helpers import reference_maps as ref
 from helpers import tiny_models as tiny

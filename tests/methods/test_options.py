@@ -7,9 +7,8 @@ from typing import Annotated
 
 import pytest
 
-from clairvit.compat import reports, vit_explain
 from clairvit.errors import BadInput, UnknownName
-from clairvit.methods.registry import find_method
+from clairvit.methods.registry import list_methods
 from clairvit.methods.spec import resolve_method
 from clairvit.option_types import Range, check_fields, check_range
 
@@ -74,21 +73,10 @@ def test_ranges_in_words(bounds: Range, text: str) -> None:
     assert str(bounds) == text
 
 
-@pytest.mark.parametrize("name", sorted({*vit_explain.PRESETS, *reports.PRESETS}))
-def test_presets_of_compat_belong_to_methods_and_resolve(name: str) -> None:
-    presets = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
-    for preset, options in presets.items():
-        assert find_method(name).presets[preset] == options
-        assert resolve_method(f"{name}(preset={preset})").text == resolve_method(name, **options).text
-
-
-def test_discrepancies_belong_to_methods() -> None:
-    from clairvit.methods.registry import _discrepancies, list_methods
-
-    known = {method.name: method.caveats.discrepancies for method in list_methods()}
-    assert set(_discrepancies()) <= set(known)
-    assert all(known[name] == text for name, text in _discrepancies().items())
-    assert all("\n" not in text and "  " not in text for text in known.values())
+def test_discrepancies_are_one_line() -> None:
+    texts = [method.caveats.discrepancies for method in list_methods()]
+    assert sum(map(bool, texts)) > 40
+    assert all("\n" not in text and "  " not in text for text in texts)
 
 
 @pytest.mark.parametrize("method", ["gmar-l1", "gmar-l2", "gmar-l1(plus_mode=subnetwork)+plus", "gmar-l2+rollout"])

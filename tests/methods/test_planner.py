@@ -10,6 +10,7 @@ import torch
 import clairvit as cv
 from clairvit.methods import executor as run
 from clairvit.methods.explanation import Comparison
+from helpers.covering import covering_array, method_model_pairs, some_models
 from helpers.method_conditions import METHODS, fits
 from helpers.reference_kernels import use_reference_kernels
 from helpers.rounding import assert_same
@@ -19,39 +20,41 @@ TARGET = 3
 EVERY = [f"{name}(relu=false)" if method.relu else name for name, method in METHODS.items() if not method.slow]
 COMBINED = ["genatt+plus", "genatt+skipplus", "ixg+skipplus", "legrad+plus", "rollout(order=forward)", "focusvit(m=1)"]
 OPTIONS = ["attcat(pair=output)", "rollout(alpha=0.3)", "rollout(preset=jacobgil)", "grad-rollout(preset=jacobgil)"]
+TEXTS = [*EVERY, *COMBINED, *OPTIONS]
+PAIRS = method_model_pairs(TEXTS, TINY, seed="planner")
 
 
-@pytest.mark.parametrize("kind", [*TINY])
-@pytest.mark.parametrize("layers", [False, True])
+@pytest.mark.parametrize(("kind", "layers"), covering_array(TINY, [False, True]))
 def test_layers_together_are_layers_one_by_one(kind: str, layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    apart = maps_of(kind, layers)
+    texts = [text for text, other in PAIRS if other == kind]
+    apart = maps_of(kind, texts, layers)
     seen = show_together(monkeypatch)
-    together = maps_of(kind, layers)
+    together = maps_of(kind, texts, layers)
     assert max(seen, default=0) > 1 or kind in UNLIKE
     assert_same_maps(together, apart)
 
 
-@pytest.mark.parametrize("kind", [*TINY])
+@pytest.mark.parametrize("kind", some_models([*TINY], 6))
 def test_layers_read_by_kernels_are_layers_read_as_matrices(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels themselves are replaced by torch: what is asked of them, and what is made of it, is tested here."""
-    apart = maps_of(kind, layers=False)
+    apart = maps_of(kind, TEXTS)
     show_together(monkeypatch)
     called = use_reference_kernels(monkeypatch)
-    assert_same_maps(maps_of(kind, layers=False), apart)
+    assert_same_maps(maps_of(kind, TEXTS), apart)
     assert called or kind in UNFUSED
 
 
 def test_plain_methods_of_a_plain_model_are_read_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     show_together(monkeypatch)
     called = use_reference_kernels(monkeypatch)
-    maps_of("timm-deep", layers=False)
+    maps_of("timm-deep", TEXTS)
     expected = {"row_sums", "weighted_heads", "row_products", "products_and_norms", "distances", "product_steps"}
     assert expected <= set(called)
 
 
-def maps_of(kind: str, layers: bool) -> Comparison:
+def maps_of(kind: str, texts: list[str], layers: bool = False) -> Comparison:
     image, model = pixels(kind, dtype=torch.float64), wrapped(kind, torch.float64)
-    names = [name for name in (*EVERY, *COMBINED, *OPTIONS) if fits(name, kind)]
+    names = [text for text in texts if fits(text, kind)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return cv.compare(model, image, names, target=TARGET, layers=layers, skip=True)

@@ -105,7 +105,7 @@ RESULTS = {
 
 
 def evidence_of(method: str) -> str:
-    """Return the published means of a method, rounded, as recommended.toml writes them."""
+    """Return the published means of a method, rounded, as recommendations.toml writes them."""
     means = {
         name: {record["metric"]: record["mean"] for record in run["scores"] if record["method"] == method}
         for name, run in RESULTS.items()
@@ -116,7 +116,7 @@ def evidence_of(method: str) -> str:
 
 
 def test_the_evidence_is_that_of_the_published_results() -> None:
-    """Figures in recommended.toml and docs/which-method.md are those of docs/results/*.json, rounded."""
+    """Figures in recommendations.toml and docs/which-method.md are those of docs/results/*.json, rounded."""
     page = (DOCS / "which-method.md").read_text(encoding="utf-8")
     for item in recommended_methods():
         assert item.evidence == evidence_of(item.method), item.purpose

@@ -18,10 +18,10 @@ import torchvision
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit._rng import image_seeds, make_generator
 from clairvit.metrics import check as checking
 from clairvit.metrics.check import DRAWS, FRACTIONS, _ties_at_the_cut, log_odds, quantity_of, removal_effects
 from clairvit.metrics.check_result import CHANCE, LARGEST_EFFECT, SUPPORTED, judge
-from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.targets.base import TargetBatch
 from clairvit.tracing.outlier_tokens import OUTLIER_RATIO, norm_ratios
 from helpers.linear_patch_model import effects, linear

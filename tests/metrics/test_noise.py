@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import torch
 
+from clairvit._rng import image_noise, image_seeds
 from clairvit.compat.quantus import numpy_generator, numpy_noise
-from clairvit.perturbation.rng import image_noise, image_seeds
 from helpers.tiny_models import pixels
 
 KIND = "timm-vit"

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import clairvit as cv
+from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import BadInput
 from clairvit.metrics.randomisation import parameter_layers
-from clairvit.perturbation.rng import image_seeds, make_generator
 from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same
 from helpers.tiny_models import CLASSES, ZOO, double, pixels, wrapped

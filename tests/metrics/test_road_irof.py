@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
+from clairvit._rng import image_seeds
 from clairvit.errors import BadInput
 from clairvit.metrics.curves import _kept_by_segment
 from clairvit.metrics.faithfulness import _least_squares_factor, _random_blocks
 from clairvit.metrics.registry import resolve_metric
 from clairvit.perturbation.removal import impute
-from clairvit.perturbation.rng import image_seeds
 from clairvit.perturbation.segments import segments_on_patches, superpixels
 from helpers.eval_contexts import case_of
 from helpers.linear_patch_model import effects, linear

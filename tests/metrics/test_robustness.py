@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import clairvit as cv
+from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import BadInput
 from clairvit.metrics.registry import list_metrics
 from clairvit.metrics.robustness import away_from_zero
-from clairvit.perturbation.rng import image_seeds, make_generator
 from helpers.rounding import assert_same, rounding_bound
 from helpers.tiny_models import double, pixels, wrapped
 

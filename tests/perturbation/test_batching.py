@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
+from clairvit._progress import on_progress, report_progress
 from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
 from clairvit.perturbation.batching import GROWS_AFTER, BatchBudget, in_batches
 from clairvit.perturbation.probe import TOKENS_AT_ONCE, probing
-from clairvit.perturbation.progress import on_progress, report_progress
 from clairvit.tracing.trace import Trace, one_target, run_backward
 from helpers.rounding import assert_same
 from helpers.tiny_models import double, pixels, wrapped

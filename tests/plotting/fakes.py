@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from clairvit.methods.explanation import Cost, Explanation
+from clairvit._cost import Cost
+from clairvit.methods.explanation import Explanation
 from clairvit.models.preprocess import Preprocess
 
 LABELS = ("Abyssinian", "Bengal", "Egyptian Mau", "Staffordshire Bull Terrier")

@@ -17,8 +17,7 @@ from clairvit.cli import main
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure
-from clairvit.plotting.labels import class_label, score_text, top_classes
-from clairvit.plotting.save import explanation_record
+from clairvit.plotting.labels import class_label, score_text
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import source_line, target_label
 from helpers.rounding import assert_same
@@ -66,23 +65,23 @@ def test_titles_and_captions_of_raw_scores() -> None:
 
 def test_the_highest_classes_by_activation() -> None:
     scores = raw(((1.0, 3.0, -2.5, 0.2),))
-    assert [(one.index, one.probability, one.score) for one in top_classes(scores, 0, 2)] == [
+    assert [(one.index, one.probability, one.score) for one in scores.top_classes(0, 2)] == [
         (1, None, 3.0),
         (0, None, 1.0),
     ]
-    independent = top_classes(replace(scores, activation="sigmoid"), 0, 2)
+    independent = replace(scores, activation="sigmoid").top_classes(0, 2)
     assert_same([one.probability for one in independent], torch.tensor([3.0, 1.0], dtype=torch.float64).sigmoid())
     assert [one.score for one in independent] == [3.0, 1.0]
 
 
 def test_the_record_of_raw_scores_has_no_probability() -> None:
-    content = explanation_record(raw())
+    content = raw().to_dict()
     assert content["activation"] == "raw"
     assert content["probabilities"] == [None]
     assert content["class_scores"] == [37.0]
     assert [one["probability"] for one in content["top"][0]] == [None] * 4
     assert content["top"][0][0]["score"] == 37.0
-    assert explanation_record(fake())["activation"] == "softmax"
+    assert fake().to_dict()["activation"] == "softmax"
 
 
 # The command line

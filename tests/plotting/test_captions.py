@@ -16,7 +16,7 @@ from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
 from clairvit.plotting.labels import CLASS_AGNOSTIC, format_number
-from clairvit.plotting.save import RC_PARAMS, explanation_record
+from clairvit.plotting.save import RC_PARAMS
 from clairvit.plotting.tiles import method_label, source_line
 from helpers import tiny_pairs
 from helpers.tiny_models import double, pixels, wrapped
@@ -76,7 +76,7 @@ def test_a_class_agnostic_method_is_one_map_that_names_no_class() -> None:
         "rollout is class-agnostic: its map is the same for every class, so it says nothing of class 3 or class 1 in "
         "particular."
     )
-    content = explanation_record(made)
+    content = made.to_dict()
     assert (content["targets"], content["score"], content["class_specific"]) == (["any class"], "none", False)
     for draw in (explanation_figure, layers_figure, heads_figure):
         words = " | ".join(texts(draw(made)))

@@ -9,7 +9,6 @@ from clairvit.metrics.check_result import CheckResult, MapCheck, RemovalEffect
 from clairvit.plotting.axes import explanation_html, plot_explanation
 from clairvit.plotting.canvas import SIDE_BEARINGS, SMALL, text_width, wrap
 from clairvit.plotting.figures import explanation_figure
-from clairvit.plotting.save import explanation_record
 from plotting.fakes import fake
 
 REMOVALS = (
@@ -56,6 +55,6 @@ def test_axes_html_and_record_hold_the_check() -> None:
     axes = plot_explanation(explanation)
     assert " ".join(axes.get_xlabel().split()) == CHECK.sentence  # type: ignore[union-attr]
     assert "This map points at what the model uses." in explanation_html(explanation)
-    record = explanation_record(explanation)
+    record = explanation.to_dict()
     assert record["check"]["checks"][0]["verdict"] == "supported"
-    assert explanation_record(fake())["check"] is None
+    assert fake().to_dict()["check"] is None

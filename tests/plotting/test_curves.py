@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from clairvit.errors import BadInput
 from clairvit.metrics.score import Curve, Score
 from clairvit.plotting.canvas import PALE
-from clairvit.plotting.curves import curves_figure, mean_line
+from clairvit.plotting.curves import curves_figure
 from clairvit.plotting.series import COLOURS
 
 LINES = torch.tensor([[1.0, 0.5, 0.0], [0.6, 0.3, 0.4], [9.0, 9.0, 9.0]], dtype=torch.float64)
@@ -50,10 +50,10 @@ def words(figure: Figure) -> str:
 
 
 def test_the_mean_and_its_error_are_of_images_with_a_score() -> None:
-    mean, error = mean_line(score("legrad"))
+    mean, error = score("legrad").mean_curve
     np.testing.assert_allclose(mean, [0.8, 0.4, 0.2])
     np.testing.assert_allclose(error, [0.2, 0.1, 0.2])  # |a - b| / 2 for two values
-    _, error = mean_line(score("legrad", values=(0.5, math.nan, math.nan)))
+    _, error = score("legrad", values=(0.5, math.nan, math.nan)).mean_curve
     assert np.isnan(error).all()
 
 

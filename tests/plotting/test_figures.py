@@ -9,14 +9,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost, Explanation, Heads
+from clairvit.methods.explanation import Explanation, Heads
 from clairvit.numerics import percent
 from clairvit.plotting.canvas import fit, text_width, tick_labels
 from clairvit.plotting.comparison import arrange_cells, comparison_figure, rows_needed
 from clairvit.plotting.figures import explanation_figure, layers_figure
 from clairvit.plotting.heads import heads_figure
-from clairvit.plotting.labels import cost_label, top_classes
+from clairvit.plotting.labels import cost_label
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import same_image
 from plotting.fakes import fake
@@ -329,5 +330,5 @@ def test_words() -> None:
     ]
     assert cost_label(Cost(1, 0)) == "1 forward"
     assert cost_label(Cost()) == "no pass"
-    assert [guess.name for guess in top_classes(fake(), 0, 2)] == ["Egyptian Mau", "Bengal"]
-    assert len(top_classes(fake(), 0, 99)) == 4
+    assert [guess.name for guess in fake().top_classes(0, 2)] == ["Egyptian Mau", "Bengal"]
+    assert len(fake().top_classes(0, 99)) == 4

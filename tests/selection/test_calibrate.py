@@ -18,6 +18,8 @@ from torch import Tensor, nn
 import clairvit as cv
 import clairvit.methods.calibrated as calibrated_module
 import clairvit.selection.calibrate as calibrate_module
+from clairvit._progress import on_progress
+from clairvit._rng import image_seeds, random_sets
 from clairvit.bench.results import combinations, read_scores
 from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
@@ -28,8 +30,6 @@ from clairvit.methods.calibrated import KINDS, PRIOR_METHOD, Calibration, calibr
 from clairvit.methods.recipe import read_recipe
 from clairvit.metrics.registry import METRICS as METRIC_REGISTRY
 from clairvit.metrics.registry import resolve_metric
-from clairvit.perturbation.progress import on_progress
-from clairvit.perturbation.rng import image_seeds, random_sets
 from clairvit.selection.calibrate import (
     KEEP_RATES,
     CalibrationRequest,

@@ -19,9 +19,9 @@ from torch import Tensor
 import clairvit as cv
 import clairvit.metrics.evaluate as evaluate_module
 import clairvit.selection.choose as choose_module
+from clairvit._cost import Cost
 from clairvit.data.dataset import ImageDataset, Sample, as_dataset
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.methods.explanation import Cost
 from clairvit.methods.recipe import read_recipe
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.confidence_intervals import LEVEL, mean_p

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.data.hashing import state_hash
 from clairvit.errors import BadInput
+from clairvit.models.state_hash import state_hash
 from clairvit.targets.resolve import readout_model
 from helpers.rounding import assert_same
 from helpers.tiny_models import build

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from clairvit.errors import UnknownName
 from clairvit.tracing import ops
 from clairvit.tracing.rules import LINEAR, TABLES, rule_table
+from clairvit.tracing.rules.attnlrp import attnlrp
 
 
 class Seen(TorchFunctionMode):
@@ -83,11 +85,16 @@ def test_out_of_place_forms_have_the_same_value() -> None:
 
 
 def test_rule_tables_are_values() -> None:
-    text = "attnlrp(gamma_lin=0.05,gamma_conv=0.25,eps=0.0,inside=1.0)"
+    table = attnlrp(gamma_lin=0.05, gamma_conv=0.25)
+    assert str(table) == "attnlrp(gamma_lin=0.05,gamma_conv=0.25,eps=0.0,inside=True)"
     assert rule_table("linear") is LINEAR is rule_table(LINEAR)
-    assert rule_table(text) == rule_table(text)
-    assert str(rule_table(text)) == text
-    assert len({*TABLES.values(), rule_table(text)}) == len(TABLES) + 1
+    assert rule_table(str(table)) == rule_table("attnlrp(gamma_lin=0.05, gamma_conv=0.25)") == table
+    assert table != attnlrp(gamma_lin=0.05, gamma_conv=0.25, inside=False)
+    assert len({*TABLES.values(), table, attnlrp(gamma_lin=0.05, gamma_conv=0.25)}) == len(TABLES) + 1
+    for other in (*TABLES.values(), table):
+        restored = pickle.loads(pickle.dumps(other))
+        assert restored == other
+        assert restored.rules.keys() == other.rules.keys()
     for unknown in ("linaer", "linear(eps=1)"):
         with pytest.raises(UnknownName, match=r"There is no rule table"):
             rule_table(unknown)

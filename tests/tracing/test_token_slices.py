@@ -47,7 +47,7 @@ COMBINED = [
     "rollout+plus",
     "raw-attention+layer:0",
     "attention-flow",
-    "legrad(formula=joita)",
+    "legrad(preset=joita)",
 ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from clairvit.perturbation.progress import track
+from clairvit._progress import track
 from clairvit.web.job_queue import JobCancelled, JobQueue, QueueFull, TimeLimitExceeded
 from clairvit.web.state import AppState
 from helpers.module_fingerprint import fingerprint

@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from clairvit.data.dataset import ImageDataset, void_as_object
 from clairvit.errors import BadInput, did_you_mean
@@ -98,12 +98,15 @@ class StudyConfig:
     maps: StrictStr | None = None
     at_once: StrictInt = IMAGES_PER_UNIT
     autocast: StrictStr | None = None
+    # Files and modules that register methods and metrics, relative to the file
+    imports: Annotated[tuple[StrictStr, ...], Field(alias="import")] = ()
 
 
 _TABLES: Mapping[str, tuple[type, str]] = {  # key of the file -> its class, and an example of a spec
     "models": (ModelConfig, "timm:vit_base_patch16_224"),
     "data": (DataConfig, "folder:photos"),
 }
+_KEYS = {"imports": "import"}  # field -> key of the file, where that is a word of Python
 _EXPECTED = {  # pydantic's type of an error -> the value that is expected, and the items if they are in a list
     "string_type": ("a text", "texts only"),
     "int_type": ("a whole number", "whole numbers only"),
@@ -153,7 +156,7 @@ def _expand_short_forms(document: Mapping[str, Any]) -> dict[str, Any]:
         if key in full:
             entries = full[key] if isinstance(full[key], list) else [full[key]]
             full[key] = [{"spec": entry} if isinstance(entry, str) else entry for entry in entries]
-    for key in ("methods", "metrics"):
+    for key in ("methods", "metrics", "import"):
         if isinstance(full.get(key), str):
             full[key] = [full[key]]
     return full
@@ -175,7 +178,7 @@ class _Source:
         for error in by_kind.get("unexpected_keyword_argument", ()):
             *parents, key = self._locate(error["loc"])
             kind = _TABLES[str(parents[0])][0] if parents else StudyConfig
-            field_names = [field.name for field in fields(kind)]
+            field_names = [_KEYS.get(field.name, field.name) for field in fields(kind)]
             suggestion = did_you_mean(str(key), field_names)
             return self._error(
                 (*parents, key), f"'{key}' is no key here.{suggestion} Expected: {', '.join(field_names)}."
@@ -277,7 +280,7 @@ def _expected(location: Location, errors: Sequence[ErrorDetails]) -> str:
     key = str(location[0])
     if any(error["type"] == "dataclass_type" for error in errors):
         return f"a text such as '{_TABLES[key][1]}', or a table with spec = …"
-    if key in ("methods", "metrics") and len(location) == 1:
+    if key in ("methods", "metrics", "import") and len(location) == 1:
         return "a text or a list"
     is_item = isinstance(location[-1], int)
     choices = [

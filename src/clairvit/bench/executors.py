@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from clairvit.bench.plan import Study, Unit
 from clairvit.bench.store import Row
 from clairvit.bench.worker import Worker, compute_rows
 from clairvit.errors import Argument, BadInput, ClairError, install
+from clairvit.plugins import Import, imported
 
 ATTEMPTS = 2  # for a unit whose worker died
 CONNECT_TIMEOUT = 5.0  # seconds
@@ -53,6 +54,7 @@ class WorkerConfig:
     batch_size: int | None = None
     threads: int | None = None  # None: torch's default
     folder: str | None = None  # where relative paths begin
+    imports: tuple[Import, ...] = field(default_factory=imported)  # own methods and metrics, as this process has them
 
     def start(self) -> Worker:
         """Return the worker, in the process that calls this."""
@@ -62,7 +64,7 @@ class WorkerConfig:
             torch.set_num_threads(self.threads)
         if self.folder is not None and os.path.isdir(self.folder):
             os.chdir(self.folder)
-        return Worker(self.study, self.device, self.batch_size)
+        return Worker(self.study, self.device, self.batch_size, imports=self.imports)
 
 
 # Processes

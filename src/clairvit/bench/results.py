@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from clairvit._cost import Cost
 from clairvit.bench.plan import Cell, CellSet, StoredPlan, image_set_hash, settings_of
 from clairvit.bench.store import Store, sql_text
 from clairvit.errors import BadInput, ClairWarning, UnknownName
-from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric

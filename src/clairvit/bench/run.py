@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from filelock import BaseFileLock
 
+from clairvit._progress import report_progress
 from clairvit._version import __version__
 from clairvit.bench.executors import Executor, in_process
 from clairvit.bench.plan import Plan, Shard, StoredPlan, Study, Unit, make_plan
@@ -17,7 +18,6 @@ from clairvit.bench.worker import Worker
 from clairvit.data.hashing import model_record
 from clairvit.errors import ClairWarning
 from clairvit.metrics.own_code import Codes, codes_of
-from clairvit.perturbation.progress import report_progress
 
 POLL = 0.5  # seconds between looks at units that another process computes
 

@@ -19,6 +19,7 @@ from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.own_code import Codes, codes_of
 from clairvit.metrics.score import Prediction, Score, Scores
 from clairvit.models.model import Model
+from clairvit.plugins import Import, import_code
 
 
 @dataclass(eq=False)
@@ -32,6 +33,7 @@ class Worker:
     datasets: dict[int, ImageDataset] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)  # of the models
     codes: Codes | None = None  # of own methods and metrics
+    imports: tuple[Import, ...] = ()  # what registers them
 
     def model(self, index: int) -> Model:
         if index not in self.models:
@@ -58,6 +60,7 @@ class Worker:
 
     def rows(self, unit: Unit) -> list[Row]:
         """Compute a unit. An image that cannot be read and a method that does not fit have rows with a note."""
+        import_code(self.imports)
         model, dataset, study = self.model(unit.model), self.dataset(unit.data), self.study
         self._check_hashes(unit, model, dataset)
         errors: dict[str, str] = {}  # by image

@@ -25,6 +25,7 @@ from clairvit.cli.explain import explain
 from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import with_options
+from clairvit.cli.imports import add_import_option
 from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
 from clairvit.cli.patch import patch
 from clairvit.cli.report import report
@@ -86,6 +87,9 @@ def _global_options(
     ] = False,
 ) -> None:
     pass
+
+
+add_import_option(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -123,6 +123,7 @@ def bench(
     from clairvit.bench.store import Store, check_place
     from clairvit.bench.worker import Worker
     from clairvit.data.remote_folder import local_folder
+    from clairvit.plugins import import_code
 
     if out is None:
         raise BadInput("Where is the store? Expected --out STORE, a folder; it is made if it is not there.")
@@ -138,6 +139,7 @@ def bench(
             return
         shard = None if engine_options.shard is None else Shard.parse(engine_options.shard)
         config = read_config(study) if study is not None else StudyConfig()
+        import_code(config.imports, study and study.parent)
         typed = StudyOptions(model, model_options, data, masks, mask_kind, method, metric, target, maps, seed, autocast)
         requested = study_of(config, typed)
         device = device if device is not None or engine_options.engine == "ray" else _gpu()
@@ -268,7 +270,7 @@ def _gpu() -> str | None:
 @contextmanager
 def _progress_messages(hidden: bool) -> Iterator[None]:
     """Print a line every `REPORT_INTERVAL` seconds where stderr is no terminal and so has no bar."""
-    from clairvit.perturbation.progress import on_progress
+    from clairvit._progress import on_progress
 
     if hidden or sys.stderr.isatty():
         yield

@@ -118,7 +118,7 @@ def progress_bar(title: str, total: int, hidden: bool = False) -> Iterator[Advan
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    from clairvit.perturbation.progress import on_progress
+    from clairvit._progress import on_progress
 
     bar = Progress(
         TextColumn("{task.description}"),

@@ -138,13 +138,11 @@ def _save(shown: PatchFeatures, path: Path, patch: tuple[int, int] | None) -> li
 
 
 def _entries(shown: PatchFeatures, files: dict[str, list[Path]], patch: tuple[int, int] | None) -> list[dict[str, Any]]:
-    from clairvit.plotting.token_features import features_record
-
     return [
         {
             "image": image.names[0],
             "files": [str(file) for file in files[image.names[0]]],
-            **features_record(image, patch),
+            **image.to_dict(patch=patch),
         }
         for image in shown
     ]

@@ -289,7 +289,6 @@ def _trigger_text(epoch: Epoch) -> str:
 
 def document(trained: Trained, seconds: float) -> dict[str, Any]:
     """Return the JSON document without the images that failed."""
-    from clairvit.data.hashing import plain_preprocess
 
     return {
         "file": str(trained.path),
@@ -303,7 +302,7 @@ def document(trained: Trained, seconds: float) -> dict[str, Any]:
         "epochs": [vars(epoch) for epoch in trained.history],
         "resumed_after": trained.resumed,
         "stopped_early": trained.stopped_early,
-        "preprocess": plain_preprocess(trained.preprocess),
+        "preprocess": trained.preprocess.to_dict(),
         "assumptions": list(trained.assumptions),
         "seconds": seconds,
     }

@@ -88,7 +88,7 @@ def print_checks(results: Sequence[WrittenResult]) -> None:
 
 def print_cost(record: Mapping[str, Any]) -> None:
     """Print the passes and seconds of a method that runs the model more than once."""
-    from clairvit.methods.explanation import Cost
+    from clairvit._cost import Cost
     from clairvit.plotting.labels import cost_label
 
     cost = Cost(**record["cost"])

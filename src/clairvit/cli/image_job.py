@@ -22,7 +22,8 @@ from clairvit.data.pipeline import WriteBehind, decode_workers, read_ahead
 from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
-    from clairvit.methods.explanation import Cost, Explanation
+    from clairvit._cost import Cost
+    from clairvit.methods.explanation import Explanation
     from clairvit.methods.map_shards import MapShardWriter
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
@@ -176,8 +177,6 @@ class ImageJob:
     def _write(
         self, model: Model, result: ImageResult, paths: Sequence[Path], shards: MapShardWriter | None
     ) -> WrittenResult:
-        from clairvit.plotting.save import explanation_record
-
         if shards is not None:
             first = next(iter(result.explanations.values()))
             for row, target in enumerate(first.targets):
@@ -185,7 +184,7 @@ class ImageJob:
                 shards.add(result.image, target, maps)
         files = tuple(file for path in paths for file in self.save(model, result.explanations, path))
         values = self.output.as_json  # keep the maps in the records, not only in the files
-        records = {name: explanation_record(explanation, values) for name, explanation in result.explanations.items()}
+        records = {name: explanation.to_dict(values) for name, explanation in result.explanations.items()}
         return WrittenResult(result.image, files, records, result.skipped, result.cost)
 
     def _write_together(self, model: Model, results: Sequence[ImageResult], path: Path) -> tuple[Path, ...]:

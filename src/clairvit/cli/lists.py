@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Mapping
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from clairvit._presets import preset_formula, preset_settings
 from clairvit.cli import options
 from clairvit.cli.console import print_json, print_line, table
 from clairvit.cli.declare import argument
@@ -15,8 +15,10 @@ from clairvit.cli.options import AS_JSON, ModelOptions
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
+    from clairvit._spec import Registered
     from clairvit.methods.registry import Method
     from clairvit.metrics.registry import Metric
+    from clairvit.option_types import Option
 
 
 def methods_command(
@@ -105,11 +107,8 @@ def _print_method(method: Method) -> None:
         *([("papers differ", method.caveats.discrepancies)] if method.caveats.discrepancies else []),
     ]
     table("", ("", ""), facts)
-    if method.options:
-        choices = option_choices(method)
-        rows = [(key, str(value), choices.get(key, "")) for key, value in method.options.items()]
-        table("Options", ("name", "default", "choices"), rows)
-    _print_presets(method.name, method.presets)
+    _print_options(method.option_list)
+    _print_presets(method)
     if method.combinators:
         from clairvit.methods.registry import COMBINATORS
 
@@ -117,28 +116,30 @@ def _print_method(method: Method) -> None:
         table(f"Recombinations, e.g. {method.name}+skipplus", ("ending", "meaning"), meanings)
 
 
-def _print_presets(name: str, presets: Mapping[str, Mapping[str, Any]]) -> None:
-    if presets:
-        settings = {key: ", ".join(f"{k}={v}" for k, v in preset.items()) for key, preset in presets.items()}
-        rows = [(key, text or "nothing: the defaults") for key, text in settings.items()]
-        table(f"Presets, e.g. '{name}(preset={next(iter(presets))})'", ("name", "sets"), rows)
+def _print_options(listed: Sequence[Option]) -> None:
+    if listed:
+        rows = [(option.name, str(option.default), option.allowed, option.doc) for option in listed]
+        table("Options", ("name", "default", "choices", "meaning"), rows)
 
 
-def option_choices(method: Method) -> dict[str, str]:
-    """Return what each option of a method takes: "min | mean | max", "whole number", "true | false"."""
-    from clairvit.methods.spec import option_hints
+def _print_presets(entry: Method | Metric) -> None:
+    if entry.presets:
+        rows = []
+        for name in entry.presets:
+            settings = ", ".join(f"{key}={value}" for key, value in preset_settings(entry, name).items())
+            parts = [part for part in (settings, preset_formula(entry, name)) if part]
+            rows.append((name, "; ".join(parts) or "nothing: the defaults"))
+        table(f"Presets, e.g. '{entry.name}(preset={next(iter(entry.presets))})'", ("name", "sets"), rows)
 
-    return {name: " | ".join(_choices(hint)) for name, hint in option_hints(method).items()}
 
-
-def _choices(hint: Any) -> list[str]:
-    """Return the values or kinds of values that a type annotation allows."""
-    kinds = {int: "whole number", float: "number", bool: "true | false", str: "text", type(None): "none"}
-    if get_origin(hint) is Literal:
-        return [str(value) for value in get_args(hint)]
-    if get_origin(hint) in (Union, UnionType):
-        return list(dict.fromkeys(choice for part in get_args(hint) for choice in _choices(part)))
-    return [kinds.get(hint, getattr(hint, "__name__", str(hint)))]
+def _option_records(entry: Registered) -> dict[str, dict[str, Any]]:
+    """Return the defaults of the options, what they take ("min | mean | max", "whole number") and what they mean."""
+    return {
+        "options": entry.options,
+        "choices": {option.name: option.choices for option in entry.option_list},
+        "ranges": {option.name: str(option.range) for option in entry.option_list if option.range is not None},
+        "meanings": {option.name: option.doc for option in entry.option_list},
+    }
 
 
 def _passes(method: Method) -> str:
@@ -199,9 +200,8 @@ def _method_record(method: Method) -> dict[str, Any]:
             for item in default_methods()
             if resolve_method(item.method).method is method
         ],
-        "options": method.options,
-        "choices": option_choices(method),
-        "presets": {name: dict(preset) for name, preset in method.presets.items()},
+        **_option_records(method),
+        "presets": {name: preset_settings(method, name) for name in method.presets},
         "combinators": list(method.combinators),
     }
 
@@ -272,9 +272,8 @@ def _print_metric(metric: Metric) -> None:
         *([("papers differ", metric.discrepancies)] if metric.discrepancies else []),
     ]
     table("", ("", ""), facts)
-    if metric.options:
-        table("Options", ("name", "default"), [(key, str(value)) for key, value in metric.options.items()])
-    _print_presets(metric.name, metric.presets)
+    _print_options(metric.option_list)
+    _print_presets(metric)
 
 
 def _metric_record(metric: Metric) -> dict[str, Any]:
@@ -290,8 +289,8 @@ def _metric_record(metric: Metric) -> dict[str, Any]:
         "needs": list(metric.needs),
         "orders": metric.rank_only,
         "cost": {"forwards": default_forwards(metric)},
-        "options": metric.options,
-        "presets": {name: dict(preset) for name, preset in metric.presets.items()},
+        **_option_records(metric),
+        "presets": {name: preset_settings(metric, name) for name in metric.presets},
         "discrepancies": metric.discrepancies,
     }
 

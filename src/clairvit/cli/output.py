@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,40 +125,9 @@ def score_document(
 
 
 def _score_record(score: Score, baseline: bool) -> dict[str, Any]:
-    return {
-        "method": score.method,
-        "metric": score.metric,
-        "baseline": baseline,
-        "better": score.better,
-        "span": list(score.span),
-        "mean": score.mean,
-        "standard_error": score.standard_error,
-        "interval": list(score.interval),
-        "n_valid": score.n_valid,
-        "n_invalid": score.n_invalid,
-        "n_degenerate": score.n_degenerate,
-        "values": score.values.tolist(),
-        "settings": dict(score.settings),
-        "cost": vars(score.cost),
-        "curve": _curve_record(score),
-        "notes": list(score.notes),
-    }
-
-
-def _curve_record(score: Score) -> dict[str, Any] | None:
-    """Return the mean curve and its standard error; the curves of single images are not kept."""
-    from clairvit.plotting.curves import mean_line
-
-    if score.curve is None:
-        return None
-    mean, error = mean_line(score)
-    return {
-        "meaning": score.curve.meaning,
-        "across": score.curve.across,
-        "x": score.curve.x.tolist(),
-        "mean": mean.tolist(),
-        "standard_error": error.tolist(),
-    }
+    content = score.to_dict()
+    leading = {name: content.pop(name) for name in ("method", "metric")}
+    return {**leading, "baseline": baseline, **content}
 
 
 def scores_csv(rows: ScoreTable) -> str:
@@ -288,31 +256,7 @@ def _start_label(start: int, best: int, half: int) -> str:
 
 def selection_document(selection: Selection, file: Path) -> dict[str, Any]:
     """Return the JSON document of `choose` without the images that failed."""
-    from clairvit.methods.collect import versions
-
-    return {
-        "model": selection.model,
-        "weights": selection.weights,
-        **selection.model_record,
-        "best": selection.best,
-        "clear": selection.clear,
-        "tied": selection.tied,
-        "by": selection.by,
-        "better": selection.better,
-        "metrics": selection.metrics,
-        "settings": selection.settings,
-        "seed": selection.seed,
-        "images": [prediction.image for prediction in selection.scores.predictions],
-        "ranking": [asdict(row) for row in selection.ranking],
-        "front": selection.front,
-        "groups": selection.groups,
-        "agreement": [{"metrics": pair, "spearman": rho} for pair, rho in selection.agreement.items()],
-        "tuned": [tuned.as_document() for tuned in selection.tuned.values()],
-        "answer": selection.answer,
-        "skipped": selection.skipped,
-        "versions": versions(),
-        "files": [str(file)],
-    }
+    return selection.to_dict() | {"files": [str(file)]}
 
 
 # Studies of `clairvit bench`

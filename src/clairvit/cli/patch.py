@@ -59,8 +59,7 @@ def patch(
 ) -> None:
     import clairvit as cv
     from clairvit.models.image_files import read_image
-    from clairvit.perturbation.patching import check_sweep, join_sweeps
-    from clairvit.plotting.patch_sweep import patch_sweep_record
+    from clairvit.perturbation.patching import PatchSweep, check_sweep
 
     chosen = value or ("zero" if source is None else "source")
     check_sweep(kind, chosen, source)
@@ -86,11 +85,11 @@ def patch(
             advance(len(listed))
         if not sweeps:
             command.stop()
-        sweep = join_sweeps(sweeps)
+        sweep = PatchSweep.concat(sweeps)
         files = _write(sweep, path)
 
     def document() -> dict[str, Any]:
-        return {**patch_sweep_record(sweep), "notes": notes, "files": [str(file) for file in files]}
+        return {**sweep.to_dict(), "notes": notes, "files": [str(file) for file in files]}
 
     def show() -> None:
         _print_strongest(sweep)

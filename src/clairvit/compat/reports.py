@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
 
 from torch import Tensor
 
-from clairvit.models.model import Layout
+from clairvit.methods.aggregation import Product
+from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads
+from clairvit.methods.layer_view import LayerView
+from clairvit.methods.registry import Requires, WeightedHeads, add_presets, preset
 
-_GMAR_JOITA = {"joita": {"heads": "mean", "order": "forward"}}  # a mean of weighted heads: 1/H of the attention
-
-# method -> preset -> options
-PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "rollout": {"cmi": {"alpha": 1.0, "order": "forward"}, "joita": {"order": "forward"}},
-    "grad-rollout": {
-        "cmi": {"head_stage": "fuse-first", "residual": 0.0, "normalise": "none", "order": "forward"},
-    },
-    "gmar-l1": _GMAR_JOITA,
-    "gmar-l2": _GMAR_JOITA,
-    "legrad": {"joita": {"formula": "joita"}},
-}
+add_presets("rollout", cmi={"alpha": 1.0, "order": "forward"}, joita={"order": "forward"})
 
 
-def joita_legrad(A: Tensor, G: Tensor, layout: Layout) -> Tensor:
-    """Return mean_{h,j} relu(G * A) over patch rows and columns, [B, N]: Joita's LeGrad, which scores queries."""
-    patches = layout.patch_slice
-    return layout.pad_patches((G * A).clamp(min=0)[..., patches, patches].mean((1, 3)))
+@preset(
+    "grad-rollout",
+    "cmi",
+    moved=("head_stage",),
+    aggregation=Product(residual=0.0, order="forward"),
+    requires=lambda discard_ratio, **_: Requires(all_rows=discard_ratio > 0),
+)
+def product_of_fused_heads(
+    layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0, protect: Protect = "none"
+) -> Tensor:
+    """prod_l relu(mean_h A * mean_h G): heads are fused before they are multiplied, and no residual is added.
+
+    Such a product may be smaller than float32 holds, such as 1e-50: the map is then a multiple of it.
+    """
+    matrix = (fuse_heads(layer.A, fusion) * fuse_heads(layer.G, fusion)).clamp(min=0)
+    return discard_smallest(matrix, discard_ratio, protect)  # [B, rows, N]
+
+
+def _mean_head_weights(layer: LayerView, p: int) -> Tensor:
+    """Return the weights of GMAR, [B, H], over the number of heads."""
+    weights = layer.head_weights(p)
+    return weights / weights.shape[1]
+
+
+def _requires_mean_weights(p: int) -> Requires:
+    return Requires(heads=WeightedHeads("A", functools.partial(_mean_head_weights, p=p), ("|G|",) if p == 1 else ()))
+
+
+_FORWARD = Product(residual=1.0, normalise="rows", order="forward")
+
+
+@preset("gmar-l1", "joita", moved=("heads",), aggregation=_FORWARD, requires=_requires_mean_weights(1))
+def mean_of_l1_weighted_heads(layer: LayerView) -> Tensor:
+    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L1 norm: a mean of weighted heads."""
+    return layer.weighted("A", _mean_head_weights(layer, 1))  # [B, rows, N]
+
+
+@preset("gmar-l2", "joita", moved=("heads",), aggregation=_FORWARD, requires=_requires_mean_weights(2))
+def mean_of_l2_weighted_heads(layer: LayerView) -> Tensor:
+    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L2 norm: a mean of weighted heads."""
+    return layer.weighted("A", _mean_head_weights(layer, 2))  # [B, rows, N]
+
+
+@preset("legrad", "joita", moved=("formula",), requires=Requires(gradients=("attention", "tokens")))
+def query_gradient(layer: LayerView) -> Tensor:
+    """mean_{h,j} relu(G * A) of the final score, patch rows and columns only: over keys, so that it scores queries."""
+    patches = layer.layout.patch_slice
+    return layer.layout.pad_patches((layer.G * layer.A).clamp(min=0)[..., patches, patches].mean((1, 3)))  # [B, N]

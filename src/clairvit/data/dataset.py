@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clairvit._rows import Rows, per_row, same, union
 from clairvit.data.hashing import digest
 from clairvit.data.masks import check_kind, prepare_mask, read_mask
 from clairvit.data.parts import RemovableParts
@@ -53,67 +54,44 @@ class Sample:
     parts: RemovableParts | None = None  # what can be removed from the image
 
 
-@dataclass(frozen=True, eq=False)
-class ImageDataset:
+def _renumbered(function: Callable[..., Any], rows: list[int]) -> Callable[..., Any]:
+    """Return a function of a row, and of more, for chosen rows."""
+    return lambda row, *arguments: function(rows[row], *arguments)
+
+
+class ImageDataset(Rows):
     """Names of images, and functions that read and hash the image of a row."""
 
-    names: tuple[str, ...]
-    read: Callable[[int, Model], Sample]
-    content_hash: Callable[[int], str]  # of image and annotations, so that stored results can be reused
-    has_masks: bool = False
-    has_labels: bool = False
-    has_others: bool = False
-    notes: tuple[str, ...] = ()  # for the user: masks without an image, empty class folders, …
-    has_parts: bool = False  # every image has `RemovableParts`
-    concurrent: bool = False  # `read` and `content_hash` may be called in several threads at once
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def take(self, rows: Sequence[int]) -> ImageDataset:
-        """Return the dataset of chosen rows, in this order."""
-        chosen = tuple(rows)
-        return replace(
-            self,
-            names=tuple(self.names[row] for row in chosen),
-            read=lambda row, model: self.read(chosen[row], model),
-            content_hash=lambda row: self.content_hash(chosen[row]),
-        )
+    names: tuple[str, ...] = per_row()
+    read: Callable[[int, Model], Sample] = per_row(take=_renumbered)
+    content_hash: Callable[[int], str] = per_row(
+        take=_renumbered
+    )  # of image and annotations: stored results are reused
+    has_masks: bool = same(default=False)
+    has_labels: bool = same(default=False)
+    has_others: bool = same(default=False)
+    notes: tuple[str, ...] = union(default=())  # for the user: masks without an image, empty class folders, …
+    has_parts: bool = same(default=False)  # every image has `RemovableParts`
+    concurrent: bool = same(default=False)  # `read` and `content_hash` may be called in several threads at once
 
 
-@dataclass(frozen=True, eq=False)
-class SampleBatch:
+class SampleBatch(Rows):
     """Samples of a dataset, stacked."""
 
-    rows: tuple[int, ...]  # in the dataset
-    names: tuple[str, ...]
-    pixels: Tensor  # [B, 3, H, W]
-    masks: Tensor | None  # bool [B, H, W]; all False where there is no annotation
-    void: Tensor | None  # bool [B, H, W]
-    unmasked: tuple[str, ...]  # names of images without a mask
-    labels: tuple[int | str | None, ...] | None
-    others: tuple[int | str | None, ...] | None
-    parts: tuple[RemovableParts, ...] | None = None
+    rows: tuple[int, ...] = per_row()  # in the dataset
+    names: tuple[str, ...] = per_row()
+    pixels: Tensor = per_row()  # [B, 3, H, W]
+    masks: Tensor | None = per_row()  # bool [B, H, W]; all False where there is no annotation
+    void: Tensor | None = per_row()  # bool [B, H, W]
+    lacks_mask: tuple[bool, ...] = per_row()  # True for an image without a mask where others have one
+    labels: tuple[int | str | None, ...] | None = per_row()
+    others: tuple[int | str | None, ...] | None = per_row()
+    parts: tuple[RemovableParts, ...] | None = per_row(default=None)
 
-    def take(self, positions: Sequence[int]) -> SampleBatch:
-        """Return the batch of chosen samples, by their positions in this one."""
-        picked = list(positions)
-
-        def items(values: tuple[Any, ...] | None) -> Any:
-            return None if values is None else tuple(values[position] for position in picked)
-
-        names = items(self.names)
-        return SampleBatch(
-            rows=items(self.rows),
-            names=names,
-            pixels=self.pixels[picked],
-            masks=None if self.masks is None else self.masks[picked],
-            void=None if self.void is None else self.void[picked],
-            unmasked=tuple(name for name in self.unmasked if name in names),
-            labels=items(self.labels),
-            others=items(self.others),
-            parts=items(self.parts),
-        )
+    @property
+    def unmasked(self) -> tuple[str, ...]:
+        """Return the names of images without a mask."""
+        return tuple(name for name, lacks in zip(self.names, self.lacks_mask, strict=True) if lacks)
 
 
 def void_as_object(dataset: ImageDataset) -> ImageDataset:
@@ -176,7 +154,7 @@ def _stack(dataset: ImageDataset, samples: dict[int, Sample], model: Model) -> S
         pixels=pixels,
         masks=torch.stack(masks).to(pixels.device) if dataset.has_masks else None,
         void=torch.stack(void).to(pixels.device) if has_void else None,
-        unmasked=tuple(dataset.names[row] for row, s in samples.items() if dataset.has_masks and s.mask is None),
+        lacks_mask=tuple(dataset.has_masks and sample.mask is None for sample in samples.values()),
         labels=tuple(sample.label for sample in samples.values()) if dataset.has_labels else None,
         others=tuple(sample.other for sample in samples.values()) if dataset.has_others else None,
         parts=_stack_parts(dataset, samples) if dataset.has_parts else None,

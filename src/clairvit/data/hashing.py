@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
-import weakref
-from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from clairvit.errors import BadInput
 from clairvit.models.image_files import EncodedImage
 from clairvit.models.model import Model
-from clairvit.models.preprocess import Preprocess
-from clairvit.models.readout import unwrap_readout
-from clairvit.models.submodules import named_submodules, tensors_of
+from clairvit.models.state_hash import state_hash
 
 
 def digest(*parts: Any) -> str:
@@ -62,173 +57,11 @@ def weights_hash(model: Model) -> str:
     return digest(state_hash(model.module).encode(), repr(settings).encode())
 
 
-_HASHES: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, str]] = weakref.WeakKeyDictionary()
-
-
-def state_hash(module: nn.Module, check: Hashable = None) -> str:
-    """Return a hash of the content of all parameters and buffers: names, dtypes, shapes and bytes.
-
-    It is the same on every machine and device. A second call for the same module is cheap: the bytes are read again
-    only if a tensor was replaced, changed in place, or differs in the sum, or in a sample, of its bits. What
-    reads another output of a module has the module's hash. `check` is `weights_check(module)`, where it is known.
-    """
-    module = unwrap_readout(module)
-    cached = _HASHES.get(module)
-    if check is not None and cached is not None and cached[0] == check:
-        return cached[1]
-    state = _state(module)
-    check = change_check(state)
-    if cached is not None and cached[0] == check:
-        return cached[1]
-    total = hashlib.blake2b(digest_size=16)
-    for name, value in state:
-        for content in _contents(name, value):
-            total.update(f"{len(content)}:".encode())
-            total.update(content)
-    _HASHES[module] = check, total.hexdigest()
-    return total.hexdigest()
-
-
-def weights_check(module: nn.Module) -> Hashable:
-    """Return a value, cheap to compute, that changes with any parameter or buffer of a module or of what it reads."""
-    return change_check(_state(unwrap_readout(module)))
-
-
 def model_record(model: Model) -> dict[str, Any]:
     """Return what results store about a model in addition to its name, as JSON values."""
     return {
         "activation": model.activation,
         "weights_hash": state_hash(model.module),
-        "preprocess": plain_preprocess(model.preprocess),
+        "preprocess": model.preprocess.to_dict(),
         "assumptions": list(model.assumptions),
     }
-
-
-def plain_preprocess(preprocess: Preprocess) -> dict[str, Any]:
-    """Return preprocessing as JSON values."""
-    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(preprocess)))
-    return values
-
-
-def _state(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return parameters, buffers (also non-persistent ones) and other saved values, sorted by name."""
-    places = named_submodules(module)
-    tensors: dict[str, Any] = {f"{prefix}{name}": t for prefix, part in places for name, t in tensors_of(part)}
-    saved = module.state_dict() if any(_saves_other_values(part) for _, part in places) else {}
-    return sorted((saved | tensors).items())
-
-
-def _saves_other_values(part: nn.Module) -> bool:
-    """Return whether a module's state_dict may hold more than its parameters and buffers: packed weights, hooks."""
-    kind, attributes = type(part), part.__dict__
-    return (
-        kind._save_to_state_dict is not nn.Module._save_to_state_dict
-        or kind.get_extra_state is not nn.Module.get_extra_state
-        or kind.state_dict is not nn.Module.state_dict
-        or bool(attributes.get("_state_dict_hooks") or attributes.get("_state_dict_pre_hooks"))
-        or not attributes.keys().isdisjoint(("state_dict", "_save_to_state_dict", "get_extra_state"))
-    )
-
-
-def _contents(name: str, value: Any) -> Iterator[bytes | memoryview]:
-    """Yield a tensor's name, dtype, shape and bytes; for quantised weights, those of their components."""
-    if isinstance(value, tuple | list):  # the packed weights of a dynamically quantised layer
-        for index, part in enumerate(value):
-            yield from _contents(f"{name}.{index}", part)
-    elif not isinstance(value, Tensor):
-        yield f"{name} {value!r}".encode()
-    elif hasattr(value, "__tensor_flatten__"):  # a subclass that holds other tensors, such as torchao's
-        inner, context = value.__tensor_flatten__()
-        yield f"{name} {type(value).__name__} {context!r}".encode()
-        for part in inner:
-            yield from _contents(f"{name}.{part}", getattr(value, part))
-    elif value.is_quantized:
-        per_channel = value.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric)
-        scale = (value.q_per_channel_scales().tolist() if per_channel else value.q_scale()) if value.numel() else None
-        zero = (
-            (value.q_per_channel_zero_points().tolist() if per_channel else value.q_zero_point())
-            if value.numel()
-            else None
-        )
-        yield f"{name} {value.qscheme()} {scale} {zero}".encode()
-        yield from _contents(name, value.int_repr())
-    else:
-        plain = value.detach()
-        dense = (plain.to_dense() if plain.layout != torch.strided else plain).cpu().resolve_conj().resolve_neg()
-        yield f"{name} {dense.dtype} {tuple(dense.shape)}".encode()
-        yield dense.contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def change_check(state: Sequence[tuple[str, Any]]) -> Hashable:
-    """Return a value, cheap to compute, that changes with the tensors: identity, version and checksum of each."""
-    parts: list[Any] = []
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for name, value in state:
-        if not isinstance(value, Tensor) or value.is_quantized or value.layout != torch.strided:
-            parts.append((name, id(value), repr(value)))
-            continue
-        plain = value.detach()
-        version = None if plain.is_inference() else value._version
-        parts.append((name, plain.data_ptr(), version, plain.dtype, plain.shape, plain.device))
-        if plain.numel():
-            by_device.setdefault(plain.device, []).append(plain)
-    sums = [checksums(tensors).cpu().numpy().tobytes() for tensors in by_device.values()]  # one transfer per device
-    return tuple(parts), tuple(sums)
-
-
-_JOINED_BYTES = 2**25  # of tensors that are summed together where launching a kernel costs more than reading them
-
-
-_SAMPLED = 64  # numbers of a tensor, or of several that are joined
-
-
-def checksums(tensors: Sequence[Tensor]) -> Tensor:
-    """Return sums of the bits of tensors of one device, and a sample of them, int64.
-
-    Bits are summed as whole numbers of 8 bytes, which wrap around: exact in any order, as fast as memory, and another
-    sum if one value changes. Values that changed places show in the sample. On a GPU tensors are joined first.
-    """
-    if tensors[0].is_cpu:
-        return torch.from_numpy(np.concatenate([_sum_and_sample(_array_words(tensor)) for tensor in tensors]))
-    joined = _joined_groups([_bits(tensor) for tensor in tensors])
-    return torch.cat([_sum_and_sample(_words(group[0] if len(group) == 1 else torch.cat(group))) for group in joined])
-
-
-def _array_words(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the bits of a tensor on the CPU as whole numbers of 8 bytes: for common tensors without a copy."""
-    if tensor.dtype in (torch.float32, torch.float64) and tensor.is_contiguous() and tensor.nbytes % 8 == 0:
-        return tensor.numpy().reshape(-1).view(np.int64)
-    words: np.ndarray[Any, np.dtype[np.int64]] = _words(_bits(tensor)).numpy()
-    return words
-
-
-def _sum_and_sample(words: Any) -> Any:
-    """Return the sum of numbers, and about 64 of them; of a tensor or an array."""
-    concatenate: Any = torch.cat if isinstance(words, Tensor) else np.concatenate
-    return concatenate([words.sum()[None], words[:: max(1, len(words) // _SAMPLED)]])
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor, uint8 [bytes], padded to a multiple of 8."""
-    plain = tensor.detach()
-    flat = (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous().reshape(-1)
-    data = flat.view(torch.uint8)
-    return data if data.numel() % 8 == 0 else torch.nn.functional.pad(data, (0, -data.numel() % 8))
-
-
-def _words(data: Tensor) -> Tensor:
-    """Return bytes as whole numbers of 8 bytes; a copy of them where they do not begin at such an address."""
-    return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)
-
-
-def _joined_groups(parts: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return consecutive tensors in groups of at most `_JOINED_BYTES`, larger ones alone."""
-    groups: list[list[Tensor]] = []
-    size = 0
-    for part in parts:
-        if not groups or size + part.nbytes > _JOINED_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(part)
-        size += part.nbytes
-    return groups

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from clairvit._progress import report_progress
 from clairvit.diagnostics.context import MAX_IMAGES, DoctorContext, registered_checks
 from clairvit.diagnostics.inspection import buffers_restored, snapshot
 from clairvit.diagnostics.report import Check, Diagnosis
@@ -22,7 +23,6 @@ from clairvit.models.load import load
 from clairvit.models.model import Model
 from clairvit.models.submodules import compiled_in_place
 from clairvit.models.wrap import wrap
-from clairvit.perturbation.progress import report_progress
 
 
 def doctor(

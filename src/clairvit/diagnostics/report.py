@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from clairvit._io import to_json
+from clairvit._tables import TableRow, Tabular
 
 Status = Literal["pass", "warn", "fail", "skip"]
 WIDTH = 118  # columns of the report as text
@@ -49,7 +50,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Tabular):
     """All checks of one model.
 
     Attributes:
@@ -113,6 +114,11 @@ class Diagnosis:
             "summary": self.summary(),
             "checks": [check.to_dict() for check in self.checks],
         }
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per check."""
+        names = ("name", "status", "finding", "advice")
+        return [{"model": self.model} | {name: getattr(check, name) for name in names} for check in self.checks]
 
     def __str__(self) -> str:
         width = max((len(check.name) for check in condensed(self.checks)), default=0)

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.alternatives import advice
-from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import background
 from clairvit.tracing.trace import Trace
@@ -31,11 +31,18 @@ LayerNumber = Annotated[int, Range(ge=0, unit="(a layer) or None", example=4)]
 )
 def causal_activation_patching(
     trace: Trace,
-    start: LayerNumber | None = None,
-    stop: LayerNumber | None = None,
-    neutral: Literal["mean", "blur", "black"] = "mean",
-    direction: Literal["insert", "remove"] = "insert",
-    relative: bool = True,
+    start: Annotated[
+        LayerNumber | None, Doc("the first layer whose input is replaced; None: after a third of the layers")
+    ] = None,
+    stop: Annotated[
+        LayerNumber | None, Doc("the layer before which replacing ends; None: after two thirds of the layers")
+    ] = None,
+    neutral: Annotated[Literal["mean", "blur", "black"], Doc("the image without information")] = "mean",
+    direction: Annotated[
+        Literal["insert", "remove"],
+        Doc("put the image's activations into the neutral run, or neutral ones into the image's"),
+    ] = "insert",
+    relative: Annotated[bool, Doc("take the difference to the run without replacement, not the score itself")] = True,
 ) -> MapResult:
     """f(neutral image, token i with the activations of x) − f(neutral image): what patch i alone brings along.
 

@@ -18,10 +18,14 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.models.model import Layout
 from clairvit.numerics import has_triton
-from clairvit.option_types import Range, check_fields
+from clairvit.option_types import Doc, Range, check_fields
 
 MOST_KERNEL_TOKENS = 256  # whose matrix fits into the registers of a program on a GPU
-Alpha = Annotated[float, Range(gt=0, le=1, unit="(0.5: attention and residual alike)", example=0.5)]
+Alpha = Annotated[
+    float,
+    Range(gt=0, le=1, unit="(0.5: attention and residual alike)", example=0.5),
+    Doc("mixes alpha · M + (1 - alpha) · I in place of M + residual · I"),
+]
 
 
 class Aggregation(Protocol):
@@ -77,7 +81,7 @@ def one_by_one(aggregation: Aggregation, row: Tensor | None, layer_maps: Tensor,
 class Single:
     """One layer's map; negative numbers count from the end."""
 
-    layer: int = -1
+    layer: Annotated[int, Doc("which layer; negative numbers count from the end")] = -1
 
     matrices_only = False
     needs_all_rows = False
@@ -110,9 +114,13 @@ class Single:
 class Total:
     """The sum over the layers from `start` on: PLUS from 0, SkipPLUS from "half" = ceil(L/2)."""
 
-    start: int | Literal["half"] = 0
-    rows: Literal["read", "all"] = "read"  # which query rows of an N×N map: those the head reads, or the mean of all
-    mean: bool = False  # divide by the number of layers
+    start: Annotated[
+        int | Literal["half"], Doc("the first layer of the sum; half is ceil(L/2), negative numbers count from the end")
+    ] = 0
+    rows: Annotated[
+        Literal["read", "all"], Doc("which queries of a matrix count: those that the head reads, or the mean of all")
+    ] = "read"
+    mean: Annotated[bool, Doc("divide the sum by the number of layers")] = False
 
     matrices_only = False
     ascending = False
@@ -167,11 +175,17 @@ class Product:
     reproduce published pictures.
     """
 
-    residual: float = 1.0
+    residual: Annotated[float, Doc("how many times the identity is added to each layer")] = 1.0
     alpha: Alpha | None = None
-    normalise: Literal["rows", "none", "columns"] = "none"
-    order: Literal["later-left", "forward"] = "later-left"
-    start_layer: int = 0
+    normalise: Annotated[
+        Literal["rows", "none", "columns"],
+        Doc("what adds up to 1 in each layer: its rows, nothing, or its columns (a mistake of one code base)"),
+    ] = "none"
+    order: Annotated[
+        Literal["later-left", "forward"],
+        Doc("the side on which later layers stand; forward is the reverse, as in two papers"),
+    ] = "later-left"
+    start_layer: Annotated[int, Doc("the first layer of the product; negative numbers count from the end")] = 0
 
     matrices_only = True
     needs_all_rows = True
@@ -334,10 +348,12 @@ class Suffixes:
     One pass yields the rows of all of them: the rollout from layer l on is the one from l + 1 on, times layer l.
     """
 
-    start: int | Literal["half"] = 0
-    residual: float = 1.0
+    start: Annotated[int | Literal["half"], Doc("the first layer of the sum of rollouts; half is ceil(L/2)")] = 0
+    residual: Annotated[float, Doc("how many times the identity is added to each layer")] = 1.0
     alpha: Alpha | None = None
-    normalise: Literal["rows", "none", "columns"] = "none"
+    normalise: Annotated[
+        Literal["rows", "none", "columns"], Doc("what adds up to 1 in each layer: its rows, nothing, or its columns")
+    ] = "none"
 
     matrices_only = True
     needs_all_rows = True

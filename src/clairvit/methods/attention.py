@@ -12,11 +12,20 @@ from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.flow import Flow
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import FORWARD, ExtraCost, Requires, WeightedHeads, method
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
-Fusion = Literal["mean", "max", "min"] | int
-Protect = Literal["none", "cls_cell", "cls_column"]
-DiscardRatio = Annotated[float, Range(ge=0, lt=1, unit="of the entries", example=0.9)]
+Fusion = Annotated[
+    Literal["mean", "max", "min"] | int, Doc("how heads become one: their mean, max or min, or a head by its number")
+]
+Protect = Annotated[
+    Literal["none", "cls_cell", "cls_column"],
+    Doc("what is never discarded: nothing, the cell from the class token to itself, or its column"),
+]
+DiscardRatio = Annotated[
+    float,
+    Range(ge=0, lt=1, unit="of the entries", example=0.9),
+    Doc("the share of the smallest entries of a layer that is set to 0"),
+]
 
 
 def _requires_attention(fusion: str | int, discard_ratio: float = 0.0, **_: object) -> Requires:
@@ -50,15 +59,13 @@ def raw_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     class_specific=False,
     presets={"chefer": {"start_layer": 1}},
 )
-def rollout(
-    layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0, protect: Protect = "none"
-) -> Tensor:
+def rollout(layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0) -> Tensor:
     """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers.
 
     Under mean pooling, what the identities give to every patch alike is left out of the map. The order of the patches
     stays; scores that a constant changes (faf, relevance-mass, sparseness, complexity, completeness) are of the rest.
     """
-    return discard_smallest(fused_attention(layer, fusion), discard_ratio, protect)  # [B, rows, N]
+    return discard_smallest(fused_attention(layer, fusion), discard_ratio)  # [B, rows, N]
 
 
 @method(
@@ -100,7 +107,7 @@ def fuse_heads(heads: Tensor, fusion: Fusion) -> Tensor:
     return heads[:, int(fusion)]
 
 
-def discard_smallest(matrix: Tensor, ratio: float, protect: Protect) -> Tensor:
+def discard_smallest(matrix: Tensor, ratio: float, protect: Protect = "none") -> Tensor:
     """Set the smallest `ratio` of all N² entries of each image's matrix [B, N, N] to zero, but for protected ones."""
     if ratio == 0:
         return matrix

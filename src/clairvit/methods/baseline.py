@@ -8,9 +8,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from clairvit._rng import image_seeds, make_generator
 from clairvit.methods.registry import NOTHING, method
-from clairvit.option_types import Range
-from clairvit.perturbation.rng import image_seeds, make_generator
+from clairvit.option_types import Doc, Range
 from clairvit.tracing.trace import Trace
 
 
@@ -28,7 +28,10 @@ def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
 
 
 @method("center", family="baseline", paper="—", output="image", requires=NOTHING, class_specific=False)
-def centre_gaussian(trace: Trace, sigma: Annotated[float, Range(gt=0, example=0.25)] = 0.25) -> Tensor:
+def centre_gaussian(
+    trace: Trace,
+    sigma: Annotated[float, Range(gt=0, example=0.25), Doc("the width of the bell, in parts of a side")] = 0.25,
+) -> Tensor:
     """exp(−d² / 2σ²), d from the centre in parts of a side: the score of assuming that objects are in the centre."""
     *frames, rows, cols = trace.layout.grid
     gaussian = torch.outer(_gaussian(rows, sigma), _gaussian(cols, sigma)).expand(*frames, -1, -1)  # in every frame

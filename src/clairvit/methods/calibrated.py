@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clairvit._spec import ParsedSpec
 from clairvit.data.hashing import digest, weights_hash
 from clairvit.errors import BadInput, NotApplicable, Verb
 from clairvit.methods.aggregation import Single
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.parsing import CALIBRATED
 from clairvit.methods.registry import FORWARD, Method, Requires
-from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.methods.spec import MethodSpec, resolve_method, resolve_parsed
 from clairvit.models.model import Model
 
 HASH_LENGTH = 12  # letters of a hash in a method string
@@ -41,13 +42,18 @@ def mean_positive_gradient_attention(layer: LayerView) -> Tensor:
 
 def _at_layer(method: str) -> Callable[[int], MethodSpec]:
     """Return the function of a layer to a registered method at that layer."""
-    return lambda layer: resolve_method(f"{method}+layer:{layer}")
+    return lambda layer: resolve_parsed(ParsedSpec(method, combinator=f"layer:{layer}"))
 
 
 def _unregistered(name: str, **fields: Any) -> Callable[[int], MethodSpec]:
     """Return the function of a layer to a layer map that is no method of its own."""
     method = Method(name=name, family="gradient × attention", paper="", **fields)
-    return lambda layer: MethodSpec(method, (), Single(layer), False, f"{CALIBRATED}:{name}+layer:{layer}")
+    return lambda layer: MethodSpec(
+        method=method,
+        options=(),
+        canonical=ParsedSpec(f"{CALIBRATED}:{name}", combinator=f"layer:{layer}"),
+        aggregation=Single(layer),
+    )
 
 
 # Kind of layer map -> the method that makes the map of one layer. A new kind is one more line.
@@ -190,6 +196,16 @@ def _pair(values: Any) -> tuple[int, int]:
 _calibrations: dict[str, Calibration] = {}
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class CalibratedSpec(MethodSpec):
+    """The spec of a calibrated method: it carries its weights, so that another process can read it."""
+
+    calibration: Calibration
+
+    def __reduce__(self) -> tuple[Callable[..., MethodSpec], tuple[Any, ...]]:
+        return calibrated_spec, (self.calibration, self.text.rpartition("#")[0])
+
+
 def calibrated_spec(calibration: Calibration, file: str = CALIBRATED) -> MethodSpec:
     """Return the method of a calibration; its text is "FILE#HASH", or "calibrated#HASH" where there is no file."""
     _calibrations[calibration.hash] = calibration
@@ -203,7 +219,8 @@ def calibrated_spec(calibration: Calibration, file: str = CALIBRATED) -> MethodS
         signed=True,
     )
     members = layer_specs(tuple(calibration.weights), calibration.layers)
-    return MethodSpec(method, (), None, False, f"{file}#{calibration.hash}", members)
+    canonical = ParsedSpec(f"{file}#{calibration.hash}")
+    return CalibratedSpec(method=method, options=(), canonical=canonical, members=members, calibration=calibration)
 
 
 def calibration_by_hash(hash_: str) -> Calibration | None:

@@ -9,7 +9,7 @@ feature map. The default is the last stage; gradcam(layer=0) and gradcam+layer:0
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,12 +20,18 @@ from clairvit.methods.gradient import Rules
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
 from clairvit.numerics import widened
+from clairvit.option_types import Doc
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.rules import LINEAR, rule_table
 from clairvit.tracing.trace import Trace
 
-At = Literal["norm", "input"]
-Tokens = Literal["patch", "all"]
+At = Annotated[
+    Literal["norm", "input"], Doc("which activations: the last block's normalised input, or the block's own input")
+]
+Tokens = Annotated[
+    Literal["patch", "all"],
+    Doc("over which tokens channels are averaged: patches, or the class and register tokens too"),
+]
 
 WEIGHTED_CHANNELS: dict[str, Any] = {  # one weight per channel, from a sum over tokens
     "family": "cam",
@@ -133,7 +139,12 @@ def grad_cam_plus_plus(layer: LayerView, at: At = "norm", tokens: Tokens = "patc
 
 
 @method("cam", paper="Zhou et al., CVPR 2016", **CLASSIFIER_ROW)
-def class_activation_map(layer: LayerView, at: Literal["output", "input"] = "output") -> Tensor:
+def class_activation_map(
+    layer: LayerView,
+    at: Annotated[
+        Literal["output", "input"], Doc("where it is read: at the last block's output, or at a block's input")
+    ] = "output",
+) -> Tensor:
     """sum_k w_k a_k(p), w the classifier's row: what each token adds to the score when the head alone is read linearly.
 
     It is a · dy/da at the last block's output under the `linear` rules: token i of n has (1/n) w·(gamma (a_i − mean)/

@@ -12,14 +12,16 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rows import join_rows
 from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Comparison, Cost, Explanation, Origin, TextRelevance, cat_if_all
+from clairvit.methods.explanation import Comparison, Explanation, Origin, TextRelevance
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.images import Batch, named_images
 from clairvit.models.model import Model
 from clairvit.models.readout import readout_text
-from clairvit.targets.base import TargetBatch, join_targets
+from clairvit.targets.base import TargetBatch
 from clairvit.tracing.recording import Recording
 
 HALF_DIGITS = {torch.float16: 3, torch.bfloat16: 2}  # decimal digits of half precision
@@ -120,7 +122,7 @@ def _common_fields(
         activation=model.activation_of(logits),
         weights_hash=weights_hash,
         versions=versions(),
-        origin=Origin.of(model, join_targets([target.by_row(recording.logits) for target in targets])),
+        origin=Origin.of(model, TargetBatch.concat(target.by_row(recording.logits) for target in targets)),
     )
 
 
@@ -291,7 +293,9 @@ def _joined_maps(parts: Sequence[Tensor | None]) -> Tensor:
 
 def _stored_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
     """Return the tensors of all targets concatenated; None if one of them is missing."""
-    return cat_if_all([None if t is None else t.detach() if t.dtype == torch.bool else _stored(t) for t in tensors])
+    stored = [None if t is None else t.detach() if t.dtype == torch.bool else _stored(t) for t in tensors]
+    tensor: Tensor | None = join_rows(stored)
+    return tensor
 
 
 def _stored(maps: Tensor | None) -> Tensor:

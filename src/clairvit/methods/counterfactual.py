@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.registry import FORWARD, Caveats, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.methods.spec import resolve_method
 from clairvit.numerics import widened
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
 from clairvit.targets.base import TargetBatch, class_name
@@ -42,10 +42,18 @@ def counterfactual(
     trace: Trace,
     *,
     removal: Removal = "token",
-    search: Literal["greedy", "map"] = "greedy",
-    along: str = ALONE,
-    candidates: Annotated[int, Range(ge=1, unit="patches", example=16)] = 16,
-    effort: Annotated[int, Range(ge=LEAST_EFFORT, unit="forwards per patch", example=20)] = 20,
+    search: Annotated[
+        Literal["greedy", "map"], Doc("which patch goes next: the best of some candidates, or the next one of a map")
+    ] = "greedy",
+    along: Annotated[str, Doc("the method whose map says which patches are promising")] = ALONE,
+    candidates: Annotated[
+        int, Range(ge=1, unit="patches", example=16), Doc("how many promising patches are tried in each step")
+    ] = 16,
+    effort: Annotated[
+        int,
+        Range(ge=LEAST_EFFORT, unit="forwards per patch", example=20),
+        Doc("how many forwards per patch may be spent"),
+    ] = 20,
     seed: int = 0,
 ) -> MapResult:
     """margin(x without S∖i) − margin(x without S), i in S: S is a small set of patches whose removal flips the answer.

@@ -31,14 +31,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 
-from clairvit.data.hashing import checksums, state_hash
+from clairvit._cost import Cost
+from clairvit._rows import per_row
 from clairvit.methods.collect import MapChecks, checks_of_maps
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all, singles
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.model import Model
 from clairvit.models.scores import extract_scores
+from clairvit.models.state_hash import checksums, state_hash
 from clairvit.models.submodules import submodules, tensors_of
 from clairvit.numerics import widened
 from clairvit.targets.base import TargetBatch, class_agnostic_target, score_values
@@ -128,11 +129,10 @@ def _is_capturable(spec: MethodSpec) -> bool:
     return reads_passes and spec.own_cost() == Cost()
 
 
-@dataclass(frozen=True, eq=False)
 class ClassIndexTarget(TargetBatch):
     """Class targets whose indices lie on the GPU, so that a replay can be given others."""
 
-    index: Tensor = field(default_factory=lambda: torch.empty(0, 1, dtype=torch.long))  # [B, 1]
+    index: Tensor = per_row(default_factory=lambda: torch.empty(0, 1, dtype=torch.long))  # [B, 1]
 
     def __call__(self, output: Any) -> Tensor:
         """Return the score of each image's class, [B]."""

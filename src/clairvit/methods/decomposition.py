@@ -6,7 +6,7 @@ The bias of the values can be kept (`value_bias=true`): the authors' own codes o
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
 from clairvit.methods.token_products import products_and_norms
 from clairvit.numerics import has_triton, widened
+from clairvit.option_types import Doc
 from clairvit.tracing.block_decomposition import Vectors
 from clairvit.tracing.decompx import Sharing, shares
 from clairvit.tracing.recorders.op_log import OpLog
@@ -27,7 +28,10 @@ from clairvit.tracing.recorders.residual import PostAttentionResidual
 from clairvit.tracing.rules import LINEAR
 
 OFFICIAL = {"official": {"value_bias": True}}
-Ln = Literal["none", "next", "attention", "block"]
+Ln = Annotated[
+    Literal["none", "next", "attention", "block"],
+    Doc("which norms are applied: none, the one that reads the sum, or those in a post-norm block's stream"),
+]
 EPS = 1e-8  # the least norm in a cosine, as in torch.cosine_similarity
 NUMBERS_AT_ONCE = 2**20  # of T, 4 MiB in float32: what a cache can hold
 NUMBERS_AT_ONCE_ON_GPU = 2**26  # there a piece should be worth starting a kernel for
@@ -44,7 +48,14 @@ NUMBERS_AT_ONCE_ON_GPU = 2**26  # there a piece should be worth starting a kerne
     presets=OFFICIAL,
 )
 def attended_norms(
-    layer: LayerView, value_bias: bool = False, heads: Literal["sum", "mean"] = "sum", ln: Ln = "none"
+    layer: LayerView,
+    value_bias: Annotated[
+        bool, Doc("keep the bias of the values, and the shift of the norm before the attention")
+    ] = False,
+    heads: Annotated[
+        Literal["sum", "mean"], Doc("the norm of the heads' sum, or the mean of the heads' norms")
+    ] = "sum",
+    ln: Annotated[Ln, Doc("which norm is applied to the sum; without a residual in it there is none")] = "none",
 ) -> Tensor:
     """||sum_h A_ij f(x_j)||: the norm of the vector that a token gets from each other token, not the attention to it.
 
@@ -69,7 +80,14 @@ def attended_norms(
     class_specific=False,
     presets={"official": {"value_bias": True, "ln": "attention"}},
 )
-def residual_norms(layer: LayerView, value_bias: bool = False, ln: Ln = "none", strength: float = 1.0) -> Tensor:
+def residual_norms(
+    layer: LayerView,
+    value_bias: Annotated[
+        bool, Doc("keep the bias of the values, and the shift of the norm before the attention")
+    ] = False,
+    ln: Ln = "none",
+    strength: Annotated[float, Doc("how many times the residual is taken")] = 1.0,
+) -> Tensor:
     """prod_l ||sum_h A_ij f(x_j) + delta_ij x_i||, row-normalised: norms with the residual in the sum.
 
     In one layer the residual changes only what a token gives to itself, so alone the layers are multiplied: rows are
@@ -92,7 +110,14 @@ def residual_norms(layer: LayerView, value_bias: bool = False, ln: Ln = "none", 
     class_specific=False,
     presets=OFFICIAL,
 )
-def encoder_norms(layer: LayerView, value_bias: bool = False, ln: Ln = "block", strength: float = 1.0) -> Tensor:
+def encoder_norms(
+    layer: LayerView,
+    value_bias: Annotated[
+        bool, Doc("keep the bias of the values, and the shift of the norm before the attention")
+    ] = False,
+    ln: Ln = "block",
+    strength: Annotated[float, Doc("how many times the residual is taken")] = 1.0,
+) -> Tensor:
     """prod_l ||T_ij||: norms of what token j adds to token i in the whole block, multiplied layer by layer.
 
     The MLP is left out, its residual and the norms around it are not: in a post-norm block both norms are applied, as
@@ -116,7 +141,15 @@ def encoder_norms(layer: LayerView, value_bias: bool = False, ln: Ln = "block", 
     presets={"official": {"value_bias": True}, "skipplus": {"resultant": "block"}},
 )
 def token_closeness(
-    layer: LayerView, resultant: Literal["attn", "block"] = "attn", p: Literal[1, 2] = 1, value_bias: bool = False
+    layer: LayerView,
+    resultant: Annotated[
+        Literal["attn", "block"],
+        Doc("what tokens are compared with: the sum after the attention, or the block's output"),
+    ] = "attn",
+    p: Annotated[Literal[1, 2], Doc("the norm that measures distance: L1 or L2")] = 1,
+    value_bias: Annotated[
+        bool, Doc("keep the bias of the values, and the shift of the norm before the attention")
+    ] = False,
 ) -> Tensor:
     """prod_l C, C_ij ~ relu(||y_i|| - ||y_i - T_ij||): how close what token j adds is to the whole, in L1.
 
@@ -147,9 +180,16 @@ def token_closeness(
 )
 def token_transformation(
     layer: LayerView,
-    necc: Literal["softmax", "mean_exp"] = "softmax",
-    head_stage: Literal["mean-first", "post"] = "mean-first",
-    start: Literal["length", "one"] = "length",
+    necc: Annotated[
+        Literal["softmax", "mean_exp"],
+        Doc("how a token's change of direction is weighed: softmax over tokens, or exp over its mean"),
+    ] = "softmax",
+    head_stage: Annotated[
+        Literal["mean-first", "post"], Doc("whether heads are averaged before A and G are multiplied, or after")
+    ] = "mean-first",
+    start: Annotated[
+        Literal["length", "one"], Doc("what the first layer's columns are multiplied by: the tokens' norms, or nothing")
+    ] = "length",
 ) -> Tensor:
     """prod_l (I + W_mlp)(I + (A W_attn) * relu(G)): attention weighted by how tokens change in norm and direction.
 
@@ -217,7 +257,11 @@ def transformation_weights(products: Tensor, necc: str) -> Tensor:
     ),
     signed=True,
 )
-def linear_decomposition(layer: LayerView, level: TokenLevel = "token", bias: Sharing = "none") -> Tensor:
+def linear_decomposition(
+    layer: LayerView,
+    level: TokenLevel = "token",
+    bias: Annotated[Sharing, Doc("how biases are shared out among tokens; none leaves them out")] = "none",
+) -> Tensor:
     """sum_d x_d dy/dx_d, attention, norms and slopes held fixed: what each token adds to the score through all layers.
 
     Without bias it is one backward for all layers. The other modes share each bias b out among tokens: by |<b, D_j>|

@@ -11,30 +11,33 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import make_generator
+from clairvit._spec import ParsedSpec, changed_options
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Product, Single, Suffixes, Total
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_view import check_plane
 from clairvit.methods.multi_pass import Sigma, by_variant, noisy_images, run_variants
-from clairvit.methods.parsing import ParsedSpec, parse_spec
 from clairvit.methods.planner import record_for, run_all
-from clairvit.methods.registry import FORWARD, NOTHING, Caveats, ExtraCost, Method, parameters
+from clairvit.methods.registry import FORWARD, NOTHING, Caveats, ExtraCost, Method
 from clairvit.methods.result import MapResult
-from clairvit.methods.spec import MethodSpec, checked, resolve_method, wraps
+from clairvit.methods.spec import MethodSpec, resolve_method, resolve_parsed, wraps
 from clairvit.numerics import average_ranks, min_max, pool_to_grid, positive_over_largest
+from clairvit.option_types import Doc, Range, options_of
 from clairvit.option_types import Passes as PassCount
-from clairvit.option_types import Range, check_range
 from clairvit.perturbation.removal import patches_to_pixels
-from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
-By = Literal["rank", "minmax", "max"]
+By = Annotated[
+    Literal["rank", "minmax", "max"],
+    Doc("how maps are made comparable: by ranks, scaled to 0 … 1, or over their largest value"),
+]
 
 
 def smooth(method: str | MethodSpec, n: int = 20, sigma: float = 0.1) -> str:
@@ -53,7 +56,7 @@ def smooth(method: str | MethodSpec, n: int = 20, sigma: float = 0.1) -> str:
         >>> cv.smooth("genatt", n=5)
         'smooth(genatt,n=5)'
     """
-    return resolve_method(f"smooth({method})", n=n, sigma=sigma).text
+    return resolve_parsed(ParsedSpec("smooth", (method,), {"n": n, "sigma": sigma})).text
 
 
 def shift(method: str | MethodSpec, n: int = 9, pixels: int = 8, **options: Any) -> str:
@@ -73,7 +76,7 @@ def shift(method: str | MethodSpec, n: int = 9, pixels: int = 8, **options: Any)
         >>> cv.shift("ixg", n=5, border="wrap")
         'shift(ixg,border=wrap,n=5)'
     """
-    return resolve_method(f"shift({method})", n=n, pixels=pixels, **options).text
+    return resolve_parsed(ParsedSpec("shift", (method,), {"n": n, "pixels": pixels, **options})).text
 
 
 def ensemble(*methods: str | MethodSpec, by: By = "rank") -> str:
@@ -91,10 +94,10 @@ def ensemble(*methods: str | MethodSpec, by: By = "rank") -> str:
         >>> cv.ensemble("legrad", "rollout")
         'ensemble(legrad,rollout)'
     """
-    return resolve_method(f"ensemble({','.join(map(str, methods))})", by=by).text
+    return resolve_parsed(ParsedSpec("ensemble", methods, {"by": by})).text
 
 
-def starts(method: str, count: int) -> list[str]:
+def starts(method: str | MethodSpec, count: int) -> list[str]:
     """Return the method string started at each of `count` layers; `cv.compare` computes all of them from one trace.
 
     starts("focusvit", 12) is focusvit(m=0) … focusvit(m=11): the suffix sums among which m* is searched.
@@ -106,14 +109,20 @@ def starts(method: str, count: int) -> list[str]:
             f"'{spec.text}' does not start at a layer, so there is nothing to choose. "
             "Use a method that sums or multiplies layers, such as focusvit, genatt or decompx."
         )
-    if isinstance(spec.aggregation, Single) or parse_spec(method).combinator:  # then it is the sum from layer m on
-        base = method.rpartition("+")[0] or method
-        return [resolve_method(f"{base}+from:{m}").text for m in range(count)]
+    canonical = spec.canonical
+    if isinstance(spec.aggregation, Single) or canonical.combinator:  # then it is the sum from layer m on
+        return [resolve_parsed(replace(canonical, combinator=f"from:{m}")).text for m in range(count)]
     option = spec.method.option_overrides.words.get(field, field)
-    return [resolve_method(method, **{option: m}).text for m in range(count)]
+    return [resolve_method(spec, **{option: m}).text for m in range(count)]
 
 
-def smoothed(inner: MethodSpec, trace: Trace, n: PassCount = 20, sigma: Sigma = 0.1, seed: int = 0) -> MapResult:
+def smoothed(
+    inner: MethodSpec,
+    trace: Trace,
+    n: Annotated[PassCount, Doc("how many noisy copies are averaged")] = 20,
+    sigma: Sigma = 0.1,
+    seed: int = 0,
+) -> MapResult:
     """mean_k M(x + e_k): a method averaged over noisy images, so that what depends on single pixels cancels.
 
     The noise has std sigma·(max − min) of the normalised image, as in SmoothGrad; n forwards, and n of each backward
@@ -127,11 +136,19 @@ def smoothed(inner: MethodSpec, trace: Trace, n: PassCount = 20, sigma: Sigma = 
 def shifted(
     inner: MethodSpec,
     trace: Trace,
-    n: PassCount = 9,
-    pixels: Annotated[int, Range(ge=0, unit="pixels", example=8)] = 8,
-    shifts: Literal["grid", "random"] = "grid",
-    border: Literal["edge", "wrap"] = "edge",
-    level: Literal["patch", "pixel"] = "patch",
+    n: Annotated[PassCount, Doc("how many shifted copies are averaged, the image itself among them")] = 9,
+    pixels: Annotated[
+        int, Range(ge=0, unit="pixels", example=8), Doc("how far the image is shifted at most, to each side")
+    ] = 8,
+    shifts: Annotated[
+        Literal["grid", "random"], Doc("whether shifts lie on a lattice, or are drawn at random")
+    ] = "grid",
+    border: Annotated[
+        Literal["edge", "wrap"], Doc("what comes in at the border: its outermost pixels, or the other side")
+    ] = "edge",
+    level: Annotated[
+        Literal["patch", "pixel"], Doc("whether the mean is read at the patches or at the pixels")
+    ] = "patch",
     seed: int = 0,
 ) -> MapResult:
     """mean_k S_k⁻¹ M(S_k x): a method averaged over shifted images, each map shifted back onto the image.
@@ -243,21 +260,19 @@ def scaled_ranks(flat: Tensor) -> Tensor:
 
 
 @wraps("smooth")
-def _resolve_smooth(parsed: ParsedSpec, keywords: dict[str, Any]) -> MethodSpec:
-    return _resolve_average("smooth", smoothed, "noise as in Smilkov et al., 2017", parsed, keywords)
+def _resolve_smooth(parsed: ParsedSpec) -> MethodSpec:
+    return _resolve_average("smooth", smoothed, "noise as in Smilkov et al., 2017", parsed)
 
 
 @wraps("shift")
-def _resolve_shift(parsed: ParsedSpec, keywords: dict[str, Any]) -> MethodSpec:
-    spec = _resolve_average("shift", shifted, "shifts as in the averaging of DAVE, ICML 2026", parsed, keywords)
+def _resolve_shift(parsed: ParsedSpec) -> MethodSpec:
+    spec = _resolve_average("shift", shifted, "shifts as in the averaging of DAVE, ICML 2026", parsed)
     options = dict(spec.options)
     shift_offsets(options["n"], options["pixels"], options["shifts"], 0)  # raise BadInput before anything is run
     return spec
 
 
-def _resolve_average(
-    name: str, function: Callable[..., MapResult], averaging: str, parsed: ParsedSpec, keywords: dict[str, Any]
-) -> MethodSpec:
+def _resolve_average(name: str, function: Callable[..., MapResult], averaging: str, parsed: ParsedSpec) -> MethodSpec:
     """Return the spec of a function that averages one method over n variants of the image."""
     if len(parsed.inner) != 1:
         raise BadInput(f"{name}(…) was given {len(parsed.inner)} methods; expected one: {name}(genatt, n=20).")
@@ -267,7 +282,7 @@ def _resolve_average(
             f"'{inner.text}' makes many passes itself, and {name}(…) would repeat them all. "
             f"Use a method of one trace: {name}(genatt)."
         )
-    options = _options(name, function, parsed, keywords)
+    options, canonical = _options(name, function, parsed, [inner])
     method = Method(
         name=f"{name}({inner.text})",
         family=inner.method.family,
@@ -280,17 +295,17 @@ def _resolve_average(
         extra_cost=ExtraCost(lambda n, **_: Cost(n, n * inner.backwards), slow=True),
         caveats=Caveats(zero_reason=inner.method.caveats.zero_reason),
     )
-    return MethodSpec(method, tuple(sorted(options.items())), None, False, _text(name, function, [inner], options))
+    return MethodSpec(method=method, options=options, canonical=canonical)
 
 
 @wraps("ensemble")
-def _resolve_ensemble(parsed: ParsedSpec, keywords: dict[str, Any]) -> MethodSpec:
+def _resolve_ensemble(parsed: ParsedSpec) -> MethodSpec:
     members = tuple({spec.text: spec for spec in map(resolve_method, parsed.inner)}.values())
     if len(members) < 2:
         raise BadInput(f"ensemble(…) was given {len(members)} methods; expected two or more: ensemble(genatt, legrad).")
     if any(spec.members for spec in members):
         raise BadInput("An ensemble was given another one as member; expected methods. Name all of them in one.")
-    options = _options("ensemble", combined, parsed, keywords)
+    options, canonical = _options("ensemble", combined, parsed, members)
     method = Method(
         name="ensemble",
         family="ensemble",
@@ -301,29 +316,25 @@ def _resolve_ensemble(parsed: ParsedSpec, keywords: dict[str, Any]) -> MethodSpe
         class_specific=any(spec.method.class_specific for spec in members),
         extra_cost=ExtraCost(slow=any(spec.method.slow for spec in members)),
     )
-    text = _text("ensemble", combined, members, options)
-    return MethodSpec(method, tuple(sorted(options.items())), None, False, text, members)
+    return MethodSpec(method=method, options=options, canonical=canonical, members=members)
 
 
-def _options(name: str, function: Any, parsed: ParsedSpec, keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return all options of smooth(…), shift(…) or ensemble(…), checked."""
+def _options(
+    name: str, function: Callable[..., Any], parsed: ParsedSpec, inner: Sequence[MethodSpec]
+) -> tuple[tuple[tuple[str, Any], ...], ParsedSpec]:
+    """Return all options of smooth(…), shift(…) or ensemble(…), checked, and its canonical form."""
     if parsed.combinator:
         raise NotApplicable(
             f"'{name}(…)+{parsed.combinator}' combines layers outside the parenthesis, where there are only maps. "
             f"Put it inside: {name}(genatt+{parsed.combinator}, …)."
         )
-    options = {key: p.default for key, p in parameters(function).items() if key != "inner"}
-    for key, value in (parsed.options | keywords).items():
+    options = options_of(function, ("inner", "trace", "seed", "maps"))
+    defaults = {key: option.default for key, option in options.items()}
+    values = dict(defaults)
+    for key, value in parsed.options.items():
         if key not in options:
             listed = ", ".join(options)
             raise UnknownName(f"'{name}' has no option '{key}'; it has {listed}.{did_you_mean(key, options)}")
-        options[key] = checked(get_type_hints(function)[key], key, value)
-        check_range(function, key, options[key])
-    return options
-
-
-def _text(name: str, function: Any, inner: Sequence[MethodSpec], options: dict[str, Any]) -> str:
-    """Return the canonical method string: members, then options that are not the default."""
-    defaults = parameters(function)
-    changed = [f"{key}={value}" for key, value in sorted(options.items()) if value != defaults[key].default]
-    return f"{name}({','.join([*(spec.text for spec in inner), *changed])})"
+        values[key] = options[key].checked(value)
+    canonical = ParsedSpec(name, tuple(inner), changed_options(values, defaults))
+    return tuple(sorted(values.items())), canonical

@@ -12,10 +12,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, Total, VectorAggregation, reading
 from clairvit.methods.encoder_decoder import reads_queries, token_relevance
-from clairvit.methods.explanation import Cost
 from clairvit.methods.layer_product import LayerProduct
 from clairvit.methods.layer_view import (
     LayerView,

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import BadInput, did_you_mean
-from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import at_level
 from clairvit.methods.layer_view import tokens_to_grid
 from clairvit.methods.multi_pass import (
@@ -26,15 +27,18 @@ from clairvit.methods.result import MapResult
 from clairvit.models.image_files import as_path
 from clairvit.models.images import list_images, prepare
 from clairvit.numerics import widened
-from clairvit.option_types import LocalPath, Passes
+from clairvit.option_types import Doc, LocalPath, Passes
 from clairvit.perturbation.removal import background
-from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.trace import Trace
 
 NAME = "expected-gradients"
 # Copies of the explained image that serve as references where the user has none: word -> removals that paint them.
 COPIES = {"copies": ("mean", "gaussian-blur"), "mean": ("mean",), "blur": ("gaussian-blur",)}
-References = Annotated[str, LocalPath(words=tuple(COPIES))]
+References = Annotated[
+    str,
+    LocalPath(words=tuple(COPIES)),
+    Doc("a folder of images, or copies of the image itself: in the mean colour, blurred, or both"),
+]
 
 
 def _cost(samples: int, references: str, **_: object) -> Cost:
@@ -54,9 +58,11 @@ def _cost(samples: int, references: str, **_: object) -> Cost:
 )
 def expected_gradients(
     trace: Trace,
-    samples: Passes = 50,
+    samples: Annotated[Passes, Doc("how many pairs of a reference and a point of the path are drawn")] = 50,
     references: References = "copies",
-    level: Literal["patch", "pixel", "token"] = "patch",
+    level: Annotated[
+        Literal["patch", "pixel", "token"], Doc("where the map ends: patches, pixels, or the first block's tokens")
+    ] = "patch",
     seed: int = 0,
 ) -> MapResult:
     """mean_k (x − x'_k)·dy/dx(x'_k + alpha_k (x − x'_k)), x' from references, alpha uniform: gradients on many paths.

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clairvit.data.hashing import state_hash
+from clairvit._cost import Cost
+from clairvit._rng import check_seed
 from clairvit.errors import Argument, BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import checks_of_maps, collect
 from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest
-from clairvit.methods.explanation import Comparison, Cost, Explanation, concat
+from clairvit.methods.explanation import Comparison, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits, record_for, run_all
 from clairvit.methods.recipe import method_text_for
@@ -28,7 +29,7 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.coerce import LabelledImages, ModelLike, model_and_images
 from clairvit.models.images import Batch, UnusualRange, image_name, prepare, prepare_part, unusual_notes
 from clairvit.models.model import Model
-from clairvit.perturbation.rng import check_seed
+from clairvit.models.state_hash import state_hash
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch, class_agnostic_target
 from clairvit.targets.resolve import readout_models, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -16,10 +15,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._io import to_json
+from clairvit._rows import Rows, RowSequence, first, joined, per_row, same, union
+from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput
-from clairvit.models.activation import Activation
+from clairvit.models.activation import Activation, probabilities
 from clairvit.models.preprocess import Preprocess
-from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE, join_targets
+from clairvit.numerics import map_statistics
+from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE, class_name
 
 if TYPE_CHECKING:
     from clairvit.methods.spec import MethodSpec
@@ -32,42 +36,10 @@ SHOWN_TARGETS = 3  # in a repr
 SHOWN_METHODS = 6
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Passes and seconds. For a map computed together with others: as if alone, so the shared trace counts in each.
-
-    Args:
-        forwards: Forward passes per image.
-        backwards: Backward passes per image.
-        seconds: Wall-clock time.
-        own_seconds: Of these, the method's own arithmetic on top of the trace.
-
-    Example:
-        >>> import clairvit as cv
-        >>> cost = cv.explain("pets", "demo", "legrad").cost
-        >>> cost.forwards, cost.backwards
-        (1, 1)
-    """
-
-    forwards: int = 0
-    backwards: int = 0
-    seconds: float = 0.0
-    own_seconds: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.forwards + other.forwards,
-            self.backwards + other.backwards,
-            self.seconds + other.seconds,
-            self.own_seconds + other.own_seconds,
-        )
-
-
 FUSIONS = ("min", "mean", "max")
 
 
-@dataclass(frozen=True, eq=False)
-class Heads:
+class Heads(Rows):
     """The maps of each attention head in each layer, and of the heads of a layer fused by min, mean and max.
 
     Args:
@@ -84,10 +56,20 @@ class Heads:
         (12, 3, 1, 14, 14)
     """
 
-    method: str
-    maps: Tensor
-    fused: Tensor
-    whole: Tensor | None = None
+    method: str = first()
+    maps: Tensor = per_row(axis=2)
+    fused: Tensor = per_row(axis=2)
+    whole: Tensor | None = per_row(axis=1, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the arrays of a .npz are: `heads` [layers, heads, …], `fused` [layers, fusions, …], …"""
+        return {
+            "method": self.method,
+            "layers": self.maps.shape[0],
+            "heads": self.maps.shape[1],
+            "fusions": list(FUSIONS),
+            "whole": self.whole is not None,
+        }
 
     def __repr__(self) -> str:
         layers, heads, maps, *_ = self.maps.shape
@@ -117,21 +99,16 @@ class TextRelevance:
         return f"TextRelevance({', '.join(f'{token!r} {value:.3g}' for token, value in pairs)})"
 
 
-@dataclass(frozen=True, eq=False)
-class Origin:
+class Origin(Rows):
     """The model and the target of each map, for `Explanation.check`; files and pickles hold None in its place."""
 
-    models: tuple[Model, ...]  # one per map: the model, or one that reads another output of it
-    targets: tuple[TargetBatch, ...]  # one per map, of one row
+    models: tuple[Model, ...] = per_row()  # the model of each map, or one that reads another output of it
+    targets: tuple[TargetBatch, ...] = per_row()  # of one row each
 
     @classmethod
     def of(cls, model: Model, target: TargetBatch) -> Origin:
         """Return the origin of maps of one model, given a target with one row per map."""
         return cls((model,) * len(target), tuple(target.take([row]) for row in range(len(target))))
-
-    def take(self, rows: Sequence[int]) -> Origin:
-        """Return the origin of chosen maps."""
-        return Origin(tuple(self.models[row] for row in rows), tuple(self.targets[row] for row in rows))
 
     def groups(self) -> list[tuple[list[int], Model, TargetBatch]]:
         """Return the maps that one model and one kind of score made: their rows, the model, and their target."""
@@ -139,7 +116,8 @@ class Origin:
         for row, (model, target) in enumerate(zip(self.models, self.targets, strict=True)):
             rows_of.setdefault((id(model), target.score, target.activation), []).append(row)
         return [
-            (rows, self.models[rows[0]], join_targets([self.targets[row] for row in rows])) for rows in rows_of.values()
+            (rows, self.models[rows[0]], type(self.targets[0]).concat(self.targets[row] for row in rows))
+            for rows in rows_of.values()
         ]
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -153,12 +131,27 @@ class Origin:
         return self
 
 
-@dataclass(frozen=True, eq=False)
-class Explanation:
+@dataclass(frozen=True)
+class ClassScore:
+    """A class with the model's score and probability for one image."""
+
+    index: int
+    name: str
+    probability: float | None  # None where the model's scores are raw
+    score: float  # the model's own output for the class, before any activation
+
+
+def _join_logits(parts: Sequence[Tensor]) -> Tensor:
+    """Return the scores of all maps, [B, C]; rows of outputs with fewer columns end in NaN."""
+    width = max(logits.shape[-1] for logits in parts)
+    return torch.cat([F.pad(logits, (0, width - logits.shape[-1]), value=math.nan) for logits in parts])
+
+
+class Explanation(RowSequence, Tabular):
     """B raw signed maps, one per image and target. Clipping, upsampling and colour come later, when it is drawn.
 
-    A sequence: `len(ex)`, `ex[0]`, `ex[2:5]`, `ex[[0, 3]]` and iteration give explanations of some of the maps.
-    A notebook cell that ends with an explanation shows its picture.
+    A sequence: `len(ex)`, `ex[0]`, `ex[2:5]`, `ex[[0, 3]]`, `ex[mask]` and iteration give explanations of some of the
+    maps, with the cost of the whole batch. A notebook cell that ends with an explanation shows its picture.
 
     Args:
         maps: [B, rows, cols], raw and signed.
@@ -201,36 +194,36 @@ class Explanation:
         (2, ('Egyptian Mau',), (2, 14, 14))
     """
 
-    maps: Tensor
-    method: str
-    signed: bool
-    targets: tuple[str, ...]
-    classes: tuple[int | None, ...]
-    score: str
-    logits: Tensor
-    probabilities: tuple[float | None, ...]
-    pixels: Tensor
-    names: tuple[str, ...]
-    model: str
-    labels: tuple[str, ...]
-    preprocess: Preprocess
-    seed: int
-    cost: Cost
-    standard_error: Tensor | None = None
-    chosen: Tensor | None = None
-    regions: Tensor | None = None
-    layers: Tensor | None = None
-    heads: Heads | None = None
-    text_relevance: tuple[TextRelevance, ...] = ()
-    family: str = ""
-    class_specific: bool = True
-    classifier: bool = True
-    activation: Activation = "softmax"
-    notes: tuple[str, ...] = ()
-    weights_hash: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    checked: CheckResult | None = None
-    origin: Origin | None = field(default=None, repr=False)
+    maps: Tensor = per_row()
+    method: str = same()
+    signed: bool = first()
+    targets: tuple[str, ...] = per_row()
+    classes: tuple[int | None, ...] = per_row()
+    score: str = first()
+    logits: Tensor = per_row(join=_join_logits)
+    probabilities: tuple[float | None, ...] = per_row()
+    pixels: Tensor = per_row()
+    names: tuple[str, ...] = per_row()
+    model: str = same()
+    labels: tuple[str, ...] = first()
+    preprocess: Preprocess = first()
+    seed: int = first()
+    cost: Cost = joined(Cost.of_batches)
+    standard_error: Tensor | None = per_row(default=None)
+    chosen: Tensor | None = per_row(default=None)
+    regions: Tensor | None = per_row(default=None)
+    layers: Tensor | None = per_row(axis=1, default=None)
+    heads: Heads | None = per_row(default=None)
+    text_relevance: tuple[TextRelevance, ...] = per_row(default=())
+    family: str = first(default="")
+    class_specific: bool = first(default=True)
+    classifier: bool = first(default=True)
+    activation: Activation = first(default="softmax")
+    notes: tuple[str, ...] = union(default=())
+    weights_hash: str = first(default="")
+    versions: dict[str, str] = first(default_factory=dict)
+    checked: CheckResult | None = per_row(default=None)
+    origin: Origin | None = per_row(default=None, repr=False)
 
     @property
     def class_scores(self) -> tuple[float | None, ...]:
@@ -251,57 +244,55 @@ class Explanation:
             for row, target in enumerate(targets)
         )
 
-    def __len__(self) -> int:
-        return len(self.maps)
-
-    def __iter__(self) -> Iterator[Explanation]:
-        return (self[i] for i in range(len(self)))
-
     def __repr__(self) -> str:
         """Return one line: method, model, shape of the maps and the first targets."""
         targets = ", ".join(self.targets[:SHOWN_TARGETS]) + (", …" if len(self) > SHOWN_TARGETS else "")
         shape = "×".join(map(str, self.maps.shape))
         return f"Explanation({self.method!r} of {self.model}, {shape}: {targets})"
 
-    def __getitem__(self, items: int | slice | Sequence[int]) -> Explanation:
-        """Return the explanation of some of the maps: ex[0], ex[2:5], ex[[0, 3]].
+    @classmethod
+    def concat(cls, parts: Iterable[Self]) -> Self:
+        """Return the maps of several explanations as one; see `cv.concat`."""
+        parts = list(parts)
+        if not parts:
+            raise BadInput("No explanations were given to join; expected at least one.")
+        outputs = {(part.labels, part.classifier, part.activation, part.logits.shape[-1]) for part in parts}
+        scores = {part.score for part in parts}
+        if len({(part.method, part.model) for part in parts}) > 1 or (len(outputs) == 1 and len(scores) > 1):
+            raise BadInput(
+                "Only explanations by the same method, model and score fit into one; compare methods instead."
+            )
+        if any(part.regions is not None for part in parts):  # other targets have none: False everywhere
+            parts = [replace(part, regions=part._regions()) for part in parts]
+        whole = super().concat(parts)
+        if len(outputs) > 1:  # of different outputs of one model: a query's classes and its box
+            score = whole.score if len(scores) == 1 else CUSTOM_SCORE
+            whole = replace(whole, labels=(), classifier=False, activation="raw", score=score)
+        if len({part.weights_hash for part in parts}) > 1:
+            whole = replace(whole, origin=None)
+        return whole
 
-        The cost stays that of the whole batch.
-        """
-        rows = range(len(self))
-        if isinstance(items, slice):
-            return self._take(list(rows[items]))
-        if isinstance(items, Sequence):
-            return self._take([rows[item] for item in items])
-        return self._take([rows[operator.index(items)]])
+    def _regions(self) -> Tensor:
+        """Return the regions, [B, H, W]; False everywhere where the targets are about no part of the image."""
+        height, width = self.pixels.shape[-2:]
+        return torch.zeros(len(self), height, width, dtype=torch.bool) if self.regions is None else self.regions
 
-    def _take(self, rows: list[int]) -> Explanation:
-        heads = self.heads
-        return replace(
-            self,
-            maps=self.maps[rows],
-            targets=tuple(self.targets[row] for row in rows),
-            classes=tuple(self.classes[row] for row in rows),
-            logits=self.logits[rows],
-            probabilities=tuple(self.probabilities[row] for row in rows),
-            pixels=self.pixels[rows],
-            names=tuple(self.names[row] for row in rows),
-            standard_error=None if self.standard_error is None else self.standard_error[rows],
-            chosen=None if self.chosen is None else self.chosen[rows],
-            regions=None if self.regions is None else self.regions[rows],
-            checked=None if self.checked is None else self.checked.take(rows),
-            origin=None if self.origin is None else self.origin.take(rows),
-            layers=None if self.layers is None else self.layers[:, rows],
-            text_relevance=tuple(self.text_relevance[row] for row in rows) if self.text_relevance else (),
-            heads=None
-            if heads is None
-            else replace(
-                heads,
-                maps=heads.maps[:, :, rows],
-                fused=heads.fused[:, :, rows],
-                whole=None if heads.whole is None else heads.whole[:, rows],
-            ),
-        )
+    def top_classes(self, row: int, count: int = 5) -> list[ClassScore]:
+        """Return the highest classes of one image, best first; none where the output is an embedding."""
+        if not self.classifier:
+            return []
+        logits = self.logits[row].detach().to("cpu", torch.float64)
+        class_probabilities = probabilities(logits, self.activation)
+        values = logits if class_probabilities is None else class_probabilities
+        return [
+            ClassScore(
+                index,
+                class_name(self.labels, index),
+                None if class_probabilities is None else float(class_probabilities[index]),
+                float(logits[index]),
+            )
+            for index in values.topk(min(count, len(values))).indices.tolist()
+        ]
 
     def numpy(self) -> NDArray[Any]:
         """Return the maps as an array [B, rows, cols] in their own precision."""
@@ -368,12 +359,125 @@ class Explanation:
         """Return the same explanation with the result of `check` in `.checked`: figures and files then show it."""
         return replace(self, checked=self.check(**arguments))
 
+    def to_dict(self, values: bool = True) -> dict[str, Any]:
+        """Return everything as JSON values under the names of the fields; lists have one entry per map.
+
+        Args:
+            values: Include the maps themselves, and not only what they are about.
+
+        Returns:
+            The content of the .json file.
+
+        Example:
+            >>> import clairvit as cv
+            >>> content = cv.explain("pets", "demo", "legrad").to_dict(values=False)
+            >>> content["targets"], content["grid"]
+            (['Bengal'], [14, 14])
+        """
+
+        def statistics(maps: Tensor | None) -> list[dict[str, float | None]] | None:
+            return None if maps is None else [map_statistics(part) for part in maps]
+
+        content: dict[str, Any] = {
+            "method": self.method,
+            "family": self.family,
+            "signed": self.signed,
+            "class_specific": self.class_specific,
+            "model": self.model,
+            "activation": self.activation,
+            "weights_hash": self.weights_hash,
+            "preprocess": self.preprocess.to_dict(),
+            "score": self.score,
+            "seed": self.seed,
+            "cost": vars(self.cost),
+            "notes": self.notes,
+            "versions": self.versions,
+            "grid": list(self.maps.shape[-2:]),
+            "layers": None if self.layers is None else len(self.layers),
+            "names": self.names,
+            "targets": self.targets,
+            "classes": self.classes,
+            "probabilities": self.probabilities,
+            "class_scores": self.class_scores,
+            "target_scores": self.target_scores,
+            "top": [[vars(guess) for guess in self.top_classes(row)] for row in range(len(self))],
+            "statistics": statistics(self.maps),
+            "standard_error": statistics(self.standard_error),
+            "chosen": None  # (row, column) of each
+            if self.chosen is None
+            else [patches.nonzero().tolist() for patches in self.chosen],
+            "layer_statistics": None if self.layers is None else [statistics(layer) for layer in self.layers],
+            "heads": None if self.heads is None else self.heads.to_dict(),
+            "text_relevance": [{"tokens": text.tokens, "values": text.values.tolist()} for text in self.text_relevance]
+            or None,
+            "check": None if self.checked is None else self.checked.to_dict(),
+        }
+        if values:
+            tensors = {"maps": self.maps, "standard_error_maps": self.standard_error, "layer_maps": self.layers}
+            content |= {name: maps.tolist() for name, maps in tensors.items() if maps is not None}
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per map: image, target, the model's answer, statistics of the map, and the check."""
+        per_map = zip(
+            self.names,
+            self.targets,
+            self.classes,
+            self.probabilities,
+            self.class_scores,
+            self.target_scores,
+            strict=True,
+        )
+        names = ("image", "target", "class", "probability", "class_score", "target_score")
+        rows: list[TableRow] = [
+            {"method": self.method, "model": self.model}
+            | dict(zip(names, values, strict=True))
+            | {"score": self.score, "seed": self.seed}
+            | map_statistics(maps)
+            for values, maps in zip(per_map, self.maps, strict=True)
+        ]
+        if self.checked is not None:
+            for row, check in zip(rows, self.checked, strict=True):
+                row |= {"verdict": check.verdict, "effect": check.effect if check.removals else None}
+        return rows
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Explanation:
+        """Read an explanation that was saved as .npz. Nothing in the file is unpickled.
+
+        The model and the user's own targets are not in the file: `check` needs the model again, `ex.check(model)`, and
+        `target_scores` are None.
+
+        Args:
+            path: A file that `save` wrote.
+
+        Returns:
+            The explanation, with maps, layers, heads, pixels, notes and all else that describes it, on the CPU.
+
+        Raises:
+            BadInput: The file cannot be read, holds no explanation, or the maps of several methods.
+
+        Example:
+            >>> import clairvit as cv, pathlib, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = cv.explain("pets", "demo", "legrad").save(pathlib.Path(folder, "cat.npz"))
+            ...     ex = cv.Explanation.load(path)
+            >>> ex
+            Explanation('legrad' of pets, 1×14×14: Bengal)
+            >>> ex.check("pets").verdict
+            'supported'
+        """
+        from clairvit.methods.explanation_files import read_explanation
+
+        return read_explanation(path)
+
     def save(self, path: str | PathLike[str], **display: Any) -> Path:
-        """Write a file by its suffix: .png/.pdf/.svg/.jpg the picture, .json the record, .npz the raw maps.
+        """Write a file by its suffix: a picture, .json (`to_dict`), .csv (a row per map), .npz for `load`.
 
         Args:
             path: The file to write; readers never see a partial file.
-            **display: Display options of pictures, as in `plot`; also dpi=, layers=True, heads=True.
+            **display: Display options of pictures (.png, .pdf, .svg, .jpg), as in `plot`; also dpi=, layers=True,
+                heads=True.
 
         Returns:
             The path.
@@ -418,101 +522,10 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         >>> cv.concat(parts).targets
         ('Bengal', 'Beagle')
     """
-    if not explanations:
-        raise BadInput("No explanations were given to join; expected at least one.")
-    first = explanations[0]
-    outputs = {(part.labels, part.classifier, part.activation, part.logits.shape[-1]) for part in explanations}
-    scores = {part.score for part in explanations}
-    if len({(part.method, part.model) for part in explanations}) > 1 or (len(outputs) == 1 and len(scores) > 1):
-        raise BadInput("Only explanations by the same method, model and score fit into one; compare methods instead.")
-    if len(outputs) > 1:  # of different outputs of one model: a query's classes and its box
-        first = replace(first, labels=(), classifier=False, activation="raw")
-        first = replace(first, score=first.score if len(scores) == 1 else CUSTOM_SCORE)
-    layers = [part.layers for part in explanations if part.layers is not None]
-    heads = [part.heads for part in explanations if part.heads is not None]
-    return replace(
-        first,
-        maps=torch.cat([part.maps for part in explanations]),
-        targets=tuple(target for part in explanations for target in part.targets),
-        classes=tuple(index for part in explanations for index in part.classes),
-        logits=_concat_logits([part.logits for part in explanations]),
-        probabilities=tuple(probability for part in explanations for probability in part.probabilities),
-        pixels=torch.cat([part.pixels for part in explanations]),
-        names=tuple(name for part in explanations for name in part.names),
-        standard_error=cat_if_all([part.standard_error for part in explanations]),
-        chosen=cat_if_all([part.chosen for part in explanations]),
-        regions=_concat_regions(explanations),
-        text_relevance=tuple(text for part in explanations for text in part.text_relevance)
-        if all(part.text_relevance for part in explanations)
-        else (),
-        layers=torch.cat(layers, dim=1) if len(layers) == len(explanations) else None,
-        heads=_concat_heads(heads) if len(heads) == len(explanations) else None,
-        cost=_concat_cost([part.cost for part in explanations]),
-        origin=_concat_origins(explanations),
-        checked=_concat_checks([part.checked for part in explanations]),
-        notes=tuple(dict.fromkeys(note for part in explanations for note in part.notes)),
-    )
+    return Explanation.concat(explanations)
 
 
-def cat_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the tensors concatenated along the first axis; None if one of them is missing."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    return torch.cat(present) if present and len(present) == len(tensors) else None
-
-
-def _concat_regions(explanations: Sequence[Explanation]) -> Tensor | None:
-    """Return the regions of all maps, [B, H, W]; False everywhere for targets without one, None if there is none."""
-    if all(part.regions is None for part in explanations):
-        return None
-    empty = [torch.zeros(len(part), *part.pixels.shape[-2:], dtype=torch.bool) for part in explanations]
-    return torch.cat(
-        [part.regions if part.regions is not None else none for part, none in zip(explanations, empty, strict=True)]
-    )
-
-
-def _concat_logits(parts: Sequence[Tensor]) -> Tensor:
-    """Return the scores of all maps, [B, C]; rows of outputs with fewer columns end in NaN."""
-    width = max(logits.shape[-1] for logits in parts)
-    return torch.cat([F.pad(logits, (0, width - logits.shape[-1]), value=math.nan) for logits in parts])
-
-
-def _concat_origins(explanations: Sequence[Explanation]) -> Origin | None:
-    """Return the origin of all maps; None if one has none, or if their weights differ."""
-    origins = [part.origin for part in explanations if part.origin is not None]
-    if len(origins) < len(explanations) or len({part.weights_hash for part in explanations}) > 1:
-        return None
-    models = tuple(model for origin in origins for model in origin.models)
-    return Origin(models, tuple(target for origin in origins for target in origin.targets))
-
-
-def _concat_checks(checks: Sequence[CheckResult | None]) -> CheckResult | None:
-    """Return the checks of all maps; None if one is missing."""
-    present = [check for check in checks if check is not None]
-    return present[0].joined(present[1:]) if len(present) == len(checks) else None
-
-
-def _concat_heads(heads: Sequence[Heads]) -> Heads:
-    whole = [part.whole for part in heads if part.whole is not None]
-    return Heads(
-        heads[0].method,
-        torch.cat([part.maps for part in heads], dim=2),
-        torch.cat([part.fused for part in heads], dim=2),
-        torch.cat(whole, dim=1) if len(whole) == len(heads) else None,
-    )
-
-
-def _concat_cost(costs: Sequence[Cost]) -> Cost:
-    """Return passes per image and the seconds of all batches; parts of one batch share one object, counted once."""
-    batches = list({id(cost): cost for cost in costs}.values())
-    return Cost(
-        max(cost.forwards for cost in batches),
-        max(cost.backwards for cost in batches),
-        sum(cost.seconds for cost in batches),
-        sum(cost.own_seconds for cost in batches),
-    )
-
-
-class Comparison(dict[str, Explanation]):
+class Comparison(dict[str, Explanation], Tabular):
     """A mapping from canonical method strings to explanations of the same images; what `cv.compare` returns.
 
     A method is found by its canonical string, as it was typed, or by its `MethodSpec`. A notebook cell that ends with
@@ -572,8 +585,40 @@ class Comparison(dict[str, Explanation]):
 
         return plot_comparison(self, axes, **display)
 
+    def to_dict(self, values: bool = True) -> dict[str, Any]:
+        """Return method string -> the explanation as JSON values.
+
+        Args:
+            values: Include the maps themselves.
+
+        Returns:
+            The content of the .json file.
+        """
+        return {method: explanation.to_dict(values) for method, explanation in self.items()}
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per method and map."""
+        return [row for explanation in self.values() for row in explanation._table()]
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Comparison:
+        """Read a comparison that was saved as .npz; see `Explanation.load`.
+
+        Args:
+            path: A file that `save` wrote.
+
+        Returns:
+            The comparison, with what was skipped and the cost.
+
+        Raises:
+            BadInput: The file cannot be read, or holds no comparison.
+        """
+        from clairvit.methods.explanation_files import read_comparison
+
+        return read_comparison(path)
+
     def save(self, path: str | PathLike[str], **display: Any) -> Path:
-        """Write a file by its suffix: .png/.pdf/.svg/.jpg all methods next to each other, .json records, .npz maps.
+        """Write a file by its suffix: a picture of all methods, .json, .csv (a row per map), .npz for `load`.
 
         Args:
             path: The file to write; readers never see a partial file.

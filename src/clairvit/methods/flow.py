@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._progress import track
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import one_by_one
 from clairvit.models.model import Layout
-from clairvit.option_types import Range, check_fields
-from clairvit.perturbation.progress import track
+from clairvit.option_types import Doc, Range, check_fields
 
 Capacities = NDArray[np.int32]  # the solver takes integers only
 FINEST = 1e9  # all that leaves the read-out is 1, so no sum along a flow exceeds 2³¹
@@ -34,11 +34,15 @@ class Flow:
     have no more tokens than that. Capacities are rounded to multiples of 1/`precision`.
     """
 
-    residual: Annotated[float, Range(ge=0, example=1)] = 1.0
-    prune: Annotated[float, Range(ge=0, lt=1, example=0.0001)] = 0.0
-    grid_pool: Annotated[int, Range(ge=1, unit="patches per side", example=2)] = 1
-    max_tokens: int | None = None
-    precision: Annotated[float, Range(ge=1000, le=FINEST, example=1e6)] = FINEST
+    residual: Annotated[float, Range(ge=0, example=1), Doc("how many times the identity is added to each layer")] = 1.0
+    prune: Annotated[float, Range(ge=0, lt=1, example=0.0001), Doc("edges with a smaller capacity are left out")] = 0.0
+    grid_pool: Annotated[
+        int, Range(ge=1, unit="patches per side", example=2), Doc("merge so many patches per side to one token first")
+    ] = 1
+    max_tokens: Annotated[int | None, Doc("merge patches until there are no more tokens than this; None: never")] = None
+    precision: Annotated[
+        float, Range(ge=1000, le=FINEST, example=1e6), Doc("capacities are rounded to multiples of one part in so many")
+    ] = FINEST
 
     matrices_only = True
     needs_all_rows = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,20 +13,32 @@ from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.multi_pass import target_scores
-from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method, register
+from clairvit.methods.registry import Caveats, ExtraCost, OptionOverrides, Requires, method
 from clairvit.methods.result import MapResult, NumbersNote
 from clairvit.numerics import widened
+from clairvit.option_types import Doc
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms, rescaled
 from clairvit.tracing.rules import rule_table
 from clairvit.tracing.trace import Trace
 
-Kind = Literal["learned", "implicit"]
-Rules = Literal["plain", "linear", "libra"]
+Kind = Annotated[
+    Literal["learned", "implicit"],
+    Doc("which biases count: learned ones, or also what a bent operation's slope leaves unexplained"),
+]
+Rules = Annotated[
+    Literal["plain", "linear", "libra"],
+    Doc("the backward pass: autograd's own (plain), linearised (linear) or LibraGrad's (libra)"),
+]
 CLOSED = "completeness: tokens and biases add up to the score"
 ROUND_OFF = 5e-4  # parts of the score: a residual below is rounding in half and single precision
 
 
-def full_gradient(layer: LayerView, biases: Kind = "learned", rules: Rules = "plain", each: bool = False) -> Tensor:
+def full_gradient(
+    layer: LayerView,
+    biases: Kind = "learned",
+    rules: Rules = "plain",
+    each: Annotated[bool, Doc("count the biases of this block alone; false: of all blocks from this one on")] = False,
+) -> Tensor:
     """x·dy/dx + sum_b b·dy/db over all biases from this block on: what tokens add, and what biases add at them.
 
     SkipPLUS's form: signed sums over channels, no absolute values. A bias counts where it is added, at the token whose
@@ -126,23 +138,21 @@ SHARED: dict[str, Any] = {
     "signed": True,
     "requires": lambda biases, rules, **_: Requires(rules=rule_table(rules), recorders=(_RECORDERS[biases],)),
 }
-register(
+method(
     "fullgrad",
-    full_gradient,
     paper="Srinivas & Fleuret, NeurIPS 2019; on tokens as in SkipPLUS",
     aggregation=Single(0),
     option_overrides=OptionOverrides(combined={"each": True}),
     caveats=Caveats(note=completeness),
     **SHARED,
-)
-register(
+)(full_gradient)
+method(
     "fullgrad-plus",
-    full_gradient_plus,
     paper="SkipPLUS (FullGrad+)",
     aggregation=Total(),
     caveats=Caveats(note=missed_biases),
     **SHARED,
-)
+)(full_gradient_plus)
 
 
 @method(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -10,14 +10,19 @@ from torch import Tensor
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import Single, Total
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.registry import Caveats, Place, Requires, method, register
+from clairvit.methods.registry import Caveats, Place, Requires, method
 from clairvit.numerics import pool_to_grid
+from clairvit.option_types import Doc
 from clairvit.tracing.rules import rule_table
 from clairvit.tracing.trace import Trace
 
-Level = Literal["patch", "pixel"]
-TokenLevel = Literal["token", "pixel"]
-Rules = Literal["plain", "libra"]
+Level = Annotated[Literal["patch", "pixel"], Doc("where the map ends: patches, or single pixels")]
+TokenLevel = Annotated[
+    Literal["token", "pixel"], Doc("where it is read: at the tokens of a block's input, or at the pixels")
+]
+Rules = Annotated[
+    Literal["plain", "libra"], Doc("the backward pass: autograd's own (plain), or LibraGrad's balanced one (libra)")
+]
 
 
 def requires_rules(rules: str = "plain", level: str = "token", **_: object) -> Requires:
@@ -61,26 +66,24 @@ def token_x_gradient(layer: LayerView, level: TokenLevel = "token", rules: Rules
     return input_x_gradient(layer, level)
 
 
-register(
+method(
     "ixg",
-    token_x_gradient,
     family="gradient",
     paper="Shrikumar et al., 2016",
     output="tokens",
     aggregation=Single(0),
     signed=True,
     requires=requires_rules,
-)
-register(
+)(token_x_gradient)
+method(
     "cat",
-    token_x_gradient,
     family="gradient",
     paper="Qiang et al., NeurIPS 2022 (= ixg+plus)",
     output="tokens",
     aggregation=Total(),
     signed=True,
     requires=requires_rules,
-)
+)(token_x_gradient)
 
 
 @method(

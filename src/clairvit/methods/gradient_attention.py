@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from clairvit.compat.reports import joita_legrad
-from clairvit.compat.vit_explain import gradient_before_softmax
 from clairvit.methods.aggregation import Product, Single, Total
-from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads
+from clairvit.methods.attention import DiscardRatio, Fusion, discard_smallest, fuse_heads
 from clairvit.methods.gradient import Rules, requires_rules
 from clairvit.methods.layer_view import LayerView, mean_of_heads
-from clairvit.methods.registry import OptionOverrides, Requires, WeightedHeads, method, register
+from clairvit.methods.registry import OptionOverrides, Requires, WeightedHeads, method
+from clairvit.option_types import Doc
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear
 from clairvit.tracing.rules import PLAIN, RESIDUAL, rule_table
 
@@ -33,36 +31,23 @@ def positive_gradient_attention(layer: LayerView, fusion: Fusion = "mean", rules
     return layer.AG_positive_mean if fusion == "mean" else fuse_heads(layer.AG_positive, fusion)  # [B, rows, N]
 
 
-register(
+method(
     "genatt",
-    positive_gradient_attention,
     family="gradient × attention",
     paper="Chefer et al., ICCV 2021",
     output="matrix",
     aggregation=Product(residual=1.0),
     requires=_rules_at_attention,
-)
-register(
+)(positive_gradient_attention)
+method(
     "gradsam",
-    positive_gradient_attention,
     family="gradient × attention",
     paper="Barkan et al., CIKM 2021",
     output="matrix",
     aggregation=Total(rows="all", mean=True),
     requires=_rules_at_attention,
     presets={"skipplus": {"rows": "read", "mean": False}},
-)
-
-
-def _requires_gradient_rollout(
-    head_stage: str, fusion: str | int, discard_ratio: float, reversed_gradients: bool, gradient: str, **_: object
-) -> Requires:
-    is_plain = head_stage == "post" and fusion == "mean" and not reversed_gradients and gradient == "attention"
-    return Requires(
-        all_rows=discard_ratio > 0,
-        heads=WeightedHeads("AG+") if is_plain and discard_ratio == 0 else None,
-        first_layer=0 if reversed_gradients else None,  # the last layer's partner is the first
-    )
+)(positive_gradient_attention)
 
 
 @method(
@@ -71,37 +56,17 @@ def _requires_gradient_rollout(
     paper="Gildenblat, vit-explain 2020; CMI report",
     output="matrix",
     aggregation=Product(residual=1.0, normalise="rows"),
-    requires=_requires_gradient_rollout,
+    requires=lambda fusion, discard_ratio, **_: Requires(
+        all_rows=discard_ratio > 0,
+        heads=WeightedHeads("AG+") if fusion == "mean" and discard_ratio == 0 else None,
+    ),
 )
-def gradient_rollout(
-    layer: LayerView,
-    head_stage: Literal["post", "mean-first", "fuse-first"] = "post",
-    fusion: Fusion = "mean",
-    discard_ratio: DiscardRatio = 0.0,
-    protect: Protect = "none",
-    reversed_gradients: bool = False,
-    gradient: Literal["attention", "scores"] = "attention",
-) -> Tensor:
+def gradient_rollout(layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0) -> Tensor:
     """prod_l (mean_h relu(A * G) + I), row-normalised: rollout over the attention that raises the score.
 
-    `head_stage` says when heads are fused: after the ReLU (post), before it (mean-first, jacobgil), or A and G each
-    before they are multiplied (fuse-first, CMI report). `reversed_gradients` pairs layer l with the gradient of layer
-    L-1-l and `gradient=scores` takes the gradient before the softmax: what vit-explain computes, by mistake. Under mean
-    pooling, what the identities give to every patch alike is left out, as in rollout. A product without identities
-    (`preset=cmi`) may be smaller than float32 holds, such as 1e-50: the map is then a multiple of it.
+    Under mean pooling, what the identities give to every patch alike is left out, as in rollout.
     """
-    if head_stage == "post" and fusion == "mean" and not reversed_gradients and gradient == "attention":
-        return discard_smallest(layer.AG_positive_mean, discard_ratio, protect)  # [B, rows, N]
-    A, G = layer.mirrored() if reversed_gradients else (layer.A, layer.G)
-    if gradient == "scores":
-        G = gradient_before_softmax(A, G)
-    if head_stage == "fuse-first":
-        matrix = (fuse_heads(layer.A, fusion) * fuse_heads(G, fusion)).clamp(min=0)
-    elif head_stage == "mean-first":
-        matrix = fuse_heads(layer.A * G, fusion).clamp(min=0)
-    else:
-        matrix = fuse_heads((layer.A * G).clamp(min=0), fusion)
-    return discard_smallest(matrix, discard_ratio, protect)  # [B, rows, N]
+    return discard_smallest(positive_gradient_attention(layer, fusion), discard_ratio)  # [B, rows, N]
 
 
 @method(
@@ -113,7 +78,12 @@ def gradient_rollout(
     signed=True,
     relu=True,
 )
-def attention_cam(layer: LayerView, keys: Literal["patches", "no-cls"] = "patches") -> Tensor:
+def attention_cam(
+    layer: LayerView,
+    keys: Annotated[
+        Literal["patches", "no-cls"], Doc("which keys weigh the heads: all patches, or all but the class token's")
+    ] = "patches",
+) -> Tensor:
     """relu(mean_h w_h A_h), w_h the mean gradient of a head's row over the patches: Grad-CAM with heads as channels."""
     layout, G = layer.layout, layer.G
     positions = layout.patches_among(G.shape[-1]) if keys == "patches" else slice(min(1, layout.prefix), None)
@@ -128,33 +98,27 @@ _GMAR_ALPHA = (
 
 
 def _register_gmar(p: int) -> None:
-    def head_weights(layer: LayerView, heads: str = "sum") -> Tensor:
-        weights = layer.head_weights(p)  # [B, H]
-        return weights if heads == "sum" else weights / weights.shape[1]
+    def head_weights(layer: LayerView) -> Tensor:
+        return layer.head_weights(p)  # [B, H]
 
-    def gmar(layer: LayerView, heads: Literal["sum", "mean"] = "sum") -> Tensor:
-        return layer.weighted("A", head_weights(layer, heads))  # [B, rows, N]
-
-    def requires(heads: str, **_: object) -> Requires:
-        weights = functools.partial(head_weights, heads=heads)
-        return Requires(heads=WeightedHeads("A", weights, ("|G|",) if p == 1 else ()))
+    def gmar(layer: LayerView) -> Tensor:
+        return layer.weighted("A", head_weights(layer))  # [B, rows, N]
 
     gmar.__doc__ = (
         f"prod_l (sum_h w_h A_h + I), w_h a head's share of the gradient's L{p} norm: rollout by weighted heads.\n\n"
         "`residual` is the paper's α. Under mean pooling, what the identities give to every patch alike is left out, "
         "as in rollout."
     )
-    register(
+    method(
         f"gmar-l{p}",
-        gmar,
         family="gradient × attention",
         paper="Jo et al., 2025 (arXiv 2504.19414)",
         output="matrix",
         aggregation=Product(residual=1.0, normalise="rows"),
-        requires=requires,
+        requires=Requires(heads=WeightedHeads("A", head_weights, ("|G|",) if p == 1 else ())),
         presets={"paper_raw": {"normalise": "none"}},
         option_overrides=OptionOverrides(refused={"alpha": _GMAR_ALPHA}),
-    )
+    )(gmar)
 
 
 _register_gmar(1)
@@ -174,7 +138,12 @@ _register_gmar(2)
     ),
     option_overrides=OptionOverrides(aliases={"m": "start"}),
 )
-def focused_attention(layer: LayerView, head_weights: Literal["gradient", "uniform"] = "gradient") -> Tensor:
+def focused_attention(
+    layer: LayerView,
+    head_weights: Annotated[
+        Literal["gradient", "uniform"], Doc("whether heads count by their share of the gradient, or alike")
+    ] = "gradient",
+) -> Tensor:
     """sum_{l ≥ m} sum_h w_h relu(A * G), w_h a head's share of the gradient: the deep layers, head by head."""
     if head_weights == "uniform":
         return layer.AG_positive_mean
@@ -187,24 +156,20 @@ def focused_attention(layer: LayerView, head_weights: Literal["gradient", "unifo
     paper="Bousselham et al., ICCV 2025",
     output="tokens",
     aggregation=Total(mean=True),
-    requires=lambda formula, **_: (
-        Requires(gradients=("attention", "tokens"))
-        if formula == "joita"
-        else Requires(passes="local", recorders=(HeadReplay, LastLinear))
-    ),
+    requires=Requires(passes="local", recorders=(HeadReplay, LastLinear)),
     presets={"official": {"start": -2, "mean": False}},
 )
 def layer_gradient(
-    layer: LayerView, pool: Literal["mean", "model"] = "mean", formula: Literal["legrad", "joita"] = "legrad"
+    layer: LayerView,
+    pool: Annotated[
+        Literal["mean", "model"], Doc("how a layer's tokens are pooled: by their mean, or as the model does")
+    ] = "mean",
 ) -> Tensor:
     """mean_{h,i} relu(d s^l / dA): where more attention would raise each layer's own score, s^l read by the head.
 
     s^l is the head on the pooled output of layer l, and the gradient stays inside that layer. `pool="model"` reads the
-    layer as the model does. `formula="joita"` is what that report's code computes: relu(G * A) of the final score,
-    patch rows and columns only, averaged over keys, so it scores queries.
+    layer as the model does.
     """
-    if formula == "joita":
-        return joita_legrad(layer.A, layer.G, layer.layout)
     return layer.local_column_means(pool)  # [B, N]
 
 
@@ -219,9 +184,14 @@ def layer_gradient(
 )
 def attention_guided_cam(
     layer: LayerView,
-    norm: Literal["sigmoid", "softmax", "none"] = "sigmoid",
-    head_fusion: Literal["sum", "mean"] = "sum",
-    through: Literal["network", "residual"] = "network",
+    norm: Annotated[
+        Literal["sigmoid", "softmax", "none"], Doc("what is done to the scores before the softmax")
+    ] = "sigmoid",
+    head_fusion: Annotated[Literal["sum", "mean"], Doc("whether heads are added up or averaged")] = "sum",
+    through: Annotated[
+        Literal["network", "residual"],
+        Doc("through what the gradient comes: the whole network, or the residual stream and MLPs alone"),
+    ] = "network",
 ) -> Tensor:
     """sum_{l,h} relu(G) * sigmoid(S): positive gradients, guided by the scores before the softmax.
 
@@ -249,7 +219,11 @@ def unmasked_scores(S: Tensor) -> Tensor:
     requires=requires_rules,
 )
 def attended_input_x_gradient(
-    layer: LayerView, pair: Literal["input", "output"] = "input", rules: Rules = "plain"
+    layer: LayerView,
+    pair: Annotated[
+        Literal["input", "output"], Doc("whether x and its gradient are read at the block's input or output")
+    ] = "input",
+    rules: Rules = "plain",
 ) -> Tensor:
     """mean_{h,i} A_ij · x_j·dy/dx_j: gradient × input, weighted by how much the layer attends to the token.
 

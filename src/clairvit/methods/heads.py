@@ -15,7 +15,7 @@ from clairvit.methods.aggregation import Single
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import FUSIONS, Heads
 from clairvit.methods.flow import Flow
-from clairvit.methods.registry import parameters
+from clairvit.methods.registry import function_options
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.tracing.recording import Recording
 
@@ -24,7 +24,7 @@ FALLBACK = "raw-attention"  # where a method has no heads of its own
 
 def has_own_heads(spec: MethodSpec) -> bool:
     """Return whether the method can be run head by head; a maximum flow per head would take too long."""
-    fuses = "fusion" in parameters(spec.method.function)
+    fuses = "fusion" in function_options(spec.method.function)
     return fuses and spec.aggregation is not None and not isinstance(spec.aggregation, Flow)
 
 
@@ -33,7 +33,7 @@ def head_variants(spec: MethodSpec, recording: Recording) -> dict[str | int, Met
     counts = {int(call.v.shape[1]) for call in recording.calls}
     if len(counts) != 1:
         return {}
-    base = spec.text if has_own_heads(spec) else FALLBACK
+    base = spec if has_own_heads(spec) else FALLBACK
     return {fusion: resolve_method(base, fusion=fusion) for fusion in (*range(counts.pop()), *FUSIONS)}
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.methods.explanation import Cost
+from clairvit._cost import Cost
+from clairvit._rng import make_generator
 from clairvit.methods.registry import FORWARD_ON_PLANE, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.methods.rise import Cells, Samples
 from clairvit.numerics import pool_to_grid
+from clairvit.option_types import Doc
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal, patches_to_pixels
-from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
-Design = Literal["sobol", "lhs", "random"]
-Width = Literal["outputs", "distances"]
+Design = Annotated[
+    Literal["sobol", "lhs", "random"], Doc("how masks are drawn: Sobol points, a Latin hypercube, or at random")
+]
+Width = Annotated[
+    Literal["outputs", "distances"],
+    Doc("the width of the outputs' kernel: their median, or the median of their distances"),
+]
 NARROW = 0.5  # spreads of the outputs: a narrower kernel ranks even a linear model's cells worse than width=distances
 
 

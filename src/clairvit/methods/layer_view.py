@@ -369,11 +369,11 @@ class LayerView:
         layer = self.context.others[table].layers[self.index]
         return self.once(("G", table), lambda: layer.between_tokens().G(layer.dO, self._rows))
 
-    def mirrored(self) -> tuple[Tensor, Tensor]:
-        """Return A and G of the layer as far from the end as this one is from the start (a known bug, for presets)."""
-        mirror = self.trace.layers[self.count - 1 - self.index]
-        call = mirror.between_tokens()
-        return call.A(self._rows), call.G(mirror.dO, self._rows)
+    def attention_at(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return A and G of another layer of the trace, [B, H, rows, N] each, of the same rows as of this one."""
+        layer = self.trace.layers[index]
+        call = layer.between_tokens()
+        return call.A(self._rows), call.G(layer.dO, self._rows)
 
     def local_G(self, pool: str) -> Tensor:
         """Return d s^l / dA of this block alone, [B, H, all rows, N]; of an attention pool, [B, H, queries, N]."""
@@ -426,9 +426,6 @@ class DecoderView(LayerView):
         """Return G under the second rule table that the method requires."""
         layer = self.context.others[rule_table(rules)].decoder[self.index]
         return layer.between_tokens().G(layer.dO)
-
-    def mirrored(self) -> tuple[Tensor, Tensor]:
-        raise NotApplicable("The layers of an encoder and a decoder have no partners. Leave reversed_gradients out.")
 
 
 class NotStackable(Exception):

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import NotApplicable
 from clairvit.methods.alternatives import advice
-from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.attention_override import ScoreTransform
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal
@@ -56,9 +56,16 @@ def leave_one_out(trace: Trace, *, removal: Removal = "token", seed: int = 0) ->
 def atman(
     trace: Trace,
     *,
-    factor: Annotated[float, Range(ge=0, lt=1, example=0.1)] = 0.1,
-    threshold: Annotated[float, Range(ge=0, le=1, unit="(a cosine) or None", example=0.6)] | None = 0.6,
-    shift_min: bool = True,
+    factor: Annotated[
+        float, Range(ge=0, lt=1, example=0.1), Doc("what is left of the attention to a suppressed patch")
+    ] = 0.1,
+    threshold: Annotated[
+        Annotated[float, Range(ge=0, le=1, unit="(a cosine) or None", example=0.6)] | None,
+        Doc("from which cosine similarity on similar patches are suppressed too; None: none"),
+    ] = 0.6,
+    shift_min: Annotated[
+        bool, Doc("measure scores from each row's smallest one; false multiplies them as they are, as printed")
+    ] = True,
 ) -> MapResult:
     """f(x) − f(x, attention to patch i suppressed in every layer): the rise of the target's cross-entropy, f = log p.
 

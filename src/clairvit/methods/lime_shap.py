@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from clairvit.methods.explanation import Cost
+from clairvit._cost import Cost
 from clairvit.methods.registry import FORWARD, ExtraCost, method
 from clairvit.methods.result import MapResult
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.probe import Probe, probing
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.segments import (
@@ -35,7 +35,11 @@ from clairvit.tracing.trace import Trace
 LIME_WIDTH = 0.25
 FURTHER_SAMPLES = 2048  # that shap takes on top of two per feature
 ROUND_OFF = 1e-10  # eigenvalues below this part of the largest one count as 0
-Samples = Annotated[int, Range(ge=2, unit="variants of the image", example=1000)]
+Samples = Annotated[
+    int,
+    Range(ge=2, unit="variants of the image", example=1000),
+    Doc("how many images with some features removed are scored"),
+]
 
 
 # Weighted least squares, and its standard errors
@@ -118,8 +122,14 @@ def lime(
     trace: Trace,
     *,
     samples: Samples = 1000,
-    width: Annotated[float, Range(gt=0, example=LIME_WIDTH)] = LIME_WIDTH,
-    alpha: Annotated[float, Range(ge=0, unit="(0: least squares)", example=1)] = 1.0,
+    width: Annotated[
+        float,
+        Range(gt=0, example=LIME_WIDTH),
+        Doc("the width of the kernel that weighs images by how much of them is left"),
+    ] = LIME_WIDTH,
+    alpha: Annotated[
+        float, Range(ge=0, unit="(0: least squares)", example=1), Doc("how strongly the ridge fit shrinks coefficients")
+    ] = 1.0,
     features: Features = "patches",
     cells: Cells | None = None,
     removal: Removal = "token",

@@ -13,15 +13,20 @@ from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import Level, TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads, tokens_to_grid
-from clairvit.methods.registry import Caveats, Requires, method, register
+from clairvit.methods.registry import Caveats, Requires, method
 from clairvit.methods.result import MapResult
 from clairvit.numerics import pool_to_grid
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.tracing.recorders.patch_embedding import PatchEmbedding
-from clairvit.tracing.rules import ATTNLRP, DEEP_TAYLOR, LINEAR, RESLRP, RuleTable, rule_table
+from clairvit.tracing.rules import DEEP_TAYLOR, RuleTable, rule_table
+from clairvit.tracing.rules.attnlrp import attnlrp, cp_lrp
+from clairvit.tracing.rules.reslrp import reslrp
 from clairvit.tracing.trace import Trace
 
-LRP = Literal["lrp", "chefer"]  # which of the authors' two rule files
+LRP = Annotated[
+    Literal["lrp", "chefer"],
+    Doc("which of the TransAtt authors' rule files: that of their LRP baselines (lrp) or their own (chefer)"),
+]
 Gamma = Annotated[float, Range(ge=0, example=0.05)]
 _DIVIDES = "relevance is divided by sums (a + b of a residual, a score before the softmax) that come near zero"
 
@@ -29,10 +34,12 @@ _DIVIDES = "relevance is divided by sums (a + b of a residual, a score before th
 def token_relevance(
     layer: LayerView,
     level: TokenLevel = "token",
-    gamma_lin: Gamma = 0.0,
-    gamma_conv: Gamma = 0.0,
-    eps: Gamma = 0.0,
-    inside: bool = True,
+    gamma_lin: Annotated[
+        Gamma, Doc("how much more counts, in linear layers, what agrees in sign with the output")
+    ] = 0.0,
+    gamma_conv: Annotated[Gamma, Doc("the same for convolutions; it shows in maps of pixels")] = 0.0,
+    eps: Annotated[Gamma, Doc("a small number that takes relevance from outputs near zero")] = 0.0,
+    inside: Annotated[bool, Doc("apply the rules to the projections of torch's own multi-head attention too")] = True,
 ) -> Tensor:
     """sum_d R_d at a block's input, R propagated from the score by rules: each token's share of the score.
 
@@ -47,12 +54,16 @@ def token_relevance(
 
 def residual_relevance(
     layer: LayerView,
-    gamma: Gamma = 1.0,
+    gamma: Annotated[
+        Gamma, Doc("how much more counts, in a residual sum, the term that has the sign of the sum; 0 is AttnLRP")
+    ] = 1.0,
     level: TokenLevel = "token",
-    gamma_lin: Gamma = 0.0,
-    gamma_conv: Gamma = 0.0,
-    eps: Gamma = 0.0,
-    inside: bool = True,
+    gamma_lin: Annotated[
+        Gamma, Doc("how much more counts, in linear layers, what agrees in sign with the output")
+    ] = 0.0,
+    gamma_conv: Annotated[Gamma, Doc("the same for convolutions; it shows in maps of pixels")] = 0.0,
+    eps: Annotated[Gamma, Doc("a small number that takes relevance from outputs near zero")] = 0.0,
+    inside: Annotated[bool, Doc("apply the rules to the projections of torch's own multi-head attention too")] = True,
 ) -> Tensor:
     """sum_d R_d at a block's input, R by AttnLRP with w = 1 + gamma·[z·z_out > 0] at residual sums.
 
@@ -64,71 +75,42 @@ def residual_relevance(
     return input_x_gradient(layer, level)
 
 
-def _requires_rules(base: RuleTable, parametric: str) -> Callable[..., Requires]:
-    """Return options -> Requires: the base table as long as all parameters are 0, so that its trace is shared."""
-
-    def requires(
-        level: str, gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True, **_: object
-    ) -> Requires:
-        numbers = {"gamma_lin": gamma_lin, "gamma_conv": gamma_conv, "eps": eps}
-        rules = _with_numbers(parametric, numbers, inside) if any(numbers.values()) else base
-        return Requires(rules=rules, gradients=token_gradients(level))
-
-    return requires
-
-
-def _with_numbers(parametric: str, numbers: dict[str, float], inside: bool) -> RuleTable:
-    """Return the rule table of a name with parameters."""
-    arguments = ",".join(f"{name}={value!r}" for name, value in (numbers | {"inside": float(inside)}).items())
-    return rule_table(f"{parametric}({arguments})")
-
-
-_requires_attnlrp = _requires_rules(ATTNLRP, "attnlrp")
-
-
-def _requires_reslrp(gamma: float, inside: bool, level: str, **numbers: float) -> Requires:
-    """Return what reslrp needs: AttnLRP's table at gamma 0, the shared one at its defaults."""
-    if not gamma:
-        return _requires_attnlrp(level, inside=inside, **numbers)
-    default = gamma == 1 and not any(numbers.values())
-    rules = RESLRP if default else _with_numbers("reslrp", {"gamma": gamma, **numbers}, inside)
-    return Requires(rules=rules, gradients=token_gradients(level))
+def _requires_rules(table: Callable[..., RuleTable]) -> Callable[..., Requires]:
+    """Return options -> Requires, for a function of the options to a rule table."""
+    return lambda level, **numbers: Requires(rules=table(**numbers), gradients=token_gradients(level))
 
 
 _VIT = {"gamma_lin": 0.05, "gamma_conv": 0.25}
-register(
+method(
     "cp-lrp",
-    token_relevance,
     family="relevance",
     paper="Ali et al., ICML 2022, eps 0 (= decompx)",
     output="tokens",
     aggregation=Single(0),
-    requires=_requires_rules(LINEAR, "cp-lrp"),
+    requires=_requires_rules(cp_lrp),
     signed=True,
     presets={"vit": _VIT, "lxt": {**_VIT, "eps": 1e-6, "inside": False}},
-)
-register(
+)(token_relevance)
+method(
     "attnlrp",
-    token_relevance,
     family="relevance",
     paper="Achtibat et al., ICML 2024, eps 0",
     output="tokens",
     aggregation=Single(0),
-    requires=_requires_attnlrp,
+    requires=_requires_rules(attnlrp),
     signed=True,
     presets={"vit": _VIT},
-)
-register(
+)(token_relevance)
+method(
     "reslrp",
-    residual_relevance,
     family="relevance",
     paper="Berend, Achtibat et al., 2026 (ResLRP), eps 0",
     output="tokens",
     aggregation=Single(0),
-    requires=_requires_reslrp,
+    requires=_requires_rules(reslrp),
     signed=True,
     presets={"vit": _VIT},
-)
+)(residual_relevance)
 
 
 @method(
@@ -161,7 +143,11 @@ def _requires_relevance(rules: str, gradient: bool, **_: object) -> Requires:
     return Requires(second_rules=rule_table(rules)) if gradient else Requires(rules=rule_table(rules))
 
 
-def positive_attention_relevance(layer: LayerView, rules: LRP = "lrp", gradient: bool = False) -> Tensor:
+def positive_attention_relevance(
+    layer: LayerView,
+    rules: LRP = "lrp",
+    gradient: Annotated[bool, Doc("multiply relevance by the attention's gradient before the ReLU")] = False,
+) -> Tensor:
     """mean_h relu(R_A), R_A the relevance of the attention under LRP rules: where the class's relevance passes.
 
     rules=lrp is the rule file that the authors of TransAtt use for LRP baselines (positive and negative inputs of a
@@ -173,9 +159,8 @@ def positive_attention_relevance(layer: LayerView, rules: LRP = "lrp", gradient:
     return mean_of_heads((layer.A * layer.G / 2).clamp(min=0))  # [B, rows, N]
 
 
-register(
+method(
     "partial-lrp",
-    positive_attention_relevance,
     family="relevance",
     paper="Voita et al., ACL 2019, as in Chefer et al., CVPR 2021 (lrp_last_layer)",
     output="matrix",
@@ -186,10 +171,9 @@ register(
         zero_reason="its ReLU keeps what speaks for the target, and nothing that the last layer's attention carries "
         "does",
     ),
-)
-register(
+)(positive_attention_relevance)
+method(
     "lrp-rollout",
-    positive_attention_relevance,
     family="relevance",
     paper="Chefer et al., CVPR 2021 (code: method rollout)",
     output="matrix",
@@ -197,7 +181,7 @@ register(
     requires=_requires_relevance,
     presets={"evaluation": {"start_layer": 1}},
     caveats=Caveats(numerically_unstable=_DIVIDES),
-)
+)(positive_attention_relevance)
 
 
 def relevance_at_embedding(trace: Trace, level: Level) -> Tensor:

@@ -13,23 +13,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._progress import report_progress
+from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import layer_index, reading
-from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import mean_of_heads, tokens_to_grid
 from clairvit.methods.registry import FORWARD, NOTHING, ExtraCost, Requires, method
 from clairvit.methods.result import MapResult
 from clairvit.numerics import widened
-from clairvit.option_types import Passes, Range
+from clairvit.option_types import Doc, Passes, Range
 from clairvit.perturbation.batching import BatchBudget, in_batches
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.tracing.trace import GradientScope, Trace
 
 T = TypeVar("T")
-Rule = Literal["midpoint", "crowded", "right", "trapezoid", "gauss"]
-Sigma = Annotated[float, Range(ge=0, unit="parts of the image's range", example=0.1)]
+Rule = Annotated[
+    Literal["midpoint", "crowded", "right", "trapezoid", "gauss"],
+    Doc("where the points of the path lie and what each counts"),
+]
+Sigma = Annotated[
+    float,
+    Range(ge=0, unit="parts of the image's range", example=0.1),
+    Doc("standard deviation of the noise, as a part of the image's range"),
+]
 
 PIXELS_AT_ONCE = 8 * 224 * 224  # in one batch of variants: eight usual images keep a processor busy
 AT_PIXELS = GradientScope(attention=False, tokens=False)
@@ -77,10 +84,13 @@ def by_variant(tensor: Tensor, trace: Trace) -> Tensor:
 )
 def smoothgrad(
     trace: Trace,
-    n: Passes = 50,
+    n: Annotated[Passes, Doc("how many noisy copies are averaged")] = 50,
     sigma: Sigma = 0.1,
-    base: Literal["grad", "ixg"] = "grad",
-    each: Literal["signed", "abs", "square"] = "signed",
+    base: Annotated[Literal["grad", "ixg"], Doc("what is averaged: gradients, or input × gradient")] = "grad",
+    each: Annotated[
+        Literal["signed", "abs", "square"],
+        Doc("whether gradients are averaged with their signs, as absolute values or as squares"),
+    ] = "signed",
     level: Level = "patch",
     seed: int = 0,
 ) -> Tensor:
@@ -132,10 +142,14 @@ def normal_noise(image_seed: int, k: int, like: Tensor) -> Tensor:
 )
 def integrated_gradients(
     trace: Trace,
-    steps: Passes = 50,
+    steps: Annotated[Passes, Doc("how many points of the path are computed")] = 50,
     rule: Rule = "midpoint",
-    path: Literal["pixel", "token"] = "pixel",
-    baseline: Literal["zero", "black", "white"] = "zero",
+    path: Annotated[
+        Literal["pixel", "token"], Doc("whether the path is one of pixels, or of the first block's tokens")
+    ] = "pixel",
+    baseline: Annotated[
+        Literal["zero", "black", "white"], Doc("the colour that the path starts from; zero is the mean colour")
+    ] = "zero",
     level: Level = "patch",
 ) -> MapResult:
     """(x − x')·mean_k dy/dx(x' + alpha_k (x − x')): what each patch adds to the score on the way from x' to the image.
@@ -241,10 +255,12 @@ def completeness_note(
 )
 def transition_attention(
     trace: Trace,
-    steps: Passes = 20,
-    start_layer: int = 4,
-    with_integral: bool = True,
-    first_state: bool = False,
+    steps: Annotated[Passes, Doc("how many paler images the gradient is averaged over")] = 20,
+    start_layer: Annotated[int, Doc("the layer nearest to the image that the chain goes down to")] = 4,
+    with_integral: Annotated[
+        bool, Doc("average the gradient over paler images; false takes it at the image alone")
+    ] = True,
+    first_state: Annotated[bool, Doc("leave the chain out: the last attention alone")] = False,
 ) -> MapResult:
     """s * mean_h relu(mean_k G(alpha_k x)), s = A prod_l (A + I): the last attention, propagated down the layers.
 

@@ -8,11 +8,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.methods.registry import FORWARD_ON_PLANE, ExtraCost, method
 from clairvit.methods.result import MapResult
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal
 from clairvit.tracing.trace import Trace
@@ -36,9 +36,9 @@ Side = Annotated[int, Range(ge=1, unit="patches", example=1)]
 def occlusion(
     trace: Trace,
     *,
-    window: Side = 3,
-    stride: Side = 1,
-    share: bool = True,
+    window: Annotated[Side, Doc("how many patches the window has along each side")] = 3,
+    stride: Annotated[Side, Doc("how many patches the window moves at a time")] = 1,
+    share: Annotated[bool, Doc("share the loss of a window among its patches; false gives each the whole loss")] = True,
     removal: Removal = "mean",
     seed: int = 0,
 ) -> MapResult:
@@ -84,7 +84,7 @@ def occlusion(
 def pami(
     trace: Trace,
     *,
-    scales: Annotated[int, Range(ge=1, example=4)] = 4,
+    scales: Annotated[int, Range(ge=1, example=4), Doc("how many sizes of windows are used")] = 4,
     removal: Removal = "blur",
     seed: int = 0,
 ) -> MapResult:

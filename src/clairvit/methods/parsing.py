@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from clairvit._spec import ParsedSpec
 from clairvit.errors import Argument, BadInput, Verb
 
 _EXPECTED = "expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus"
@@ -18,20 +19,10 @@ CALIBRATED = "calibrated"  # the name of a calibrated method that no file is nam
 RECIPE = re.compile(rf"(?P<file>.+\.json|{CALIBRATED})(?:#(?P<hash>[0-9a-f]{{12}}))?", re.IGNORECASE | re.DOTALL)
 
 
-@dataclass(frozen=True)
-class ParsedSpec:
-    """A method string, split into name, options and combinator; nothing is looked up."""
-
-    name: str
-    inner: tuple[str, ...]  # methods inside the parentheses: smooth(genatt), ensemble(genatt, decompx)
-    options: dict[str, Any]
-    combinator: str  # "" or what comes after the plus sign
-
-
 def parse_spec(text: str) -> ParsedSpec:
     """Return the name, options and combinator: "rollout(fusion=max)+from:6" -> rollout, {"fusion": "max"}, "from:6"."""
     if isinstance(text, str) and RECIPE.fullmatch(text.strip()):
-        return ParsedSpec(text.strip(), (), {}, "")  # a path keeps its case, and may have any letters
+        return ParsedSpec(text.strip())  # a path keeps its case, and may have any letters
     match = re.fullmatch(r"\s*([\w-]+)\s*(.*)", text, re.DOTALL) if isinstance(text, str) else None
     if match is None:
         raise BadInput(f"'{text}' is not a method; {_EXPECTED}.")
@@ -54,7 +45,7 @@ def parse_spec(text: str) -> ParsedSpec:
     return ParsedSpec(name.lower(), tuple(inner), options, combinators[0] if combinators else "")
 
 
-def refuse_auto(name: str, combinator: str, options: dict[str, Any]) -> None:
+def refuse_auto(name: str, combinator: str, options: Mapping[str, Any]) -> None:
     """Raise BadInput for a start layer "auto", which only a recipe can resolve."""
     typed = next((key for key in STARTS if options.get(key) == AUTO), None)
     if typed is None and combinator != f"from:{AUTO}":

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any
 
-from clairvit.methods.registry import COMBINATORS
+from clairvit._facts import NO_FACTS, entries_of
+from clairvit.methods.registry import COMBINATORS, METHODS
 from clairvit.methods.spec import MethodSpec
 
 # What a combinator does to a method, after its name.
@@ -30,17 +27,11 @@ class PlainLanguage:
     also: tuple[str, ...] = ()
 
 
-@functools.cache
-def _table() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(resources.files("clairvit.methods").joinpath("plain_language.toml").read_text("utf-8"))
-
-
 def plain_language(name: str, summary: str = "") -> PlainLanguage:
-    """Return the plain words for a registered method; its own name and summary where none are written down."""
-    entry = _table().get(name)
-    if entry is None:
-        return PlainLanguage(name, summary or name)
-    return PlainLanguage(entry["title"], entry["sentence"], tuple(entry.get("also", ())))
+    """Return the plain words for a method or a combination; its own name and summary where none are written down."""
+    method = METHODS.registered(name)
+    facts = entries_of(__package__).get(name, NO_FACTS) if method is None else method.facts
+    return PlainLanguage(facts.title or name, facts.sentence or summary or name, facts.also)
 
 
 def plain_words(spec: MethodSpec) -> PlainLanguage:
@@ -49,7 +40,7 @@ def plain_words(spec: MethodSpec) -> PlainLanguage:
     'AttnLRP, all layers', 'RISE (samples=100)'. A combinator changes what a method does, so that the sentence is the
     combinator's unless the combination has words of its own.
     """
-    if spec.text in _table():
+    if spec.text in entries_of(__package__):
         return plain_language(spec.text)
     base = plain_language(spec.method.name, spec.method.summary)
     options, _, combinator = spec.text.removeprefix(spec.method.name).partition("+")

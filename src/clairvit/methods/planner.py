@@ -9,11 +9,11 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import ClairError, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.executor import Result, run
-from clairvit.methods.explanation import Cost
 from clairvit.methods.result import as_map_result
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.model import Model
@@ -179,7 +179,7 @@ def by_rules(specs: Sequence[MethodSpec]) -> dict[RuleTable | None, list[MethodS
     if local:
         groups[None] = local
     tables = {table for spec in specs for table in spec.tables}
-    for table in sorted(tables, key=lambda table: (table == PLAIN, table.name)):
+    for table in sorted(tables, key=lambda table: (table == PLAIN, str(table))):
         groups[table] = [spec for spec in specs if spec.rules == table]
     without_backward = [spec for spec in specs if spec.passes in ("none", "forward")]
     if without_backward:

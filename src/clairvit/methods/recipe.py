@@ -8,18 +8,19 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from clairvit._io import dumps_json, parse_json, write_text
+from clairvit._spec import ParsedSpec
 from clairvit._version import __version__
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, Message, UnknownName, Verb, user_stacklevel
 from clairvit.methods.calibrated import Calibration, calibrated_spec, calibration_by_hash
-from clairvit.methods.parsing import AUTO, CALIBRATED, RECIPE, STARTS, ParsedSpec, parse_spec, start_search
-from clairvit.methods.spec import RECIPE_FILE, MethodSpec, resolve_method, wraps
+from clairvit.methods.parsing import AUTO, CALIBRATED, RECIPE, STARTS, parse_spec, start_search
+from clairvit.methods.spec import RECIPE_FILE, MethodSpec, resolve_method, resolve_parsed, wraps
 from clairvit.models.model import Model
 
 KIND = "clairvit recipe"
@@ -79,27 +80,28 @@ class Recipe:
             calibrated_spec(self.calibration)  # from here on its hash stands for it
         if text is None:
             return self.method
-        resolved = self._resolve_auto(text)
-        if resolved == text:
+        parsed = parse_spec(text)
+        resolved = self._resolve_auto(parsed)
+        if resolved is parsed:
             raise BadInput(
                 f"The method '{text}' and a recipe for '{self.method}' were given; expected one of the two, or a "
                 "method that reads where it starts from the recipe, such as focusvit(m=auto) or genatt+from:auto."
             )
-        return resolve_method(resolved).text
+        return resolve_parsed(resolved).text
 
-    def _resolve_auto(self, text: str) -> str:
-        """Return the text with the recipe's layer in place of auto."""
-        parsed = parse_spec(text)
+    def _resolve_auto(self, parsed: ParsedSpec) -> ParsedSpec:
+        """Return the method with the recipe's layer in place of auto; `parsed` itself where there is no auto."""
         if parsed.inner:  # smooth(focusvit(m=auto), n=20)
-            inner = [self._resolve_auto(member) for member in parsed.inner]
-            arguments = ",".join([*inner, *(f"{key}={value}" for key, value in parsed.options.items())])
-            return text if tuple(inner) == parsed.inner else f"{parsed.name}({arguments})"
+            members = [parse_spec(member) for member in parsed.inner]
+            resolved = [self._resolve_auto(member) for member in members]
+            unchanged = all(new is old for new, old in zip(resolved, members, strict=True))
+            return parsed if unchanged else replace(parsed, inner=tuple(resolved))
         options = {key: value for key, value in parsed.options.items() if key not in STARTS or value != AUTO}
         if len(options) == len(parsed.options) and parsed.combinator != f"from:{AUTO}":
-            return text
+            return parsed
         if parsed.combinator and parsed.combinator != f"from:{AUTO}":
             raise BadInput(
-                f"'{text}' has a start layer 'auto' and the combinator '+{parsed.combinator}', which combines layers "
+                f"'{parsed}' has a start layer 'auto' and the combinator '+{parsed.combinator}', which combines layers "
                 f"another way; expected one of the two, such as {parsed.name}+from:{AUTO}."
             )
         base = resolve_method(parsed.name, **options).text
@@ -110,7 +112,7 @@ class Recipe:
                 start_search(base, file="recipe.json"),
                 ".",
             )
-        return self.starts[base]
+        return parse_spec(self.starts[base])
 
     def check(self, model: Model) -> None:
         """Warn if the recipe was made for other weights; a calibrated method is refused where it is used."""
@@ -209,7 +211,7 @@ def _check_hash(source: str, calibration: Calibration, methods: Sequence[str]) -
 
 
 @wraps(RECIPE_FILE)
-def _resolve_recipe(parsed: ParsedSpec, options: dict[str, Any]) -> MethodSpec:
+def _resolve_recipe(parsed: ParsedSpec) -> MethodSpec:
     """Return the method of "mine.json", "mine.json#1a2b3c4d5e6f" or "calibrated#1a2b3c4d5e6f".
 
     A recipe of `cv.choose` is its method; a calibrated one is named by its file and the hash of its weights.
@@ -217,8 +219,9 @@ def _resolve_recipe(parsed: ParsedSpec, options: dict[str, Any]) -> MethodSpec:
     match = RECIPE.fullmatch(parsed.name)
     assert match is not None
     file, hash_ = match["file"], (match["hash"] or "").lower()
-    if options:
-        raise UnknownName(f"The recipe '{file}' takes no options, and {', '.join(options)} was given; expected none.")
+    if parsed.options:
+        typed = ", ".join(parsed.options)
+        raise UnknownName(f"The recipe '{file}' takes no options, and {typed} was given; expected none.")
     calibration = calibration_by_hash(hash_) if hash_ else None
     if calibration is not None:
         return calibrated_spec(calibration, file)

@@ -48,7 +48,7 @@ class DefaultMethod:
 
 @functools.cache
 def _tables() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads(resources.files("clairvit.methods").joinpath("recommended.toml").read_text("utf-8"))
+    return tomllib.loads(resources.files("clairvit.methods").joinpath("recommendations.toml").read_text("utf-8"))
 
 
 def default_methods() -> tuple[DefaultMethod, ...]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from importlib import resources
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 from torch import Tensor
 
+from clairvit import _presets
+from clairvit._cost import Cost
+from clairvit._facts import entries_of, facts_of
+from clairvit._presets import preset_decorator
 from clairvit._registry import Registry
-from clairvit.compat import reports, vit_explain
-from clairvit.errors import NotApplicable
+from clairvit._spec import Registered, check_choice, check_function, check_is_free, check_name, is_built_in
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Aggregation
-from clairvit.methods.explanation import Cost
 from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
+from clairvit.option_types import Doc, Option, options_of
+from clairvit.plugins import load_entry_points
 from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
@@ -42,6 +44,14 @@ COMBINATORS = {
 FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 USUAL_PATCHES = 196  # of the costs in lists: 224 pixels in patches of 16
+RELU = Option("relu", True, Annotated[bool, Doc("end the formula with a ReLU: keep only what is positive")])
+PLUS_MODE = Option(
+    "plus_mode",
+    "layer",
+    Annotated[Literal["layer", "subnetwork"], Doc("what a sum adds up: layer maps, or rollouts from each layer on")],
+)
+RESERVED = ("all", "smooth", "shift", "ensemble", "calibrated")  # names that stand for other methods
+_by_users: set[str] = set()  # methods that users registered: these may be registered again
 _INJECTED = ("layer", "trace", "seed", "maps")  # parameters of a method's function that are no options
 
 
@@ -134,6 +144,9 @@ class ExtraCost:
     slow: bool = False
 
 
+NO_EXTRA_COST = ExtraCost()
+
+
 @dataclass(frozen=True)
 class Caveats:
     """What a reader of its maps must know.
@@ -178,13 +191,13 @@ class OptionOverrides:
         return {name: word for word, name in self.aliases.items()}
 
 
-@dataclass(frozen=True)
-class Method:
+NO_OVERRIDES = OptionOverrides()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Registered):
     """A registered method, as `cv.list_methods()` lists it."""
 
-    name: str
-    family: str
-    paper: str
     function: MapFunction = field(repr=False)
     output: Output  # an N×N matrix per layer, one number per token and layer, or a whole image at once
     aggregation: Aggregation | None = None
@@ -194,22 +207,20 @@ class Method:
     relu: bool = False  # the formula ends with a ReLU (dropped when recombined: SkipPLUS sums signed maps)
     score: str = "logit"  # which score it explains where the user names none
     is_stochastic: bool = True  # False: it takes a seed for some options only, and its default map ignores it
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    option_overrides: OptionOverrides = field(default_factory=OptionOverrides, repr=False)
-    extra_cost: ExtraCost = field(default=ExtraCost(), repr=False)
+    option_overrides: OptionOverrides = field(default=NO_OVERRIDES, repr=False)
+    extra_cost: ExtraCost = field(default=NO_EXTRA_COST, repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
-    # Of a method that was fitted to one model: why it does not fit this one, or None
 
     @property
     def summary(self) -> str:
         """The first line of its docstring."""
-        return (inspect.getdoc(self.function) or "").split("\n")[0]
+        return self.first_line
 
     def requirements(self, **options: Any) -> Requires:
         """Return what it needs of a trace with these options, the others at their defaults."""
         if isinstance(self.requires, Requires):
             return self.requires
-        return self.requires(**{name: p.default for name, p in parameters(self.function).items()} | options)
+        return self.requires(**{name: o.default for name, o in function_options(self.function).items()} | options)
 
     @property
     def passes(self) -> Passes:
@@ -240,15 +251,11 @@ class Method:
         return count(**options, **({"patches": patches} if by_patches else {}))
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Every option with its default."""
-        defaults = {name: p.default for name, p in parameters(self.function).items()}
-        if self.aggregation is not None:
-            words = self.option_overrides.words
-            defaults |= {
-                words.get(name, name): getattr(self.aggregation, name) for name in layer_options(self, self.aggregation)
-            }
-        return defaults | ({"relu": True} if self.relu else {})
+    def option_list(self) -> tuple[Option, ...]:
+        """Every option: those of its function, of its aggregation under the names that users type, and `relu`."""
+        words = self.option_overrides.words
+        layered = (replace(o, name=words.get(o.name, o.name)) for o in layer_options(self, self.aggregation).values())
+        return (*function_options(self.function).values(), *layered, *((RELU,) if self.relu else ()))
 
     @property
     def combinators(self) -> tuple[str, ...]:
@@ -258,54 +265,133 @@ class Method:
         return tuple(f"+{name}" for name in COMBINATORS if self.output == "matrix" or name not in MATRIX_COMBINATORS)
 
 
-def layer_options(method: Method, aggregation: Aggregation | None) -> list[str]:
-    """Return the aggregation's fields that are options of this method: one number per token has no rows to choose."""
-    names = [] if aggregation is None else [f.name for f in dataclasses.fields(aggregation)]
-    names = [name for name in names if name not in method.option_overrides.refused]
-    return [name for name in names if method.output == "matrix" or name != "rows"]
+def function_options(function: Callable[..., Any]) -> dict[str, Option]:
+    """Return the options of a method's function."""
+    return options_of(function, _INJECTED)
 
 
-_MODULES = (  # of clairvit.methods, in the order in which their methods are listed
-    "attention",
-    "gradient",
-    "gradient_attention",
-    "cam",
-    "multi_pass",
-    "expected_gradients",
-    "fullgrad",
-    "libra",
-    "lrp",
-    "decomposition",
-    "leave_one_out",
-    "activation_patching",
-    "scorecam",
-    "counterfactual",
-    "lime_shap",
-    "rise",
-    "occlusion",
-    "hsic",
-    "baseline",
-)
+def layer_options(method: Method, aggregation: Aggregation | None) -> dict[str, Option]:
+    """Return the fields of an aggregation that are options of this method, with its values as defaults.
+
+    One number per token has no rows to choose.
+    """
+    if aggregation is None:
+        return {}
+    without = {*method.option_overrides.refused, *(() if method.output == "matrix" else ("rows",))}
+    fields = options_of(type(aggregation), without)
+    return {name: replace(option, default=getattr(aggregation, name)) for name, option in fields.items()}
 
 
-def register(name: str, function: MapFunction, *, caveats: Caveats = NO_CAVEATS, **fields: Any) -> None:
-    """Register a method; `fields` are those of `Method`.
+def method(
+    name: str,
+    *,
+    output: Output,
+    aggregation: Aggregation | None = None,
+    family: str = "custom",
+    paper: str = "",
+    requires: Requires | Callable[..., Requires] = BACKWARD,
+    signed: bool = False,
+    class_specific: bool = True,
+    relu: bool = False,
+    score: str = "logit",
+    is_stochastic: bool = True,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    option_overrides: OptionOverrides = NO_OVERRIDES,
+    extra_cost: ExtraCost = NO_EXTRA_COST,
+    caveats: Caveats = NO_CAVEATS,
+    slow: bool = False,
+    overwrite: bool = False,
+) -> Callable[[F], F]:
+    """Register the decorated function as a method: this package's methods and your own.
+
+    Its keyword parameters with defaults become options, checked against their annotations.
 
     Args:
         name: What users type.
-        function: A function of a `LayerView` (or, for `output="image"`, of a `Trace`) and its options to a tensor or a
-            `MapResult`.
+        output: What the function returns: "matrix" ([B, rows, N] per layer), "tokens" ([B, N] per layer) or "image"
+            ([B, rows, cols] from the whole trace).
+        aggregation: How layers are combined, from `clairvit.aggregation`: `Product`, `Total`, `Single`; None for
+            "image".
+        family: A heading in lists and figures: one of the built-in ones, or "custom".
+        paper: A reference.
+        requires: What it needs of the shared trace: passes, rule table (`clairvit.rules`), recorders
+            (`clairvit.recorders`); or a function of the options to it.
+        signed: Whether the map has negative values.
+        class_specific: Whether the map depends on the target.
+        relu: Whether the formula ends with a ReLU, which a combinator drops.
+        score: The score that it explains where the user names none: "logit" or "prob".
+        is_stochastic: Whether its default map depends on the seed, if it takes one.
+        presets: Published variants: name -> options.
+        option_overrides: Options that are not simply the function's and the aggregation's.
+        extra_cost: What it spends on top of the shared trace.
         caveats: What a reader of its maps must know.
-        **fields: family, paper, output, aggregation, requires, … of `Method`.
+        slow: It takes much longer than one trace, so "all" leaves it out; the same as `ExtraCost(slow=True)`.
+        overwrite: Replace a built-in method of the same name.
+
+    Returns:
+        A decorator that returns the function unchanged.
+
+    Raises:
+        BadInput: A built-in name without `overwrite`, an unknown family, a missing aggregation, a function without the
+            parameter `layer` (or `trace`), or an option without annotation.
+
+    Example:
+        >>> import clairvit as cv
+        >>> from clairvit.aggregation import Total
+        >>> from torch import Tensor
+        >>> from clairvit.recorders import FORWARD
+        >>> @cv.method("token-norm", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False)
+        ... def token_norm(layer: cv.LayerView, power: float = 1.0) -> Tensor:
+        ...     return layer.x.norm(dim=-1) ** power
+        >>> cv.list_methods("token-*")
+        ['token-norm']
+        >>> cv.explain("pets", "demo", "token-norm(power=2)+last").maps.shape
+        torch.Size([1, 14, 14])
     """
-    if not caveats.discrepancies:
-        caveats = dataclasses.replace(caveats, discrepancies=_discrepancies().get(name, ""))
-    if not caveats.as_written:
-        caveats = dataclasses.replace(caveats, as_written=_as_written(name))
-    compat = {**vit_explain.PRESETS.get(name, {}), **reports.PRESETS.get(name, {})}
-    fields["presets"] = {**fields.get("presets", {}), **compat}
-    registered = Method(name=name, function=function, caveats=caveats, **fields)
-    METHODS.register(name, registered, module=getattr(function, "__module__", ""))
+    check_name(name, "method")
+    check_choice(name, "output", output, ("matrix", "tokens", "image"))
+    check_choice(name, "family", family, (*FAMILIES, "baseline", "custom"))
+    if (aggregation is None) != (output == "image") or isinstance(aggregation, type):
+        raise BadInput(
+            f"output={output!r} and aggregation={aggregation!r} were given for the method '{name}'; expected an "
+            "aggregation of layers, such as clairvit.aggregation.Total(), for 'matrix' and 'tokens', and none for "
+            "'image'."
+        )
+
+    def register(function: F) -> F:
+        check_function(name, function, "trace" if output == "image" else "layer")
+        if not is_built_in(function):
+            if not overwrite:
+                check_is_free(name, "method", (*RESERVED, *METHODS.names_so_far), _by_users)
+            _by_users.add(name)
+        facts = facts_of(name, function.__module__)
+        registered = Method(
+            name=name,
+            family=family,
+            paper=paper,
+            function=function,
+            output=output,
+            aggregation=aggregation,
+            requires=requires,
+            signed=signed,
+            class_specific=class_specific,
+            relu=relu,
+            score=score,
+            is_stochastic=is_stochastic,
+            presets=presets or {},
+            option_overrides=option_overrides,
+            extra_cost=replace(extra_cost, slow=slow or extra_cost.slow),
+            caveats=replace(
+                caveats,
+                discrepancies=caveats.discrepancies or facts.discrepancies,
+                as_written=caveats.as_written or facts.as_written,
+            ),
+            facts=facts,
+        )
+        METHODS.register(name, registered, module=function.__module__)
+        return function
+
+    return register
 
 
 def named_variant(name: str, base: str, *, meaning: str, details: str, paper: str, **pinned: Any) -> None:
@@ -331,13 +417,14 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
     options = [p for p in signature.parameters.values() if p.name not in pinned]
     variant.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     variant.__doc__ = f"{method.summary.partition(': ')[0]}: {meaning}\n\n{details}"
-    caveats = dataclasses.replace(
+    facts = facts_of(name, function.__module__)
+    caveats = replace(
         method.caveats,
-        as_written=_as_written(name),
-        discrepancies=_discrepancies().get(name, f"As {base}."),
+        as_written=facts.as_written,
+        discrepancies=facts.discrepancies or f"As {base}.",
         note=note and functools.partial(note, **pinned),
     )
-    registered = dataclasses.replace(
+    registered = replace(
         method,
         name=name,
         function=variant,
@@ -345,30 +432,26 @@ def named_variant(name: str, base: str, *, meaning: str, details: str, paper: st
         requires=requires if isinstance(requires, Requires) else functools.partial(requires, **pinned),
         presets={},
         caveats=caveats,
+        facts=facts,
     )
     METHODS.register(name, registered, module=function.__module__)
 
 
-@functools.cache
-def _discrepancies() -> Mapping[str, str]:
-    """Return where papers and public code disagree, by method."""
-    return tomllib.loads(resources.files("clairvit.methods").joinpath("discrepancies.toml").read_text("utf-8"))
+def preset(name: str, preset: str, *, moved: Sequence[str] = (), **fields: Any) -> Callable[[F], F]:
+    """Register a function as a preset of a method: a layer map and options of its own, under the method's name.
+
+    Args:
+        name: The method.
+        preset: The name of the preset.
+        moved: Options of the method in earlier versions, `name` or `name=value`, that are part of this preset now.
+        **fields: Fields of `Method` that differ from the method's: aggregation, requires, caveats, …
+    """
+    return preset_decorator(METHODS, name, preset, moved, fields)
 
 
-def _as_written(name: str) -> str:
-    """Return why a method's maps depend on how a network is written; nothing where they do not."""
-    text = resources.files("clairvit.methods").joinpath("as_written.toml").read_text("utf-8")
-    return "; ".join(reason["text"] for reason in tomllib.loads(text).values() if name in reason["methods"])
-
-
-def method(name: str, **fields: Any) -> Callable[[F], F]:
-    """Return a decorator that registers a function as a method; arguments as for `register`."""
-
-    def decorate(function: F) -> F:
-        register(name, function, **fields)
-        return function
-
-    return decorate
+def add_presets(name: str, **presets: Mapping[str, Any]) -> None:
+    """Add presets, preset name -> options, to a method."""
+    _presets.add_presets(METHODS, name, presets)
 
 
 def list_methods() -> list[Method]:
@@ -383,39 +466,25 @@ def by_family(families: Iterable[str]) -> list[int]:
     return sorted(range(len(names)), key=lambda place: order.index(names[place]))
 
 
-# Names that papers, talks and other libraries use, and what the same thing is called here. They are suggested, never
-# taken silently: most of them stand for several methods.
-ALIASES: dict[str, tuple[str, ...]] = {
-    "chefer": ("genatt", "transatt"),
-    "cheferlrp": ("transatt",),
-    "genericattention": ("genatt",),
-    "transformerattribution": ("transatt",),
-    "attentionrollout": ("rollout",),
-    "attention": ("raw-attention", "rollout"),
-    "flow": ("attention-flow",),
-    "gradcam++": ("gradcam-pp",),
-    "gradcamplusplus": ("gradcam-pp",),
-    "guidedgradcam": ("gradcam",),
-    "gradient": ("saliency", "ixg"),
-    "gradients": ("saliency", "ixg"),
-    "vanillagradient": ("saliency", "vanilla"),
-    "inputxgradient": ("ixg",),
-    "gradientxinput": ("ixg",),
-    "gradxinput": ("ixg",),
-    "ig": ("integrated-gradients",),
-    "eg": ("expected-gradients",),
-    "gradientshap": ("expected-gradients",),
-    "intgrad": ("integrated-gradients",),
-    "shap": ("kernelshap",),
-    "shapley": ("kernelshap",),
-    "loo": ("leave-one-out",),
-    "ablation": ("leave-one-out", "occlusion"),
-    "beyondattention": ("transatt",),
-}
+def aliases() -> dict[str, tuple[str, ...]]:
+    """Return names that papers, talks and other libraries use, and what the same thing is called here.
+
+    They are suggested, never taken silently: most of them stand for several methods.
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    registered = {method.name: method.facts for method in METHODS.values()}
+    for name, facts in {**entries_of(__package__), **registered}.items():
+        for alias in facts.aliases:
+            names[alias] = (*names.get(alias, ()), name)
+    return names
+
+
 METHODS: Registry[Method] = Registry(
     "method",
-    aliases=ALIASES,
-    modules=[f"clairvit.methods.{module}" for module in _MODULES],
+    aliases=aliases,
+    package=__package__,
+    modules=["clairvit.compat.vit_explain", "clairvit.compat.reports"],  # they add presets
+    load_others=functools.partial(load_entry_points, "clairvit.methods"),
     advice="`clairvit methods` (or cv.list_methods()) lists all of them.",
 )
 
@@ -423,9 +492,3 @@ METHODS: Registry[Method] = Registry(
 def find_method(name: str) -> Method:
     """Return a method by its name; raise UnknownName with a suggestion if there is none."""
     return METHODS.resolve(name)
-
-
-@functools.cache
-def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the options of a method's function."""
-    return {name: p for name, p in inspect.signature(function).parameters.items() if name not in _INJECTED}

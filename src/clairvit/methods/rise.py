@@ -11,19 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.methods.explanation import Cost
+from clairvit._cost import Cost
+from clairvit._rng import make_generator
 from clairvit.methods.gradient import Level
 from clairvit.methods.registry import FORWARD_ON_PLANE, ExtraCost, method
 from clairvit.methods.result import MapResult
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import Removal, patches_to_pixels
-from clairvit.perturbation.rng import make_generator
 from clairvit.tracing.trace import Trace
 
 NUMBERS_AT_ONCE = 2**21  # of masks that are summed up together: 16 MB
-Samples = Annotated[int, Range(ge=2, unit="masks to compare", example=500)]
-Cells = Annotated[int, Range(ge=2, unit="cells along each side", example=7)]
+Samples = Annotated[int, Range(ge=2, unit="masks to compare", example=500), Doc("how many random masks are drawn")]
+Cells = Annotated[
+    int, Range(ge=2, unit="cells along each side", example=7), Doc("how many cells a mask has along each side")
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +104,15 @@ def rise(
     *,
     samples: Samples = 4000,
     cells: Cells = 7,
-    p: Annotated[float, Range(gt=0, lt=1, unit="(the probability of an open cell)", example=0.5)] = 0.5,
+    p: Annotated[
+        float,
+        Range(gt=0, lt=1, unit="(the probability of an open cell)", example=0.5),
+        Doc("the probability that a cell is open"),
+    ] = 0.5,
     removal: Removal = "mean",
-    normalise_by_mask_sum: bool = False,
+    normalise_by_mask_sum: Annotated[
+        bool, Doc("divide each position by the sum of its masks, not by their expected number")
+    ] = False,
     level: Level = "patch",
     seed: int = 0,
 ) -> MapResult:

@@ -16,22 +16,30 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import image_seeds
 from clairvit.errors import NotApplicable
 from clairvit.methods.cam import last_norm_features
-from clairvit.methods.explanation import Cost
 from clairvit.methods.gradient import Level, at_level
 from clairvit.methods.layer_view import tokens_to_grid
 from clairvit.methods.multi_pass import normal_noise
 from clairvit.methods.registry import ExtraCost, Requires, method
 from clairvit.methods.result import MapResult
 from clairvit.numerics import widened
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.probe import Probe, probing
-from clairvit.perturbation.rng import image_seeds
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
 
-Background = Literal["mean", "black", "blur", "gaussian-blur", "noise"]  # removals that can replace pixels in part
+Background = Annotated[
+    Literal["mean", "black", "blur", "gaussian-blur", "noise"], Doc("what is shown where a mask is 0")
+]  # removals that can replace pixels in part
+Weights = Annotated[Literal["softmax", "plain"], Doc("the softmax of the scores, or the scores as they are")]
+Channels = Annotated[
+    int,
+    Range(ge=1, unit="channels", example=64),
+    Doc("only so many channels, those that vary most over the image; None: all"),
+]
 USUAL_CHANNELS = 768  # of the costs in lists: a ViT-B
 ON_LAST_NORM = Requires(passes="forward", recorders=(LastNorm,), plane=True)
 CHANNELS_AT_ONCE = 64  # enlarged to the image at the same time
@@ -82,9 +90,10 @@ def varies(cells: Tensor) -> Tensor:
 def score_cam(
     trace: Trace,
     *,
-    top_k: Annotated[int, Range(ge=1, unit="channels", example=64)] | None = None,
-    weights: Literal["softmax", "plain"] = "softmax",
-    corners: bool = False,
+    top_k: Annotated[
+        Channels | None, Doc("only so many channels, those that vary most over the image; None: all")
+    ] = None,
+    weights: Annotated[Weights, Doc("the softmax of the scores, or the scores as they are")] = "softmax",
     removal: Background = "mean",
     seed: int = 0,
 ) -> MapResult:
@@ -93,9 +102,15 @@ def score_cam(
     mask_k is a_k on the image, scaled to 0…1; where it is 0 the image is replaced as `removal` says. One forward per
     channel (192 in a ViT-Ti, 768 in a ViT-B): top_k=64 takes only the 64 channels that vary most over the image.
     The paper's rise over a baseline image, f(x · mask_k) − f(x_b), gives the same w: softmax ignores what all share.
-    `weights=plain` takes the scores as they are; with score="prob" that is the authors' code. `corners` (preset
-    jacobgil) stretches a_k from corner to corner as pytorch-grad-cam does, which shifts it by up to half a patch.
+    `weights=plain` takes the scores as they are; with score="prob" that is the authors' code.
     """
+    return map_of_channels(trace, top_k, weights, removal, seed)
+
+
+def map_of_channels(
+    trace: Trace, top_k: int | None, weights: Weights, removal: Background, seed: int, *, corners: bool = False
+) -> MapResult:
+    """Return Score-CAM's map; `corners` stretches feature maps so that their outer cells lie in the image's corners."""
     maps = feature_maps(trace)
     if top_k is not None and top_k < maps.shape[1]:
         channels = maps.flatten(2).var(2).argsort(dim=1, descending=True, stable=True)[:, :top_k]  # [B, k]
@@ -136,12 +151,23 @@ def masked_scores(probe: Probe, maps: Tensor, corners: bool) -> Tensor:
 def vit_cx(
     trace: Trace,
     *,
-    samples: Annotated[int, Range(ge=1, unit="masks", example=50)] | None = None,
-    threshold: Annotated[float, Range(ge=0, unit="(a cosine distance)", example=0.1)] = 0.1,
-    noise: Annotated[float, Range(ge=0, unit="(a standard deviation)", example=0.1)] = 0.1,
-    repeats: Annotated[int, Range(ge=1, example=5)] = 1,
-    causal: bool = True,
-    coverage: bool = True,
+    samples: Annotated[
+        Annotated[int, Range(ge=1, unit="masks", example=50)] | None,
+        Doc("merge the masks to at most so many; None: no further than by their distance"),
+    ] = None,
+    threshold: Annotated[
+        float, Range(ge=0, unit="(a cosine distance)", example=0.1), Doc("masks closer than this are added up to one")
+    ] = 0.1,
+    noise: Annotated[
+        float,
+        Range(ge=0, unit="(a standard deviation)", example=0.1),
+        Doc("standard deviation of the noise outside a mask, in normalised pixels"),
+    ] = 0.1,
+    repeats: Annotated[
+        int, Range(ge=1, example=5), Doc("how often the noise is drawn, for a mean and its standard error")
+    ] = 1,
+    causal: Annotated[bool, Doc("subtract what the noise does to the whole image")] = True,
+    coverage: Annotated[bool, Doc("divide each position by the sum of its masks")] = True,
     level: Level = "patch",
     seed: int = 0,
 ) -> MapResult:

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Explanation, concat
@@ -18,7 +19,7 @@ from clairvit.targets.similar import Similar
 
 
 @dataclass(frozen=True, eq=False)
-class Similarity:
+class Similarity(Tabular):
     """Two images, their cosine, and the map of each: what in it makes it like the other.
 
     Args:
@@ -38,8 +39,23 @@ class Similarity:
         names = ", ".join(self.explanation.names)
         return f"Similarity({names}: cosine {self.cosine:.3f} by {self.explanation.method})"
 
+    def to_dict(self, values: bool = True) -> dict[str, Any]:
+        """Return the cosine and both maps as JSON values.
+
+        Args:
+            values: Include the maps themselves.
+
+        Returns:
+            The content of the .json file.
+        """
+        return {"cosine": self.cosine, **self.explanation.to_dict(values)}
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per direction."""
+        return [{"cosine": self.cosine} | row for row in self.explanation._table()]
+
     def save(self, path: str | PathLike[str], **display: Any) -> Path:
-        """Write a file by its suffix: .png/.pdf/.svg/.jpg both photos and maps, .json the record, .npz the raw maps.
+        """Write a file by its suffix: a picture of both photos and maps, .json, .csv (a row per map), .npz the maps.
 
         Args:
             path: The file to write; readers never see a partial file.

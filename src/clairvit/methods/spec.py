@@ -8,37 +8,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
+from clairvit._cost import Cost
+from clairvit._presets import moved_option, with_preset
 from clairvit._registry import Registry
+from clairvit._spec import ParsedSpec, Spec, changed_options
 from clairvit.errors import BadInput, Message, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
-from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
-from clairvit.methods.parsing import RECIPE, SEARCHED, ParsedSpec, parse_spec, refuse_auto, start_search
+from clairvit.methods.parsing import RECIPE, SEARCHED, parse_spec, refuse_auto, start_search
 from clairvit.methods.registry import (
-    ALIASES,
     COMBINATORS,
     MATRIX_COMBINATORS,
     METHODS,
+    PLUS_MODE,
+    RELU,
     USUAL_PATCHES,
     Method,
     Passes,
     Place,
     Requires,
     find_method,
+    function_options,
     layer_options,
-    parameters,
 )
 from clairvit.models.model import Model
-from clairvit.option_types import check_range
 from clairvit.tracing.rules import RuleTable
 
 
-@dataclass(frozen=True)
-class MethodSpec:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class MethodSpec(Spec):
     """A method with its options and aggregation settled; `str(spec)` is its canonical text.
 
     `cv.parse_method` makes one, and every verb accepts it in place of a method string.
@@ -46,14 +48,14 @@ class MethodSpec:
     Args:
         method: The registered method: name, family, paper, default options.
         options: Every option of its function with its value.
+        canonical: Name, the options that are not the default, combinator; its text always means the same map.
         aggregation: How the layers are combined; None for a method that makes its map from the whole image at once.
         relu: Whether the formula ends with a ReLU.
-        text: The canonical text: the same text always means the same map.
         members: The methods of an ensemble, or the layer maps of a calibrated method.
 
     Example:
         >>> import clairvit as cv
-        >>> spec = cv.parse_method("rollout( protect=none, fusion=max )+skipplus")
+        >>> spec = cv.parse_method("rollout( discard_ratio=0, fusion=max )+skipplus")
         >>> print(spec)
         rollout(fusion=max)+skipplus
         >>> cv.explain("pets", "demo", spec).method == str(spec)
@@ -61,20 +63,17 @@ class MethodSpec:
     """
 
     method: Method
-    options: tuple[tuple[str, Any], ...]
-    aggregation: Aggregation | None
-    relu: bool
-    text: str
+    aggregation: Aggregation | None = None
+    relu: bool = False
     members: tuple[MethodSpec, ...] = ()
 
-    def __str__(self) -> str:
-        return self.text
+    def __reduce__(self) -> tuple[Callable[..., MethodSpec], tuple[Any, ...]]:
+        return resolve_parsed, (self.canonical,)
 
-    def __repr__(self) -> str:
-        return f"MethodSpec({self.text!r})"
-
-    def __hash__(self) -> int:
-        return hash(self.text)
+    @property
+    def registered(self) -> Method:
+        """The registered method."""
+        return self.method
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -160,14 +159,14 @@ class MethodSpec:
 
     def notes(self, count: int) -> tuple[str, ...]:
         """Return a note if a start layer that is meant to be searched was not."""
-        searched = SEARCHED in self.method.option_overrides.aliases and "+" not in self.text
+        searched = SEARCHED in self.method.option_overrides.aliases and not self.canonical.combinator
         if not searched or not isinstance(self.aggregation, Total) or self.aggregation.start != "half":
             return ()
         start, name = self.aggregation.used(count).start, self.method.name
         return (Message(f"{name}: m is ceil(L/2) = {start}; ", start_search(name), " looks for m*"),)
 
 
-Wrapper = Callable[[ParsedSpec, dict[str, Any]], MethodSpec]
+Wrapper = Callable[[ParsedSpec], MethodSpec]
 # smooth(…), ensemble(…), and recipes
 WRAPPERS: Registry[Wrapper] = Registry("wrapper", modules=["clairvit.methods.ensembles", "clairvit.methods.recipe"])
 RECIPE_FILE = ".json"  # the wrapper of a method that is given as a recipe; no name that can be typed
@@ -183,71 +182,78 @@ def wraps(name: str) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
-MOST_SPECS = 1024
-_SPECS: dict[str, MethodSpec] = {}  # method string without further options -> what it was resolved to
-
-
-def resolve_method(text: str | MethodSpec, **options: Any) -> MethodSpec:
+def resolve_method(method: str | MethodSpec | ParsedSpec, **options: Any) -> MethodSpec:
     """Return the spec of a method string such as "rollout(fusion=max)+skipplus"; keyword options override it."""
-    if isinstance(text, MethodSpec):
-        if not options:
-            return text
-        text = text.text
-    known = _SPECS.get(text) if isinstance(text, str) and not options else None
-    if known is not None and METHODS.registered(known.method.name) is known.method:
-        return known
+    if isinstance(method, MethodSpec):
+        return resolve_parsed(method.canonical.with_options(options)) if options else method
+    if isinstance(method, ParsedSpec):
+        return resolve_parsed(method.with_options(options))
     try:
-        parsed = parse_spec(text)
+        parsed = parse_spec(method)
     except BadInput as error:
-        raise BadInput(f"{error}{did_you_mean(text, METHODS, ALIASES) if isinstance(text, str) else ''}") from None
+        near = did_you_mean(method, METHODS, METHODS.aliases) if isinstance(method, str) else ""
+        raise BadInput(f"{error}{near}") from None
+    return resolve_parsed(parsed.with_options(options))
+
+
+def resolve_parsed(parsed: ParsedSpec) -> MethodSpec:
+    """Return the spec of a name, options and combinator."""
     combinator = parsed.combinator
     if RECIPE.fullmatch(parsed.name):
-        return WRAPPERS.resolve(RECIPE_FILE)(parsed, options)
+        return WRAPPERS.resolve(RECIPE_FILE)(parsed)
     if parsed.name in WRAPPERS:
-        return WRAPPERS.resolve(parsed.name)(parsed, options)
+        return WRAPPERS.resolve(parsed.name)(parsed)
     method = find_method(parsed.name)
-    refuse_auto(parsed.name, combinator, parsed.options | options)
+    refuse_auto(parsed.name, combinator, parsed.options)
     if parsed.inner:
-        raise BadInput(f"'{parsed.inner[0]}' in '{text}' is not an option; expected option=value.")
-    typed = parsed.options | options
+        raise BadInput(f"'{parsed.inner[0]}' in '{parsed}' is not an option; expected option=value.")
+    method, settings, typed = with_preset(method, parsed.options)
     plus_mode = _plus_mode(method, combinator, typed)
     aggregation, combined = _combined(method, combinator, plus_mode)
-    for keyword in ("preset", "compat"):
-        if keyword in typed:
-            typed = _preset(method, str(typed.pop(keyword)), aggregation, combinator) | typed
-    values = _function_defaults(method, combined)
-    relu = method.relu and not combined
-    fields = layer_options(method, aggregation)
-    for key, value in typed.items():
+    preset = str(parsed.options.get("preset", parsed.options.get("compat", "")))
+    _check_preset(method, preset, settings, aggregation, combinator)
+    own, layered = function_options(method.function), layer_options(method, aggregation)
+    defaults = {name: option.default for name, option in own.items()}
+    defaults |= dict(method.option_overrides.combined) if combined else {}
+    values, base, relu = dict(defaults), aggregation, method.relu and not combined
+    for key, value in {**settings, **typed}.items():
+        moved = moved_option(find_method(method.name), method, key, value)
+        if moved:
+            raise UnknownName(moved)
         name = method.option_overrides.aliases.get(key, key)
-        if key in values:
-            values[key] = checked(_hints(method.function)[key], key, value)
-            check_range(method.function, key, values[key])
-        elif name in fields:
+        if key in own:
+            values[key] = own[key].checked(value)
+        elif name in layered:
             assert aggregation is not None
-            aggregation = replace(aggregation, **{name: checked(_hints(type(aggregation))[name], key, value)})
-        elif key == "relu" and method.relu:
-            relu = checked(bool, key, value)
+            aggregation = replace(aggregation, **{name: layered[name].checked(value, key)})
+        elif key == RELU.name and method.relu:
+            relu = RELU.checked(value)
         else:
-            raise UnknownName(_no_option(method, key, aggregation))
-    canonical = _canonical(method, values, aggregation, relu, combinator, plus_mode)
-    spec = MethodSpec(method, tuple(sorted(values.items())), aggregation, relu, canonical)
-    if not options and len(_SPECS) < MOST_SPECS:
-        _SPECS[text] = spec
-    return spec
-
-
-def _function_defaults(method: Method, combined: bool) -> dict[str, Any]:
-    """Return the defaults of the function's options, which may change under a combinator."""
-    defaults = {key: p.default for key, p in parameters(method.function).items()}
-    return defaults | dict(method.option_overrides.combined) if combined else defaults
+            raise UnknownName(_no_option(method, key, base))
+    changed = changed_options(values, defaults)
+    for name, option in layered.items():
+        if getattr(aggregation, name) != option.default:
+            changed[method.option_overrides.words.get(name, name)] = getattr(aggregation, name)
+    if method.relu and relu != (not combined):
+        changed[RELU.name] = relu
+    if plus_mode != PLUS_MODE.default:
+        changed[PLUS_MODE.name] = plus_mode
+    if method.preset:
+        changed["preset"] = method.preset
+    return MethodSpec(
+        method=method,
+        options=tuple(sorted(values.items())),
+        aggregation=aggregation,
+        relu=relu,
+        canonical=ParsedSpec(method.name, (), changed, combinator),
+    )
 
 
 def _plus_mode(method: Method, combinator: str, options: dict[str, Any]) -> str:
     """Take `plus_mode` out of the options: whether a sum adds up layer maps, or rollouts that start at each layer."""
-    mode = "layer"
+    mode = str(PLUS_MODE.default)
     if "plus_mode" in options:
-        mode = checked(Literal["layer", "subnetwork"], "plus_mode", options["plus_mode"])
+        mode = str(PLUS_MODE.checked(options["plus_mode"]))
         if combinator.partition(":")[0] not in ("plus", "skipplus", "from"):
             raise UnknownName(
                 f"'{method.name}' has no option 'plus_mode' here; it says what a sum over layers adds up. "
@@ -302,60 +308,33 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         "last": lambda: Single(-1),
         "layer": lambda: Single(int(number)),
     }
-    return aggregations[kind](), True
+    aggregation = aggregations[kind]()
+    layers = _preset_layers(method)
+    _check_preset(method, method.preset, layers, aggregation, combinator)
+    return replace(aggregation, **layers), True
 
 
-def _preset(method: Method, name: str, aggregation: Aggregation | None, combinator: str) -> dict[str, Any]:
-    """Return the options of a preset."""
-    if name not in method.presets:
-        listed = ", ".join(method.presets) or "none"
-        raise UnknownName(
-            f"'{method.name}' has no preset '{name}'; it has {listed}.{did_you_mean(name, method.presets)}"
-        )
-    preset = dict(method.presets[name])
-    options = {*parameters(method.function), *layer_options(method, aggregation), "relu"}
-    replaced = [key for key in preset if method.option_overrides.aliases.get(key, key) not in options]
+def _preset_layers(method: Method) -> dict[str, Any]:
+    """Return how a variant combines layers otherwise than its method: fields of the aggregation and their values."""
+    base = find_method(method.name).aggregation if method.preset else method.aggregation
+    if method.aggregation is base or method.aggregation is None:
+        return {}
+    values = {field.name: getattr(method.aggregation, field.name) for field in dataclasses.fields(method.aggregation)}
+    return {name: value for name, value in values.items() if value != getattr(base, name, dataclasses.MISSING)}
+
+
+def _check_preset(
+    method: Method, name: str, settings: Mapping[str, Any], aggregation: Aggregation | None, combinator: str
+) -> None:
+    """Refuse a preset that says how layers are combined together with a combinator that does it another way."""
+    options = {*function_options(method.function), *layer_options(method, aggregation), RELU.name}
+    replaced = [key for key in settings if method.option_overrides.aliases.get(key, key) not in options]
     if replaced and combinator:
         raise NotApplicable(
             f"The preset '{name}' of '{method.name}' says how layers are combined ({', '.join(replaced)}), and "
             f"'+{combinator}' does it another way. Use {method.name}(preset={name}) alone, or "
             f"{method.name}+{combinator} with the options of the preset that you want."
         )
-    return preset
-
-
-@functools.cache
-def _hints(of: Any) -> dict[str, Any]:
-    return get_type_hints(of)
-
-
-def option_hints(method: Method) -> dict[str, Any]:
-    """Return the type annotation of each option of a method, under the names that users type."""
-    of_function = {name: _hints(method.function)[name] for name in parameters(method.function)}
-    paper_words = method.option_overrides.words
-    hints = {} if method.aggregation is None else _hints(type(method.aggregation))
-    of_layers = {paper_words.get(name, name): hints[name] for name in layer_options(method, method.aggregation)}
-    return of_function | of_layers | ({"relu": bool} if method.relu else {})
-
-
-def checked(hint: Any, key: str, value: Any) -> Any:
-    """Return the value, if the annotation of the option `key` allows it; else raise BadInput."""
-    allowed = get_args(hint) if get_origin(hint) is not None else (hint,)
-    choices = [c for a in allowed if get_origin(a) is Literal for c in get_args(a)]
-    choices += list(allowed) if get_origin(hint) is Literal else []
-    kinds = tuple(a for a in allowed if isinstance(a, type))
-    if value is None and "none" in choices:  # typed in a string, `none` may be either
-        return "none"
-    if value in choices and isinstance(value, str | int):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
-        return float(value)
-    if isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds):
-        return value
-    words = {int: "a number", float: "a number", bool: "True or False", type(None): "None"}
-    expected = [repr(c) for c in choices] + [words.get(k, k.__name__) for k in kinds]
-    hint_text = did_you_mean(value, [c for c in choices if isinstance(c, str)]) if isinstance(value, str) else ""
-    raise BadInput(f"{key}={value} was given; expected {' or '.join(dict.fromkeys(expected))}.{hint_text}")
 
 
 def _no_option(method: Method, key: str, aggregation: Aggregation | None) -> str:
@@ -363,33 +342,6 @@ def _no_option(method: Method, key: str, aggregation: Aggregation | None) -> str
         return f"'{method.name}' has no option '{key}': {method.option_overrides.refused[key]}"
     paper_words = method.option_overrides.words
     fields = [paper_words.get(name, name) for name in layer_options(method, aggregation)]
-    options = [*parameters(method.function), *fields, *(["relu"] if method.relu else [])]
+    options = [*function_options(method.function), *fields, *([RELU.name] if method.relu else [])]
     listed = ", ".join(options) or "none"
     return f"'{method.name}' has no option '{key}' here; it has {listed}.{did_you_mean(key, options)}"
-
-
-def _canonical(
-    method: Method,
-    values: dict[str, Any],
-    aggregation: Aggregation | None,
-    relu: bool,
-    combinator: str,
-    plus_mode: str,
-) -> str:
-    """Return the canonical text: name, every option that is not the default, combinator."""
-    base, combined = _combined(method, combinator, plus_mode)
-    defaults = _function_defaults(method, combined)
-    changed = {key: value for key, value in values.items() if value != defaults[key]}
-    if aggregation is not None and base is not None:
-        paper_words = method.option_overrides.words
-        changed |= {
-            paper_words.get(f.name, f.name): getattr(aggregation, f.name)
-            for f in dataclasses.fields(aggregation)
-            if getattr(aggregation, f.name) != getattr(base, f.name)
-        }
-    if method.relu and relu != (not combined):
-        changed["relu"] = relu
-    if plus_mode != "layer":
-        changed["plus_mode"] = plus_mode
-    inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
-    return method.name + (f"({inside})" if inside else "") + (f"+{combinator}" if combinator else "")

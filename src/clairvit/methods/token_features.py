@@ -7,11 +7,11 @@ features.similarity(3, 5)    # cosine of every patch to the one in row 3, column
 
 from __future__ import annotations
 
+import itertools
 import math
-import operator
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clairvit.data.hashing import state_hash
+from clairvit._io import to_json
+from clairvit._progress import report_progress
+from clairvit._rows import RowSequence, per_row, same, union
+from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput, ClairWarning, NotApplicable, user_stacklevel
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import versions
@@ -29,8 +32,8 @@ from clairvit.models.coerce import LabelledImages, ModelLike, StreamedImages, as
 from clairvit.models.images import Batch, UnusualRange, prepare, prepare_part, unusual_notes
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
-from clairvit.numerics import widened
-from clairvit.perturbation.progress import report_progress
+from clairvit.models.state_hash import state_hash
+from clairvit.numerics import map_statistics, widened
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_comparable_tokens, norm_ratios
@@ -46,12 +49,20 @@ Foreground = Literal["positive", "negative"]
 SIDES = ("positive", "negative")
 
 
-@dataclass(frozen=True, eq=False)
-class PatchFeatures:
+def _take_of_each_layer(layers: tuple[PatchFeatures, ...], rows: list[int]) -> tuple[PatchFeatures, ...]:
+    return tuple(layer.take(rows) for layer in layers)
+
+
+def _join_each_layer(parts: Sequence[tuple[PatchFeatures, ...]]) -> tuple[PatchFeatures, ...]:
+    return tuple(PatchFeatures.concat(layers) for layers in zip(*parts, strict=True)) if all(parts) else ()
+
+
+class PatchFeatures(RowSequence, Tabular):
     """The patch tokens of one layer as pictures: principal components, norms, outliers, similarities.
 
     A sequence: `len(features)`, `features[0]`, `features[2:5]` and iteration give the features of some of the images,
-    in the same basis and on the same colour scale. A notebook cell that ends with one shows its picture.
+    in the same basis and on the same colour scale; parts of one basis can be joined (`PatchFeatures.concat`). A
+    notebook cell that ends with one shows its picture.
 
     Args:
         tokens: [B, rows, cols, d], the output of the layer.
@@ -85,58 +96,31 @@ class PatchFeatures:
         torch.Size([1, 14, 14])
     """
 
-    tokens: Tensor
-    pca: Tensor
-    explained_variance: Tensor
-    explained_variance_ratio: Tensor
-    components: Tensor
-    mean: Tensor
-    norms: Tensor
-    outliers: Tensor | None
-    limits: Tensor
-    layer: int
-    layer_name: str
-    names: tuple[str, ...]
-    model: str
-    pixels: Tensor
-    preprocess: Preprocess
-    foreground: Tensor | None = None
-    layers: tuple[PatchFeatures, ...] = ()
-    notes: tuple[str, ...] = ()
-    weights_hash: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __iter__(self) -> Iterator[PatchFeatures]:
-        return (self[i] for i in range(len(self)))
+    tokens: Tensor = per_row()
+    pca: Tensor = per_row()
+    explained_variance: Tensor = same()
+    explained_variance_ratio: Tensor = same()
+    components: Tensor = same()
+    mean: Tensor = same()
+    norms: Tensor = per_row()
+    outliers: Tensor | None = per_row()
+    limits: Tensor = same()
+    layer: int = same()
+    layer_name: str = same()
+    names: tuple[str, ...] = per_row()
+    model: str = same()
+    pixels: Tensor = per_row()
+    preprocess: Preprocess = same()
+    foreground: Tensor | None = per_row(default=None)
+    layers: tuple[PatchFeatures, ...] = per_row(default=(), take=_take_of_each_layer, join=_join_each_layer)
+    notes: tuple[str, ...] = union(default=())
+    weights_hash: str = same(default="")
+    versions: dict[str, str] = same(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return one line: layer, model and shape."""
         patches = "×".join(map(str, self.norms.shape))
         return f"PatchFeatures({self.layer_name} of {self.model}, {patches} patches, {self.tokens.shape[-1]} channels)"
-
-    def __getitem__(self, items: int | slice | Sequence[int]) -> PatchFeatures:
-        """Return the features of some of the images, in the same basis: f[0], f[2:5], f[[0, 3]]."""
-        images = range(len(self))
-        if isinstance(items, slice):
-            rows = list(images[items])
-        elif isinstance(items, Sequence):
-            rows = [images[item] for item in items]
-        else:
-            rows = [images[operator.index(items)]]
-        return replace(
-            self,
-            tokens=self.tokens[rows],
-            pca=self.pca[rows],
-            norms=self.norms[rows],
-            outliers=None if self.outliers is None else self.outliers[rows],
-            names=tuple(self.names[row] for row in rows),
-            pixels=self.pixels[rows],
-            foreground=None if self.foreground is None else self.foreground[rows],
-            layers=tuple(layer[rows] for layer in self.layers),
-        )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -198,8 +182,73 @@ class PatchFeatures:
 
         return plot_features(self, ax, **display)
 
+    def to_dict(self, values: bool = True, patch: tuple[int, int] | None = None) -> dict[str, Any]:
+        """Return the features as JSON values under the names of the fields; lists have one entry per image.
+
+        Args:
+            values: Include components and norms of each patch.
+            patch: (row, column) of the patch that all others are compared with.
+
+        Returns:
+            The content of the .json file.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.features("pets", "demo").to_dict(values=False)["grid"]
+            [14, 14]
+        """
+        content: dict[str, Any] = {
+            "model": self.model,
+            "weights_hash": self.weights_hash,
+            "preprocess": self.preprocess.to_dict(),
+            "layer": self.layer,
+            "layer_name": self.layer_name,
+            "grid": list(self.grid),
+            "channels": int(self.tokens.shape[-1]),
+            "names": self.names,
+            "explained_variance": self.explained_variance.tolist(),
+            "explained_variance_ratio": self.explained_variance_ratio.tolist(),
+            "norm_statistics": [map_statistics(norms) for norms in self.norms],
+            "outliers": None  # (row, column) of each
+            if self.outliers is None
+            else [patches.nonzero().tolist() for patches in self.outliers],
+            "foreground": None  # the share of patches
+            if self.foreground is None
+            else [float(patches.double().mean()) for patches in self.foreground],
+            "patch": patch,
+            "notes": self.notes,
+            "versions": self.versions,
+            "layers": [
+                {
+                    "layer": layer.layer,
+                    "layer_name": layer.layer_name,
+                    "grid": list(layer.grid),
+                    "explained_variance_ratio": layer.explained_variance_ratio.tolist(),
+                }
+                for layer in self.layers
+            ],
+        }
+        if values:
+            content |= {"pca": self.pca.tolist(), "norms": self.norms.tolist()}
+            if patch is not None:
+                content["similarity"] = self.similarity(*patch).tolist()
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per image and patch: its components, its norm, and whether it is an outlier."""
+        names = ("component_1", "component_2", "component_3")
+        outliers = [None] * self.norms.numel() if self.outliers is None else self.outliers.flatten().tolist()
+        places = itertools.product(self.names, *map(range, self.grid))
+        values = zip(places, self.pca.flatten(0, 2).tolist(), self.norms.flatten().tolist(), outliers, strict=True)
+        return [
+            {"model": self.model, "layer": self.layer_name, "image": image, "row": row, "column": column}
+            | dict(zip(names, components, strict=True))
+            | {"norm": norm, "outlier": is_outlier}
+            for (image, row, column), components, norm, is_outlier in values
+        ]
+
     def save(self, path: str | PathLike[str], *, patch: tuple[int, int] | None = None, **display: Any) -> Path:
-        """Write a file by its suffix: .png/.pdf/.svg/.jpg the picture, .json the record, .npz tokens and components.
+        """Write a file by its suffix: a picture, .json (`to_dict`), .csv (a row per patch), .npz tokens and components.
 
         Args:
             path: The file to write; readers never see a partial file.

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.confidence_intervals import EVERYWHERE, outside
 from clairvit.metrics.context import EvalContext

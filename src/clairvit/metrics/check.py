@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clairvit.data.hashing import state_hash
+from clairvit._cost import Cost
+from clairvit._progress import report_progress
+from clairvit._rng import check_seed
 from clairvit.errors import BadInput, UnknownName
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import varies
 from clairvit.methods.executor import Result
-from clairvit.methods.explanation import Cost, Explanation
+from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.check_result import (
@@ -45,9 +47,8 @@ from clairvit.models.coerce import ModelLike, as_model, model_and_images
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 from clairvit.models.readout import bound_inputs
+from clairvit.models.state_hash import state_hash
 from clairvit.numerics import pool_to_grid, widened
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch, class_agnostic_target, class_name
 from clairvit.targets.resolve import readouts_by_image, readouts_of, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import html
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, overload
 
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clairvit._cost import Cost
 from clairvit._io import to_json
+from clairvit._rows import Indices, Rows, first, joined, per_row, row_numbers, union
+from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.numerics import percent
 from clairvit.targets.similar import SIMILAR_TO
 
@@ -171,6 +175,20 @@ class MapCheck:
         computed = {"effect": self.effect if self.removals else None, "sentence": self.sentence, "removals": removals}
         return dict(to_json(content | computed))
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> MapCheck:
+        """Return the check that `to_dict` described; null is NaN where a number is expected."""
+
+        def removal(values: Mapping[str, Any]) -> RemovalEffect:
+            random = tuple(_number(value) for value in values["random"])
+            top, effect = _number(values["top"]), _number(values["effect"])
+            return RemovalEffect(values["fraction"], values["patches"], top, random, effect)
+
+        read: dict[str, Any] = {entry.name: content[entry.name] for entry in fields(cls)}
+        read |= {name: _number(content[name]) for name in ("full", "kept", "kept_random")}
+        read |= {"removals": tuple(map(removal, content["removals"])), "remarks": tuple(content["remarks"])}
+        return cls(**read)
+
     def __str__(self) -> str:
         return " ".join([self.sentence, *(self.remarks if self.verdict is not None else ())])
 
@@ -179,8 +197,7 @@ class MapCheck:
         return f"<p><b>{html.escape(str(self.verdict or 'not checked'))}</b>: {html.escape(str(self))}</p>"
 
 
-@dataclass(frozen=True, eq=False)
-class CheckResult(Sequence[MapCheck]):
+class CheckResult(Rows, Tabular, Sequence[MapCheck]):
     """The checks of B maps: a sequence of `MapCheck`. Printed, it is one sentence per map.
 
     Args:
@@ -198,13 +215,10 @@ class CheckResult(Sequence[MapCheck]):
         'probability'
     """
 
-    checks: tuple[MapCheck, ...]
-    cost: Cost = field(default_factory=Cost)
-    seed: int = 0
-    notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.checks)
+    checks: tuple[MapCheck, ...] = per_row()
+    cost: Cost = joined(Cost.of_batches, default_factory=Cost)
+    seed: int = first(default=0)
+    notes: tuple[str, ...] = union(default=())
 
     def __iter__(self) -> Iterator[MapCheck]:
         return iter(self.checks)
@@ -212,30 +226,16 @@ class CheckResult(Sequence[MapCheck]):
     @overload
     def __getitem__(self, items: int) -> MapCheck: ...
     @overload
-    def __getitem__(self, items: slice) -> CheckResult: ...
-    def __getitem__(self, items: int | slice) -> MapCheck | CheckResult:
+    def __getitem__(self, items: slice | Sequence[int] | Tensor | NDArray[Any]) -> CheckResult: ...
+    def __getitem__(self, items: Indices) -> MapCheck | CheckResult:
         """Return the check of one map, or the checks of some."""
-        if isinstance(items, slice):
-            return self.take(list(range(len(self))[items]))
-        return self.checks[operator.index(items)]
-
-    def take(self, rows: Sequence[int]) -> CheckResult:
-        """Return the checks of chosen maps."""
-        return CheckResult(tuple(self.checks[row] for row in rows), self.cost, self.seed, self.notes)
+        rows = row_numbers(items, len(self))
+        is_single = hasattr(items, "__index__") and not getattr(items, "ndim", 0)
+        return self.checks[rows[0]] if is_single else self.take(rows)
 
     def joined(self, others: Sequence[CheckResult]) -> CheckResult:
         """Return the checks of these maps, then those of other results."""
-        results = (self, *others)
-        return CheckResult(
-            tuple(check for result in results for check in result.checks),
-            Cost(
-                max(result.cost.forwards for result in results),
-                max(result.cost.backwards for result in results),
-                sum(result.cost.seconds for result in results),
-            ),
-            self.seed,
-            tuple(dict.fromkeys(note for result in results for note in result.notes)),
-        )
+        return CheckResult.concat((self, *others))
 
     @property
     def verdicts(self) -> tuple[Verdict | None, ...]:
@@ -270,6 +270,32 @@ class CheckResult(Sequence[MapCheck]):
             "notes": list(self.notes),
         }
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> CheckResult:
+        """Return the result that `to_dict` described."""
+        checks = tuple(map(MapCheck.from_dict, content["checks"]))
+        return cls(checks, Cost(**content["cost"]), content["seed"], tuple(content["notes"]))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per map: the verdict and the numbers behind it."""
+        names = (
+            "method",
+            "verdict",
+            "quantity",
+            "full",
+            "kept",
+            "kept_random",
+            "stability",
+            "outliers",
+            "outlier_share",
+        )
+        return [
+            {"image": check.name, "target": check.target}
+            | {name: getattr(check, name) for name in names}
+            | {"effect": check.effect if check.removals else None, "sentence": check.sentence}
+            for check in self.checks
+        ]
+
     def __str__(self) -> str:
         several = len(self) > 1
         return "\n".join(f"{check.name}: {check}" if several else str(check) for check in self.checks)
@@ -277,6 +303,11 @@ class CheckResult(Sequence[MapCheck]):
     def _repr_html_(self) -> str:
         """Return one paragraph per map as HTML."""
         return "".join(check._repr_html_() for check in self.checks)
+
+
+def _number(value: float | None) -> float:
+    """Return NaN for null, which JSON has in its place."""
+    return math.nan if value is None else value
 
 
 def _first_or_largest(

@@ -11,10 +11,12 @@ from torch import Tensor
 from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
-Resolution = Literal["patch", "pixel"]
-Offset = Annotated[float, Range(ge=0, example=1e-7)]
+Resolution = Annotated[Literal["patch", "pixel"], Doc("whether patches are counted, or pixels of the enlarged map")]
+Offset = Annotated[
+    float, Range(ge=0, example=1e-7), Doc("a small number added to the relevance, against a logarithm or division of 0")
+]
 
 
 @metric(
@@ -24,16 +26,15 @@ Offset = Annotated[float, Range(ge=0, example=1e-7)]
     span=(0, 1),
     paper="Chalasani et al., ICML 2020",
     presets={"focusvit": {"direction": "lower"}},
-    discrepancies="Chalasani and Quantus call a sparse map good; FocusViT's tables read it the other way round "
-    "(preset `focusvit`). Bilinear upsampling changes it, so the resolution is recorded. Quantus adds 1e-7 to values "
-    "over the largest of all images; here they are over their own, as with one image at a time.",
 )
 def sparseness(
     context: EvalContext,
     resolution: Resolution = "patch",
     upsampling: Upsampling = "bilinear",
     offset: Offset = 0.0,
-    direction: Literal["higher", "lower"] = "higher",
+    direction: Annotated[
+        Literal["higher", "lower"], Doc("which direction is said to be better; it changes no number")
+    ] = "higher",
 ) -> Tensor:
     """Return the Gini index Σ_i (2i − n − 1) |a|_(i) / (n Σ |a|): 0 for a constant map, 1 − 1/n for a single patch.
 
@@ -60,7 +61,6 @@ def gini(values: Tensor) -> Tensor:
     span=(0, math.inf),
     span_with=lambda offset, **_: (-math.log1p(offset), math.inf),  # Σ p = 1, so −Σ p ln(p + c) ≥ −ln(1 + c)
     paper="Bhatt et al., IJCAI 2020",
-    discrepancies="Quantus adds 1e-12 inside the logarithm (`offset`), and counts pixels (`preset=quantus`).",
 )
 def entropy(
     context: EvalContext, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear", offset: Offset = 0.0
@@ -87,11 +87,12 @@ def _entropy(values: Tensor, offset: float) -> Tensor:
     better="lower",
     span=(0, math.inf),
     paper="Nguyen & Martínez, 2020",
-    discrepancies="Quantus counts pixels and divides by the largest value of the whole batch, so that an image's score "
-    "depends on the others; here each map is divided by its own, as with one image at a time (`preset=quantus`).",
 )
 def effective_complexity(
-    context: EvalContext, threshold: float = 1e-5, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear"
+    context: EvalContext,
+    threshold: Annotated[float, Doc("the share of the largest relevance above which a patch counts")] = 1e-5,
+    resolution: Resolution = "patch",
+    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return #{i: |a_i| > threshold · max |a|}, the number of patches with noticeable relevance."""
     maps = magnitudes(context, resolution, upsampling)

@@ -10,12 +10,13 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._rng import image_seeds, make_generator
 from clairvit.data.parts import RemovableParts
 from clairvit.errors import Argument, BadInput, NotApplicable
 from clairvit.methods.planner import record_for, run_all, spent_on
@@ -23,14 +24,17 @@ from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.registry import UNBOUNDED_TARGET
 from clairvit.models.model import Model
 from clairvit.numerics import is_constant, min_max, over_largest, pool_to_grid
+from clairvit.option_types import Doc
 from clairvit.perturbation.probe import Probe, ScoreFunction, probing
-from clairvit.perturbation.rng import image_seeds, make_generator
 from clairvit.targets.base import CUSTOM_SCORE, SCORES, TargetBatch
 from clairvit.tracing.module_state import frozen_eval
 from clairvit.tracing.trace import Trace
 
-Upsampling = Literal["nearest", "bilinear", "bicubic"]
-ScoreKind = Literal["prob", "logit", "logprob"]
+Upsampling = Annotated[Literal["nearest", "bilinear", "bicubic"], Doc("how a map of patches is enlarged to the pixels")]
+ScoreKind = Annotated[
+    Literal["prob", "logit", "logprob"],
+    Doc("which number of the model is watched: probability, logit or log-probability"),
+]
 NORMALISED_BY = "full image − nothing left"
 MapTransform = Literal["raw", "abs", "relu", "min-max", "over-largest"]
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import make_generator
 from clairvit.compat.quantus import Draws, numpy_generator
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.metrics.context import (
     EvalContext,
@@ -23,21 +24,36 @@ from clairvit.metrics.context import (
 )
 from clairvit.metrics.pixel_ranking import pixel_ranks, score_without_ranks, square_ranks, squares, value_ranks
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.option_types import Range, check_fields
+from clairvit.option_types import Doc, Range, check_fields
 from clairvit.perturbation.removal import Removal
-from clairvit.perturbation.rng import make_generator
 from clairvit.perturbation.segments import segments_on_patches, superpixels_of
 from clairvit.targets.base import no_probability
 
-Steps = Annotated[int, Range(ge=1, example=9)]
-AtOnce = Annotated[int, Range(ge=1, example=224)]
-Width = Literal["width", "none", "steps"]
-CurveScore = Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"]
-Granularity = Literal["patch", "pixel", "channel"]
-Counting = Literal["round", "down", "equal"]
-RegionOrder = Literal["morf", "lerf", "random"]
-Summary = Literal["mean", "trapezoid"]
-RoadOrder = Literal["combined", "morf", "lerf"]
+Steps = Annotated[int, Range(ge=1, example=9), Doc("how many points of the curve: 9 are 10 %, …, 90 %")]
+AtOnce = Annotated[
+    int, Range(ge=1, example=224), Doc("how many are removed (or shown) per step, in place of a number of steps")
+]
+Width = Annotated[
+    Literal["width", "none", "steps"],
+    Doc("how the area is measured: over the width of the curve, as it is, or with steps 1 wide"),
+]
+CurveScore = Annotated[
+    Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"],
+    Doc("the y axis: probability, logit, log-probability, accuracy, or a drop from the whole image"),
+]
+Granularity = Annotated[
+    Literal["patch", "pixel", "channel"],
+    Doc("what is ordered: patches, pixels of the enlarged map, or their channel values"),
+]
+Counting = Annotated[Literal["round", "down", "equal"], Doc("how a fraction of the patches becomes a whole number")]
+RegionOrder = Annotated[
+    Literal["morf", "lerf", "random"], Doc("which patches go first: most relevant, least relevant, or any")
+]
+Summary = Annotated[Literal["mean", "trapezoid"], Doc("what is read of the drops: their mean, or the area under them")]
+RoadOrder = Annotated[
+    Literal["combined", "morf", "lerf"],
+    Doc("which patches go first: most relevant, least relevant, or half the difference of the two"),
+]
 SMALLEST_PROBABILITY = 1e-12  # under a logarithm
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the patches, as in ERASER
 _PIXELS: dict[str, Any] = {"granularity": "pixel"}
@@ -48,11 +64,6 @@ _SKIPPLUS: dict[str, dict[str, Any]] = {
     "skipplus-log-odds": {"score": "log-odds", "auc": "none"},
 }
 _DROP_SCORES = (("score", "drop"), ("score", "log-odds"))
-_DISCREPANCIES = (
-    "What is removed, how (three different zeros: mean colour, black, image minimum), in which steps, and which score "
-    "differ from paper to paper; the presets are theirs. SkipPLUS's code divides by nothing, so that a constant 1 "
-    "gives 0.9 (`auc=none`), and prints percent: 100 times the values here. "
-)
 
 
 def passes(
@@ -72,7 +83,7 @@ class RemovalSchedule:
     at_once: AtOnce | None = None  # parts per step, instead of a number of steps
     granularity: Granularity = "patch"
     counting: Counting = "round"
-    ends: bool = False
+    ends: Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")] = False
     upsampling: Upsampling = "bilinear"
 
     def __post_init__(self) -> None:
@@ -118,10 +129,6 @@ class RemovalSchedule:
         "chefer-negative": {**_CHEFER, "reverse": True},
         **_SKIPPLUS,
     },
-    discrepancies=_DISCREPANCIES
-    + "Chefer's area is said to be over 10 to 90 %, its code prints the nine accuracies only; here it is divided "
-    "by that width. Quantus' PixelFlipping takes the probability by default, one pass for each of the 150 528 "
-    "channel values (`at_once` makes it less), and orders the three values of a pixel by an unstable sort.",
 )
 def deletion(
     context: EvalContext,
@@ -131,9 +138,9 @@ def deletion(
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
     counting: Counting = "round",
-    ends: bool = False,
-    whole: bool = True,
-    reverse: bool = False,
+    ends: Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")] = False,
+    whole: Annotated[bool, Doc("count the point where nothing is removed")] = True,
+    reverse: Annotated[bool, Doc("start with the least relevant; higher is then better")] = False,
     auc: Width = "width",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
@@ -170,7 +177,6 @@ def deletion(
         "rise-demo": {**_PIXELS, "removal": "blur", "at_once": 224},
         **_SKIPPLUS,
     },
-    discrepancies=_DISCREPANCIES,
 )
 def insertion(
     context: EvalContext,
@@ -179,7 +185,7 @@ def insertion(
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
-    ends: bool = False,
+    ends: Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")] = False,
     auc: Width = "width",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
@@ -228,9 +234,6 @@ def insertion_deletion(
     rank_only=True,
     cost=lambda patches, **options: Cost(2 * passes(patches, **options).forwards),
     presets={"blucher": {"removal": "mean", "score": "logit"}},
-    discrepancies="The papers occlude by the mean colour and take the logit (`preset=blucher`), so that values are in "
-    "the unit of the model's scores; the first of them removes superpixels, here patches go. Some codes take the mean "
-    "of the steps instead of the area.",
 )
 def srg(
     context: EvalContext,
@@ -354,17 +357,16 @@ def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
     rank_only=True,
     flipped_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
-    discrepancies="Quantus calls lower better; a larger drop is better when the most relevant go first, worse when the "
-    "least relevant do (`order=lerf`). Samek's mean counts the whole image, Quantus' area does not and is not divided "
-    "by its width (`area=trapezoid`).",
 )
 def aopc(
     context: EvalContext,
-    regions: Annotated[int, Range(ge=1, example=100)] = 100,
+    regions: Annotated[
+        int, Range(ge=1, example=100), Doc("how many patches or squares are removed, one after the other")
+    ] = 100,
     order: RegionOrder = "morf",
     removal: Removal = "token",
     score: ScoreKind = "prob",
-    region: int | None = None,
+    region: Annotated[int | None, Doc("remove squares with so many pixels per side; None: patches")] = None,
     area: Summary = "mean",
     draws: Draws = "own",
     upsampling: Upsampling = "bilinear",
@@ -440,7 +442,6 @@ def comprehensiveness(context: EvalContext, removal: Removal = "token", score: S
     in_score=True,
     rank_only=True,
     cost=lambda **_: Cost(len(FRACTIONS)),
-    discrepancies="Quantus has another metric of this name, which compares maps of images of a batch.",
 )
 def sufficiency(context: EvalContext, removal: Removal = "token", score: ScoreKind = "prob") -> Tensor:
     """Return mean_q f(x) − f(the top q alone), q = 1, 5, 10, 20, 50 %: low if they are sufficient.
@@ -467,9 +468,6 @@ def sufficiency(context: EvalContext, removal: Removal = "token", score: ScoreKi
     cost=lambda steps, order, **_: Cost(steps * (2 if order == "combined" else 1)),
     flipped_by=("order", "morf"),
     presets={"morf": {"order": "morf"}, "lerf": {"order": "lerf"}},
-    discrepancies="The authors and Quantus report accuracy over a data set, pytorch-grad-cam the confidence, which is "
-    "what is defined for one image and is done here; all of them take away single pixels, here whole patches go. "
-    "Quantus fails on images of three channels.",
 )
 def road(
     context: EvalContext,
@@ -510,9 +508,6 @@ def road(
     undefined="an image of one superpixel has no order of superpixels, and a score of 0 no shares",
     rank_only=True,
     cost=lambda patches, **_: Cost(patches),
-    discrepancies="The paper cuts images up with SLIC and to the pixel; here with quickshift (as LIME does), and each "
-    "patch belongs to the superpixel that has most of it. Quantus fails on images of three channels, and its area is "
-    "not over the number of superpixels.",
 )
 def irof(context: EvalContext, removal: Removal = "mean", score: ScoreKind = "prob") -> Tensor:
     """Return 1 − the area under f(x_k)/f(x) while superpixels are removed, those of the highest mean relevance first.

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.data.dataset import ImageDataset
 from clairvit.execution import ExecutionOptions
-from clairvit.methods.explanation import Cost
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import Notes

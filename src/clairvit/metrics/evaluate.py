@@ -12,6 +12,9 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from clairvit._presets import choose_preset
+from clairvit._progress import report_progress
+from clairvit._rng import check_seed
 from clairvit.data.dataset import ErrorHandler, ImageDataset, SampleBatch, as_dataset, iter_batches
 from clairvit.data.hashing import model_record
 from clairvit.errors import Argument, BadInput, ClairError, ClairWarning, user_stacklevel
@@ -27,8 +30,6 @@ from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
 from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.model import Model
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import check_seed
 from clairvit.targets.base import TargetBatch
 from clairvit.targets.class_ import find_class
 from clairvit.targets.resolve import readouts_by_image, resolve_for
@@ -279,8 +280,12 @@ def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str
 
 def _accepted_options(metric: Metric, options: Mapping[str, Any]) -> set[str]:
     """Return the options that a metric has; `preset` and `compat` too, if it has one of that name."""
-    presets = {keyword for keyword in ("preset", "compat") if options.get(keyword) in metric.presets}
-    return set(metric.options) | presets
+    accepted = set()
+    for keyword in ("preset", "compat"):
+        if options.get(keyword) in metric.presets:
+            metric, _ = choose_preset(metric, options[keyword])
+            accepted.add(keyword)
+    return set(metric.options) | accepted
 
 
 @own_grad_mode()

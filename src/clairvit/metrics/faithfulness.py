@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import make_generator, random_sets
 from clairvit.compat.quantus import Draws, exact_completeness, infidelity_terms, numpy_subsets
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling, fraction_counts
 from clairvit.metrics.curves import passes
 from clairvit.metrics.pixel_ranking import (
@@ -24,13 +25,14 @@ from clairvit.metrics.pixel_ranking import (
 )
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import pearson, spearman
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.removal import Removal
-from clairvit.perturbation.rng import make_generator, random_sets
 from clairvit.perturbation.segments import grid_cells
 
-Features = Literal["patch", "channel"]
-Granularity = Literal["patch", "pixel"]
+Features = Annotated[
+    Literal["patch", "channel"], Doc("what is removed: patches, or single channel values of the pixels")
+]
+Granularity = Annotated[Literal["patch", "pixel"], Doc("whether patches are ordered, or pixels of the enlarged map")]
 Points = Annotated[int, Range(ge=3)]  # of a correlation
 
 
@@ -41,13 +43,11 @@ Points = Annotated[int, Range(ge=3)]  # of a correlation
     span=(-1, 1),
     paper="Bhatt et al., IJCAI 2020",
     cost=lambda runs, **_: Cost(runs),
-    discrepancies="Quantus perturbs 224 of 150 528 channel values by default, which changes next to nothing; here a "
-    "quarter of the patches goes.",
 )
 def faithfulness_correlation(
     context: EvalContext,
-    runs: Points = 100,
-    subset: float = 0.25,
+    runs: Annotated[Points, Doc("how many random sets of patches are removed")] = 100,
+    subset: Annotated[float, Doc("how much of the image a set is: a fraction of the patches, or a count")] = 0.25,
     features: Features = "patch",
     removal: Removal = "token",
     score: ScoreKind = "logit",
@@ -86,13 +86,11 @@ def faithfulness_correlation(
     span=(-1, 1),
     paper="Ancona et al., ICLR 2018",
     cost=lambda runs, sizes, **_: Cost(runs * sizes),
-    discrepancies="Quantus correlates across the images of its first batch, so that one image has no score, and the "
-    "sum of one step's values with the fall of all steps so far; here as in the paper, image by image.",
 )
 def sensitivity_n(
     context: EvalContext,
-    runs: Points = 20,
-    sizes: Annotated[int, Range(ge=1)] = 5,
+    runs: Annotated[Points, Doc("how many random sets of each size are removed")] = 20,
+    sizes: Annotated[int, Range(ge=1), Doc("how many sizes of sets, from few to most patches")] = 5,
     removal: Removal = "token",
     score: ScoreKind = "logit",
 ) -> MetricOutput:
@@ -118,13 +116,12 @@ def sensitivity_n(
     cost=lambda patches, steps, features, at_once, **_: passes(
         patches, features, at_once if features == "channel" else None, steps
     ),
-    discrepancies="Quantus takes away one channel value at a time, 150 528 passes (`at_once` makes it less).",
 )
 def faithfulness_estimate(
     context: EvalContext,
-    steps: Points = 14,
+    steps: Annotated[Points, Doc("how many groups of patches are removed, one at a time")] = 14,
     features: Features = "patch",
-    at_once: int = 1,
+    at_once: Annotated[int, Doc("how many channel values a group has")] = 1,
     removal: Removal = "token",
     score: ScoreKind = "logit",
     upsampling: Upsampling = "bilinear",
@@ -170,14 +167,10 @@ def _estimate_by_values(context: EvalContext, at_once: int, removal: str, score:
     paper="Wu et al., CVPR 2024",
     cost=lambda groups, **_: Cost(groups),
     presets={"wu": {"granularity": "pixel", "removal": "image-mean"}},
-    discrepancies="The paper orders pixels and replaces them by the mean of the image (`preset=wu`); here tokens are "
-    "dropped. Its sum of a group is the mean here, which is the same coefficient for groups of equal size; of groups "
-    "whose sizes differ by one, sums may rise where the relevance falls. A constant map is an error in its code, NaN "
-    "here.",
 )
 def saco(
     context: EvalContext,
-    groups: Annotated[int, Range(ge=2)] = 10,
+    groups: Annotated[int, Range(ge=2), Doc("how many groups the patches are cut into, by falling relevance")] = 10,
     removal: Removal = "token",
     score: ScoreKind = "prob",
     granularity: Granularity = "patch",
@@ -229,14 +222,10 @@ def _signed_share(means: Tensor, drops: Tensor) -> Tensor:
     paper="Hesse et al., NeurIPS 2024",
     cost=lambda cells, **_: Cost(cells**2),
     presets={"hesse": {"granularity": "pixel", "removal": "mean"}},
-    discrepancies="The authors delete squares of pixels (zero after normalisation, `preset=hesse`) on models that were "
-    "fine-tuned with such squares deleted. Dropping tokens is nearer to what a ViT knows; `clairvit finetune "
-    "--drop-tokens` makes a model that is in-domain for it. Pixels that a grid of equal cells would leave over at the "
-    "edge belong to a cell here.",
 )
 def idsds(
     context: EvalContext,
-    cells: Annotated[int, Range(ge=2)] = 4,
+    cells: Annotated[int, Range(ge=2), Doc("how many cells the image has along each side")] = 4,
     removal: Removal = "token",
     score: ScoreKind = "logit",
     granularity: Granularity = "patch",
@@ -267,12 +256,12 @@ def idsds(
     paper="Arya et al., 2019",
     rank_only=True,
     cost=lambda steps, **_: Cost(steps - 1),  # the last step is the image itself
-    discrepancies="The original asks whether no step falls, yes or no; here the share of them that do not. Quantus "
-    "starts from an empty image and fills it with the same empty value, so that it says yes to every map: not "
-    "reproduced.",
 )
 def monotonicity(
-    context: EvalContext, steps: Annotated[int, Range(ge=2)] = 10, removal: Removal = "token", score: ScoreKind = "prob"
+    context: EvalContext,
+    steps: Annotated[int, Range(ge=2), Doc("how many groups of patches are shown, one after the other")] = 10,
+    removal: Removal = "token",
+    score: ScoreKind = "prob",
 ) -> MetricOutput:
     """Return #{k ≥ 2: f does not fall as the k-th group is shown} / (steps − 1), least relevant groups first.
 
@@ -299,14 +288,12 @@ def monotonicity(
     undefined="the score with nothing left is that of the whole image",
     cost=lambda **_: Cost(1),
     flipped_by=("exact", True),
-    discrepancies="Quantus asks for exact equality of floating point numbers after dividing the map by its largest "
-    "magnitude, and empties the first channel only if the map has no channels (`exact`): next to never true.",
 )
 def completeness(
     context: EvalContext,
     removal: Removal = "mean",
     score: ScoreKind = "logit",
-    exact: bool = False,
+    exact: Annotated[bool, Doc("Quantus's definition: 1 where the two are equal to the last bit, else 0")] = False,
     upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return |sum of the map − rise| / |rise|, rise = f(x) − f(nothing left): 0 if the map sums to what it explains.
@@ -328,18 +315,17 @@ def completeness(
     span=(0, math.inf),
     paper="Yeh et al., NeurIPS 2019",
     cost=lambda runs, region, patches, **_: Cost(runs if region is None else math.ceil(patches * (16 / region) ** 2)),
-    discrepancies="Yeh's factor may be negative, so that a map and its opposite are equally good; here it is never "
-    "below 0. Quantus takes blocks away one after the other without putting them back (`region`), and its repeats are "
-    "all alike: one is made here. It fails where blocks do not fit the image.",
 )
 def infidelity(
     context: EvalContext,
-    runs: Annotated[int, Range(ge=1)] = 100,
-    side: int | None = None,
-    scaled: bool = True,
+    runs: Annotated[int, Range(ge=1), Doc("how many random blocks are removed")] = 100,
+    side: Annotated[int | None, Doc("how many patches a block has along each side; None: drawn anew each time")] = None,
+    scaled: Annotated[bool, Doc("fit the factor between map and score, so that maps in any unit compare")] = True,
     removal: Removal = "token",
     score: ScoreKind = "logit",
-    region: int | None = None,
+    region: Annotated[
+        int | None, Doc("Quantus's variant: squares with so many pixels per side; None: blocks of patches")
+    ] = None,
     upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return mean_I (β · sum of the map in I − (f(x) − f(x without I)))² over random square blocks I of patches.

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._progress import track
 from clairvit.errors import Argument, BadInput, NotApplicable
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.option_types import Range
-from clairvit.perturbation.progress import track
+from clairvit.option_types import Doc, Range
 
 GRIDS = 500  # as in the paper
 
@@ -31,18 +31,19 @@ GRIDS = 500  # as in the paper
     scope="set",
     cost=lambda **_: Cost(1),
     presets={"bohle": {"smooth": 15, "empty": "zero"}},
-    discrepancies="The authors blur maps by 15 pixels and count a map without any positive value as 0 "
-    "(`preset=bohle`); here it has no score. Their grids are n times as large as an image, which position embeddings "
-    "of a ViT do not take: here each image is shrunk to its cell.",
     undefined="images that are in no grid, because the model is not sure of them or too few classes are left",
 )
 def grid_pointing_game(
     context: DatasetContext,
-    n: Annotated[int, Range(ge=2, unit="images in a row", example=2)] = 2,
-    sure: float = 0.5,
-    grids: Annotated[int, Range(ge=1, unit="grids", example=GRIDS)] = GRIDS,
-    smooth: Annotated[int, Range(ge=0, unit="pixels", example=15)] = 0,
-    empty: Literal["none", "zero"] = "none",
+    n: Annotated[
+        int, Range(ge=2, unit="images in a row", example=2), Doc("how many images a grid has along each side")
+    ] = 2,
+    sure: Annotated[float, Doc("images count only where the model is surer of their class than this")] = 0.5,
+    grids: Annotated[int, Range(ge=1, unit="grids", example=GRIDS), Doc("how many grids are made at most")] = GRIDS,
+    smooth: Annotated[int, Range(ge=0, unit="pixels", example=15), Doc("blur maps by so many pixels")] = 0,
+    empty: Annotated[
+        Literal["none", "zero"], Doc("how a map without positive value scores: not at all, or 0")
+    ] = "none",
 ) -> MetricOutput:
     """Return Σ relu(map of c) in the cell of class c / Σ relu(map of c), on grids of n × n images of n² classes.
 

@@ -22,12 +22,23 @@ from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.pixel_ranking import rankable_maps
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.numerics import min_max
-from clairvit.option_types import Range
+from clairvit.option_types import Doc, Range
 
-Threshold = Literal["half", "mean", "otsu", "sweep", "best"]
-Over = Literal["images", "set"]
-Overlap = Literal["area", "nearest", "soft"]
-Ties = Literal["share", "any", "first"]
+Threshold = Annotated[
+    Literal["half", "mean", "otsu", "sweep", "best"],
+    Doc("where the map is cut: at half its range, its mean, by Otsu, at every step of a sweep, or the best step"),
+]
+Over = Annotated[
+    Literal["images", "set"], Doc("whether images are scored one by one, or the counts of the whole set together")
+]
+Overlap = Annotated[
+    Literal["area", "nearest", "soft"],
+    Doc("when a patch is foreground: by half its area, by its middle pixel, or in part"),
+]
+Ties = Annotated[
+    Literal["share", "any", "first"],
+    Doc("what counts where several points are highest: the share that hits, any, or the first"),
+]
 Shares = Callable[[Tensor], Tensor]  # […, 4] counts -> […, K, 2]: parts and wholes
 MapScore = Callable[[Tensor, Tensor, Tensor], Tensor]  # (maps [B, H, W], objects, valid, both bool [B, H, W]) -> [B, …]
 SWEEP = tuple(k / 20 for k in range(1, 20))  # thresholds of maps in 0 … 1: 0.05, 0.10 … 0.95
@@ -154,8 +165,6 @@ def _divide(parts: Tensor) -> Tensor:
     paper="standard",
     needs=("masks",),
     presets={"coporan": {}, "chefer": {"threshold": "mean", "over": "set"}},
-    discrepancies="Chefer's code cuts at the map's mean and counts the pixels of all images together "
-    "(`preset=chefer`); Coporan cuts at 0.5 and takes the mean over images.",
 )
 def pixel_accuracy(
     context: EvalContext, threshold: Threshold = "half", over: Over = "images", upsampling: Upsampling = "bilinear"
@@ -181,14 +190,13 @@ def pixel_accuracy(
     paper="Jaccard, 1901",
     needs=("masks",),
     presets={"coporan": {}, "chefer": {"classes": "two", "threshold": "mean", "over": "set"}},
-    discrepancies="Chefer's mIoU is the mean of the foreground's and the background's, each of the counts of all "
-    "images, cut at the map's mean (`preset=chefer`); Coporan's and LeGrad's is the foreground's, image by image, cut "
-    "at 0.5.",
 )
 def iou(
     context: EvalContext,
     threshold: Threshold = "half",
-    classes: Literal["foreground", "two"] = "foreground",
+    classes: Annotated[
+        Literal["foreground", "two"], Doc("the overlap of the foreground, or the mean with the background's")
+    ] = "foreground",
     over: Over = "images",
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
@@ -213,14 +221,12 @@ def iou(
     paper="van Rijsbergen, 1979",
     needs=("masks",),
     presets={"coporan": {}, "chefer": {"threshold": "mean", "rows": True}},
-    discrepancies="Chefer's code takes the rows of an image for a batch: F1 row by row, 0 for rows without object, and "
-    "the mean of that (`preset=chefer`). Here it is one F1 per image.",
 )
 def f1(
     context: EvalContext,
     threshold: Threshold = "half",
     over: Over = "images",
-    rows: bool = False,
+    rows: Annotated[bool, Doc("the mean over the rows of the image, as in one code base")] = False,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return 2 TP / (2 TP + FP + FN), the harmonic mean of precision and recall of the thresholded map.
@@ -261,15 +267,14 @@ def _f1_of_rows(threshold: Threshold, maps: Tensor, objects: Tensor, valid: Tens
     paper="area under precision–recall",
     needs=("masks",),
     presets={"chefer": {"pooled": True, "upsampling": "bilinear"}, "skipplus": {}},
-    discrepancies="Chefer's code pools background and foreground (`pooled`), so that a good background gives a high "
-    "value; SkipPLUS ranks the foreground alone, patches as squares (its later code: bicubic). Deep Vision does not "
-    "say whether its maps are cut first (`on=binary`).",
 )
 def average_precision(
     context: EvalContext,
-    pooled: bool = False,
-    on: Literal["soft", "binary"] = "soft",
-    threshold: Literal["half", "mean", "otsu"] = "half",
+    pooled: Annotated[
+        bool, Doc("rank every pixel twice: as foreground by the map, as background by its opposite")
+    ] = False,
+    on: Annotated[Literal["soft", "binary"], Doc("rank the map as it is, or after it was cut")] = "soft",
+    threshold: Annotated[Literal["half", "mean", "otsu"], Doc("where the map is cut for on=binary")] = "half",
     upsampling: Upsampling = "nearest",
 ) -> Tensor:
     """Return Σ_n (R_n − R_{n−1}) P_n over the map's values as thresholds: how well it ranks object above background.
@@ -347,8 +352,6 @@ def _area_under_roc(true: Tensor, false: Tensor) -> Tensor:
     paper="Arras et al., 2022",
     needs=("masks",),
     rank_only=True,
-    discrepancies="Quantus breaks ties by an unstable sort, so that its value depends on the order in memory; here "
-    "pixels that tie for the last place count in part.",
 )
 def relevance_rank(context: EvalContext, upsampling: Upsampling = "bilinear") -> Tensor:
     """Return |top-K of the map ∩ object| / K, K the object's area; pixels that tie for the last place count in part."""
@@ -367,12 +370,12 @@ def relevance_rank(context: EvalContext, upsampling: Upsampling = "bilinear") ->
     paper="Theiner et al., 2022",
     needs=("masks",),
     rank_only=True,
-    discrepancies="Quantus breaks ties by an unstable sort; here what ties for the last place counts in part. Its "
-    "concept_influence (times all pixels / the object's) leaves 0 … 1 and is not offered.",
 )
 def top_k(
     context: EvalContext,
-    k: Annotated[int, Range(ge=1, unit="pixels", example=1000)] = 1000,
+    k: Annotated[
+        int, Range(ge=1, unit="pixels", example=1000), Doc("how many of the highest pixels are counted")
+    ] = 1000,
     upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return |top-k of the map ∩ object| / k, the share of the k highest pixels that lie on the object.
@@ -416,16 +419,19 @@ def _share_of_top(maps: Tensor, objects: Tensor, valid: Tensor, sizes: Tensor) -
         "torchray": {"ties": "first"},
         "coporan": {"tolerance": 0, "ties": "first"},
     },
-    discrepancies="TorchRay hits within less than 15 pixels of the original image, which at distance 0 never hits; "
-    "Coporan and Quantus allow no distance. Of several highest points TorchRay and Coporan take the first, Quantus any "
-    "that hits; Quantus counts an empty mask as a hit.",
 )
 def pointing_game(
     context: EvalContext,
-    tolerance: Annotated[int, Range(ge=0, unit="pixels", example=15)] = 15,
+    tolerance: Annotated[
+        int, Range(ge=0, unit="pixels", example=15), Doc("how many pixels beside the object still count as a hit")
+    ] = 15,
     ties: Ties = "share",
-    constant: Literal["luck", "nan"] = "luck",
-    empty: Literal["nan", "hit"] = "nan",
+    constant: Annotated[
+        Literal["luck", "nan"], Doc("how a constant map scores: as a random point would, or not at all")
+    ] = "luck",
+    empty: Annotated[
+        Literal["nan", "hit"], Doc("how an image without object scores: not at all, or as a hit (Quantus)")
+    ] = "nan",
     upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return 1 if the map's highest point lies on the object, or less than `tolerance` pixels from it; 0 if not.
@@ -473,12 +479,14 @@ def dilate(mask: Tensor, tolerance: int) -> Tensor:
     span_with=lambda negative, **_: EVERYWHERE if negative == "keep" else None,
     paper="Arras et al., 2022",
     needs=("masks",),
-    discrepancies="Quantus's RelevanceMassAccuracy keeps negative values, so that it leaves 0 … 1 for signed maps "
-    "(`preset=quantus`); its AttributionLocalisation takes absolute values and adds 1e-9 to the sum "
-    "(`preset=quantus-attribution-localisation`, without the 1e-9).",
 )
 def relevance_mass(
-    context: EvalContext, negative: Literal["drop", "keep", "size"] = "drop", upsampling: Upsampling = "bilinear"
+    context: EvalContext,
+    negative: Annotated[
+        Literal["drop", "keep", "size"],
+        Doc("what is done with negative relevance: dropped, kept, or taken by its size"),
+    ] = "drop",
+    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return sum of the map on the object / sum of the map, the object's share of the positive relevance.
 
@@ -500,7 +508,11 @@ def relevance_mass(
     paper="Wang et al., 2020 (Score-CAM)",
     needs=("masks",),
 )
-def energy_pointing_game(context: EvalContext, box: bool = False, upsampling: Upsampling = "bilinear") -> Tensor:
+def energy_pointing_game(
+    context: EvalContext,
+    box: Annotated[bool, Doc("use the mask's bounding box in place of the mask")] = False,
+    upsampling: Upsampling = "bilinear",
+) -> Tensor:
     """Return sum of relu(map) on the object / sum of relu(map); `box` takes the mask's bounding box, as the paper."""
 
     def energy(maps: Tensor, objects: Tensor, valid: Tensor) -> Tensor:
@@ -550,7 +562,11 @@ def patch_foreground(objects: Tensor, valid: Tensor, grid: tuple[int, int], over
     paper="CMI report (foreground attention fraction)",
     needs=("masks",),
 )
-def foreground_fraction(context: EvalContext, overlap: Overlap = "area", lift: bool = False) -> Tensor:
+def foreground_fraction(
+    context: EvalContext,
+    overlap: Overlap = "area",
+    lift: Annotated[bool, Doc("divide by the foreground's area, which a uniform map would score")] = False,
+) -> Tensor:
     """Return Σ A M / Σ A on the patch grid, the foreground's share of the attention.
 
     `overlap` says when a patch is foreground: by half of its `area`, by its middle pixel (`nearest`), or in part

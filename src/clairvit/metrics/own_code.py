@@ -28,7 +28,9 @@ PACKAGE = __name__.partition(".")[0]
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(...))
 _PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple(os.path.join(sysconfig.get_path(name), "") for name in _PATHS)
-_TEXTS = ("paper", "family", "discrepancies", "undefined", "cost", "extra_cost", "presets")  # change no number
+# Fields that change no number
+_TEXTS = ("paper", "family", "discrepancies", "undefined", "cost", "extra_cost", "facts", "caveats")
+_PRESETS = ("presets", "preset", "moved")  # a preset is in the options, or is the function
 
 
 class Codes(NamedTuple):
@@ -123,7 +125,7 @@ class _Walk:
         self._registered_by.add(getattr(registered.function, "__module__", "").partition(".")[0])
         yield self.described(registered.function)
         for field in dataclasses.fields(registered):
-            if field.name not in ("function", *_TEXTS):  # a preset is in the options
+            if field.name not in ("function", *_TEXTS, *_PRESETS):
                 yield f"{field.name}={self.described(getattr(registered, field.name))}"
         yield self.described(dict(spec.options))
         if isinstance(spec, MethodSpec):

@@ -14,19 +14,20 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._cost import Cost
 from clairvit.data.parts import PartTable, RemovableParts
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import spearman
+from clairvit.option_types import Doc
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.targets.class_ import find_class
 
@@ -38,7 +39,9 @@ ACROSS = "share of the map's sum from which a part is important"
 PIXELS_AT_ONCE = 2_000_000  # of rendered images in one pass
 USUAL_PARTS, USUAL_COMPONENTS = 5, 11  # for declared costs
 
-Relevance = Literal["signed", "positive"]
+Relevance = Annotated[
+    Literal["signed", "positive"], Doc("how the map is summed over a part: signed, or its positive values alone")
+]
 
 
 @dataclass(frozen=True)
@@ -254,16 +257,9 @@ def _at_best_threshold(curves: CheckCurves, values: Tensor, meaning: str) -> Met
 
 
 _COMPLETENESS_COST = Cost(2 * (USUAL_PARTS + 1) + USUAL_COMPONENTS)
-_CHOICE = (
-    "The threshold is the best one of the evaluated set for each method, as in the authors' code. Their sums are "
-    "signed, so that every part of a map with a negative sum may be important (`relevance=positive` drops negative "
-    "values first)."
-)
 
 _part_metric = functools.partial(metric, family="parts", better="higher", span=(0, 1), paper=PAPER, needs=("parts",))
-_check_metric = functools.partial(
-    _part_metric, cost=lambda **_: _COMPLETENESS_COST, whole_set=True, discrepancies=_CHOICE
-)
+_check_metric = functools.partial(_part_metric, cost=lambda **_: _COMPLETENESS_COST, whole_set=True)
 
 
 @_check_metric(
@@ -272,10 +268,13 @@ _check_metric = functools.partial(
 )
 def controlled_synthetic_data_check(
     context: EvalContext,
-    threshold: float | None = None,
-    drop: float = DROP,
+    threshold: Annotated[
+        float | None,
+        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
+    ] = None,
+    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
     relevance: Relevance = "signed",
-    dilation: int = DILATION,
+    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
     upsampling: Upsampling = "nearest",
 ) -> MetricOutput:
     """Return max_S |S ∩ important parts| / |S| over the minimal sets S of parts that are sufficient for the class.
@@ -294,10 +293,13 @@ def controlled_synthetic_data_check(
 )
 def preservation_check(
     context: EvalContext,
-    threshold: float | None = None,
-    drop: float = DROP,
+    threshold: Annotated[
+        float | None,
+        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
+    ] = None,
+    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
     relevance: Relevance = "signed",
-    dilation: int = DILATION,
+    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
     upsampling: Upsampling = "nearest",
 ) -> MetricOutput:
     """Return 1 if the model's answer stays the same with the important parts alone, 0 if not: are they sufficient?
@@ -315,10 +317,13 @@ def preservation_check(
 )
 def deletion_check(
     context: EvalContext,
-    threshold: float | None = None,
-    drop: float = DROP,
+    threshold: Annotated[
+        float | None,
+        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
+    ] = None,
+    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
     relevance: Relevance = "signed",
-    dilation: int = DILATION,
+    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
     upsampling: Upsampling = "nearest",
 ) -> MetricOutput:
     """Return 1 if the model's answer changes without the important parts, 0 if not: are all important ones named?
@@ -335,10 +340,13 @@ def deletion_check(
 )
 def distractibility(
     context: EvalContext,
-    threshold: float | None = None,
-    drop: float = DROP,
+    threshold: Annotated[
+        float | None,
+        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
+    ] = None,
+    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
     relevance: Relevance = "signed",
-    dilation: int = DILATION,
+    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
     upsampling: Upsampling = "nearest",
 ) -> MetricOutput:
     """Return 1 − |important ∩ irrelevant| / |irrelevant| over parts and distractors: is what is irrelevant left out?
@@ -352,16 +360,17 @@ def distractibility(
 
 @_check_metric(
     "part-completeness",
-    discrepancies=_CHOICE + " The authors average each check over the images on which it is defined and combine the "
-    "means; here each image has a completeness, of the checks that are defined on it.",
     undefined="images in which distractibility or all of the three other checks are undefined",
 )
 def part_completeness(
     context: EvalContext,
-    threshold: float | None = None,
-    drop: float = DROP,
+    threshold: Annotated[
+        float | None,
+        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
+    ] = None,
+    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
     relevance: Relevance = "signed",
-    dilation: int = DILATION,
+    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
     upsampling: Upsampling = "nearest",
 ) -> MetricOutput:
     """Return ½ ((CSDC + PC + DC) / 3 + D), FunnyBirds' completeness.
@@ -385,7 +394,7 @@ def single_deletion(
     context: EvalContext,
     score: ScoreKind = "logit",
     relevance: Relevance = "signed",
-    dilation: int = DILATION,
+    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
     upsampling: Upsampling = "nearest",
 ) -> Tensor:
     """Return ½ + ½ ρ(importance of part p, f(x) − f(x without p)), FunnyBirds' correctness; ρ is Spearman's.
@@ -408,13 +417,14 @@ def single_deletion(
     paper=PAPER,
     needs=("parts", "methods"),
     cost=lambda **_: Cost(4),
-    discrepancies="Of several pairs of contrast classes the authors' code takes the first in the order of the classes, "
-    "and so does this. Maps of pixels are averaged over patches first.",
     undefined="images whose class has no contrast classes, or where the model's scores of these do not depend on the "
     "parts that they share with the image",
 )
 def target_sensitivity(
-    context: EvalContext, relevance: Relevance = "signed", dilation: int = DILATION, upsampling: Upsampling = "nearest"
+    context: EvalContext,
+    relevance: Relevance = "signed",
+    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
+    upsampling: Upsampling = "nearest",
 ) -> Tensor:
     """Return ½ ([I₁(e₁) > I₁(e₂)] + [I₂(e₂) > I₂(e₁)]), FunnyBirds' contrastivity: does the map follow the class?
 
@@ -497,7 +507,10 @@ def _follows_parts(
     cost=lambda **_: Cost(USUAL_COMPONENTS),
     undefined="images without distractors",
 )
-def background_independence(context: EvalContext, drop: float = DROP) -> MetricOutput:
+def background_independence(
+    context: EvalContext,
+    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
+) -> MetricOutput:
     """Return 1 − #relevant distractors / #distractors: a property of the model, the same for every method.
 
     A distractor is relevant if the target's logit falls by at least `drop` · |logit| without it. The score of a set
@@ -517,7 +530,9 @@ def background_independence(context: EvalContext, drop: float = DROP) -> MetricO
     cost=lambda removed=0, **_: Cost(math.comb(USUAL_PARTS, removed)),
     undefined="images whose class is not known",
 )
-def part_accuracy(context: EvalContext, removed: int = 0) -> Tensor:
+def part_accuracy(
+    context: EvalContext, removed: Annotated[int, Doc("how many parts are removed, in all ways")] = 0
+) -> Tensor:
     """Return 1 if the model's answer has the visible parts, FunnyBirds' accuracy: a property of the model.
 
     With `removed=k` the mean over all ways to remove k parts, where every class that has the parts left is right: are

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput
 from clairvit.metrics.context import EvalContext, Upsampling, inverse_permutation, sort_with_ties
 from clairvit.numerics import min_max
 from clairvit.perturbation.probe import Probe
-from clairvit.perturbation.rng import make_generator
 
 
 def merge_rounding_ties(maps: Tensor) -> Tensor:

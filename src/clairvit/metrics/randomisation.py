@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from clairvit._cost import Cost
+from clairvit._progress import report_progress
+from clairvit._rng import image_noise, make_generator
 from clairvit.compat.quantus import Draws, numpy_generator, numpy_noise
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import area_under_curve
 from clairvit.metrics.registry import MetricOutput, metric
@@ -22,17 +24,27 @@ from clairvit.metrics.similarity import Similarity, histogram_entropy, map_simil
 from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
 from clairvit.numerics import widened
-from clairvit.option_types import Range
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import image_noise, make_generator
+from clairvit.option_types import Doc, Range
 from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.module_state import frozen_eval
 
-Steps = Annotated[int, Range(ge=1, unit="steps (None: all)", example=12)]
-Order = Literal["top-down", "bottom-up", "independent"]
-Law = Literal["normal", "shuffle", "reset", "quantus"]
-Summary = Literal["mean", "last", "auc"]
-Other = Literal["random", "second", "least", "quantus"]
+Steps = Annotated[
+    int,
+    Range(ge=1, unit="steps (None: all)", example=12),
+    Doc("how many steps of the cascade are explained, evenly spread; None: all"),
+]
+Order = Annotated[
+    Literal["top-down", "bottom-up", "independent"], Doc("from which end layers are randomised, or each one alone")
+]
+Law = Annotated[Literal["normal", "shuffle", "reset", "quantus"], Doc("how parameters are randomised")]
+Summary = Annotated[
+    Literal["mean", "last", "auc"],
+    Doc("what is read of the curve: its mean, its last step, or its area over its width"),
+]
+Other = Annotated[
+    Literal["random", "second", "least", "quantus"],
+    Doc("the other class: drawn at random, the most or the least probable one"),
+]
 Layer = tuple[nn.Module, tuple[nn.Parameter, ...]]  # a module and the parameters it owns itself
 STEPS = 12
 MODULES = 75  # of a ViT with twelve blocks
@@ -48,10 +60,6 @@ X_AXIS = "part of the layers drawn anew"
     paper="Adebayo et al., NeurIPS 2018",
     needs=("methods",),
     cost=lambda layers, **_: Cost(layers or MODULES),
-    discrepancies="Quantus draws each layer from the same seed, so that layers of one shape become equal, leaves "
-    "cls_token, pos_embed and LayerScale as they were learnt, sets norms to 1 and 0, and averages with the similarity "
-    "1 of the model to itself (`preset=quantus`, with seed=42 for its draws); here every parameter is drawn anew from "
-    "one generator, and the original does not count.",
 )
 def mprt(
     context: EvalContext,
@@ -59,9 +67,9 @@ def mprt(
     layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
-    signed: bool = False,
+    signed: Annotated[bool, Doc("compare maps with their signs; false: their absolute values")] = False,
     summary: Summary = "mean",
-    original: bool = False,
+    original: Annotated[bool, Doc("count the model itself as the first step of the curve")] = False,
 ) -> MetricOutput:
     """Return mean_l ρ(|a(x; θ)|, |a(x; θ_l)|), θ_l with l layers randomised: high if the map ignores the parameters.
 
@@ -91,22 +99,18 @@ def mprt(
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda layers, samples, original, **_: Cost(((layers or MODULES) + 1 + original) * samples),
-    discrepancies="Quantus takes 50 copies of which the last has no noise, resets modules as in mprt, draws new noise "
-    "for every model, so that even the original resembles itself by less than 1, and averages with that "
-    "(`preset=quantus`, with seed=42 and its numpy seed as ours). It explains by its own methods whatever explain_func "
-    "it is given.",
 )
 def smooth_mprt(
     context: EvalContext,
     samples: Copies = 10,
-    clean: bool = False,
+    clean: Annotated[bool, Doc("leave the last copy without noise")] = False,
     order: Order = "top-down",
     layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
-    signed: bool = False,
+    signed: Annotated[bool, Doc("compare maps with their signs; false: their absolute values")] = False,
     summary: Summary = "mean",
-    original: bool = False,
+    original: Annotated[bool, Doc("count the model itself as the first step of the curve")] = False,
     draws: Draws = "own",
 ) -> MetricOutput:
     """Return the MPRT of maps that are means over noisy copies of the image, without the noise of single gradients.
@@ -147,12 +151,11 @@ def smooth_mprt(
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus resets modules as in mprt (`preset=quantus`, with seed=42). Its rules for the number of "
-    "bins read the number of axes where they need the number of entries; here the number is an option, and 100 is its "
-    "default too.",
 )
 def efficient_mprt(
-    context: EvalContext, bins: Annotated[int, Range(ge=2, example=100)] = 100, by: Law = "normal"
+    context: EvalContext,
+    bins: Annotated[int, Range(ge=2, example=100), Doc("how many bins the map's histogram has")] = 100,
+    by: Law = "normal",
 ) -> Tensor:
     """Return (H(a_random) − H(a)) / H(a), H the entropy of the histogram of the map: higher for a random model's map.
 
@@ -172,16 +175,13 @@ def efficient_mprt(
     paper="Sixt et al., ICML 2020",
     needs=("methods",),
     cost=lambda **_: Cost(1),
-    discrepancies="Quantus takes the SSIM of the flattened maps, with windows of 7 pixels that run along the rows and "
-    "over their ends, and draws y′ by numpy from one seed for every batch (`preset=quantus`, with seed=42); here "
-    "windows are squares of the map.",
 )
 def random_logit(
     context: EvalContext,
     other: Other = "random",
     similarity: Similarity = "ssim",
-    signed: bool = True,
-    resolution: Resolution = "patch",
+    signed: Annotated[bool, Doc("compare maps with their signs; false: their absolute values")] = True,
+    resolution: Annotated[Resolution, Doc("whether patches are compared, or the pixels of the enlarged map")] = "patch",
 ) -> Tensor:
     """Return s(a(x; y), a(x; y′)), y′ another class: 1 for maps that do not depend on the class, low for maps that do.
 

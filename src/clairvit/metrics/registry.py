@@ -3,56 +3,56 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor
 
+from clairvit import _presets
+from clairvit._cost import Cost
+from clairvit._facts import facts_of
+from clairvit._presets import moved_option, preset_decorator, with_preset
 from clairvit._registry import Registry
+from clairvit._spec import (
+    ParsedSpec,
+    Registered,
+    Spec,
+    changed_options,
+    check_choice,
+    check_function,
+    check_is_free,
+    check_name,
+    is_built_in,
+)
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.methods.explanation import Cost
 from clairvit.methods.parsing import parse_spec
-from clairvit.methods.spec import checked
 from clairvit.metrics.confidence_intervals import EVERYWHERE
-from clairvit.option_types import check_range
+from clairvit.option_types import Option, options_of
+from clairvit.plugins import load_entry_points
 
 Better = Literal["higher", "lower"]
 Span = tuple[float, float]  # smallest and largest possible value
 UNBOUNDED_TARGET = "target_score"  # the setting of a score that is not the probability of one class: what it is of
+Need = Literal["masks", "others", "parts", "methods"]
+F = TypeVar("F", bound=Callable[..., Any])
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation", "parts")
-_MODULES = (
-    "clairvit.metrics.curves",
-    "clairvit.metrics.faithfulness",
-    "clairvit.metrics.robustness",
-    "clairvit.metrics.complexity",
-    "clairvit.metrics.randomisation",
-    "clairvit.metrics.localisation",
-    "clairvit.metrics.grid_pointing",
-    "clairvit.metrics.parts",
-    "clairvit.compat.quantus",
-)
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A registered metric, as `cv.list_metrics()` lists it."""
+@dataclass(frozen=True, kw_only=True)
+class Metric(Registered):
+    """A registered metric, as `cv.list_metrics()` lists it.
 
-    name: str
-    family: str
+    Its function takes an EvalContext or a DatasetContext and options, and returns a MetricOutput or values [M, B].
+    """
+
     better: Better
     span: Span  # with the default options
-    paper: str
-    function: Callable[..., Any] = field(
-        repr=False
-    )  # (EvalContext or DatasetContext, options) -> MetricOutput or [M, B]
     # "masks", "others" (classes of other objects), "parts" (removable ones), "methods" (it explains other inputs)
     needs: tuple[str, ...] = ()
     scope: Literal["image", "set"] = "image"  # a function of an EvalContext, or of a DatasetContext
     rank_only: bool = False  # it depends on the order of the patches only, which is random for a constant map
     cost: Callable[..., Cost] | None = field(default=None, repr=False)  # (patches, options) -> passes for one map
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     discrepancies: str = ""
     flipped_by: tuple[tuple[str, Any], ...] = ()  # option values that flip which direction is better
     in_score: bool = False  # its values are in the unit of the score, which an option chooses
@@ -68,17 +68,17 @@ class Metric:
     @property
     def summary(self) -> str:
         """The first line of its docstring as a sentence, without "Return the"."""
-        line = (inspect.getdoc(self.function) or "").split("\n")[0].removeprefix("Return ").removeprefix("the ")
+        line = self.first_line.removeprefix("Return ").removeprefix("the ")
         return line[:1].upper() + line[1:] if line.partition(" ")[0].isalpha() else line
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Its options with their defaults."""
-        return {name: parameter.default for name, parameter in _parameters(self.function).items()}
+    def option_list(self) -> tuple[Option, ...]:
+        """Every option: the parameters of its function after the first one, which is the context."""
+        return tuple(options_of(self.function).values())[1:]
 
 
-@dataclass(frozen=True)
-class MetricSpec:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class MetricSpec(Spec):
     """A metric with its options settled; `str(spec)` is its canonical text.
 
     `cv.parse_metric` makes one, and every verb accepts it in place of a metric string.
@@ -86,7 +86,7 @@ class MetricSpec:
     Args:
         metric: The registered metric: name, family, direction, paper, default options.
         options: Every option with its value.
-        text: The canonical text.
+        canonical: Name and the options that are not the default.
 
     Example:
         >>> import clairvit as cv
@@ -96,17 +96,14 @@ class MetricSpec:
     """
 
     metric: Metric
-    options: tuple[tuple[str, Any], ...]
-    text: str
 
-    def __str__(self) -> str:
-        return self.text
+    def __reduce__(self) -> tuple[Callable[..., MetricSpec], tuple[Any, ...]]:
+        return resolve_parsed, (self.canonical,)
 
-    def __repr__(self) -> str:
-        return f"MetricSpec({self.text!r})"
-
-    def __hash__(self) -> int:
-        return hash(self.text)
+    @property
+    def registered(self) -> Metric:
+        """The registered metric."""
+        return self.metric
 
     @property
     def better(self) -> str:
@@ -180,33 +177,136 @@ class MetricOutput:
 
 
 METRICS: Registry[Metric] = Registry(
-    "metric", modules=_MODULES, advice="`clairvit metrics` (or cv.list_metrics()) lists all of them."
+    "metric",
+    package=__package__,
+    modules=["clairvit.compat.quantus_presets"],
+    load_others=functools.partial(load_entry_points, "clairvit.metrics"),
+    advice="`clairvit metrics` (or cv.list_metrics()) lists all of them.",
 )
-_added_presets: dict[str, dict[str, Mapping[str, Any]]] = {}  # of metrics whose module may not be imported yet
+_by_users: set[str] = set()  # metrics that users registered: these may be registered again
 
 
 def metric(
-    name: str, *, family: str, better: Better, span: Span, paper: str, **fields: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as a metric; `fields` are those of `Metric`, and `flipped_by` is one pair, or several."""
-    flips = fields.pop("flipped_by", ())
-    fields["flipped_by"] = (flips,) if flips and isinstance(flips[0], str) else flips
-    fields["presets"] = {**fields.get("presets", {}), **_added_presets.get(name, {})}
+    name: str,
+    *,
+    better: Better,
+    span: Span = EVERYWHERE,
+    family: str = "custom",
+    paper: str = "",
+    needs: Sequence[Need] = (),
+    scope: Literal["image", "set"] = "image",
+    cost: Callable[..., Cost] | None = None,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    rank_only: bool = False,
+    discrepancies: str = "",
+    flipped_by: tuple[str, Any] | tuple[tuple[str, Any], ...] = (),
+    in_score: bool = False,
+    span_with: Callable[..., Span | None] | None = None,
+    undefined: str = "",
+    whole_set: bool = False,
+    overwrite: bool = False,
+) -> Callable[[F], F]:
+    """Register the decorated function as a metric: this package's metrics and your own.
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        registered = Metric(name, family, better, span, paper, function, **fields)
+    The function takes an `EvalContext` with the maps of M methods on B images and returns values [M, B], or a
+    `MetricOutput` with curves. Its keyword parameters with defaults become options.
+
+    Args:
+        name: What users type.
+        better: "higher" or "lower".
+        span: The lowest and the highest value. Values outside are noted, and intervals are then not cut.
+        family: A heading in lists: one of the built-in ones, or "custom".
+        paper: A reference.
+        needs: What it reads next to the maps: "masks", "others" (classes of other objects), "parts" (removable
+            ones), "methods" (it explains again).
+        scope: "image", or "set" for a function of a whole `DatasetContext`.
+        cost: A function of `patches` and the options that returns the passes for one map.
+        presets: Published variants: name -> options.
+        rank_only: It depends on the order of the patches only, which is random for a constant map.
+        discrepancies: Where papers and public code disagree, and what is done here.
+        flipped_by: An option and the value, or several such pairs, that flip which direction is better.
+        in_score: Its values are in the unit of the score, which an option chooses.
+        span_with: A function of the options that returns another span where they change it, or None.
+        undefined: Why it is NaN on whole kinds of images, in words.
+        whole_set: The value of an image depends on the others: `MetricOutput.criterion` chooses over them.
+        overwrite: Replace a built-in metric of the same name.
+
+    Returns:
+        A decorator that returns the function unchanged.
+
+    Raises:
+        BadInput: A built-in name without `overwrite`, an unknown direction or family, a span that is none, or an option
+            without annotation.
+
+    Example:
+        >>> import clairvit as cv
+        >>> from torch import Tensor
+        >>> @cv.metric("peak-share", better="higher", span=(0, 1))
+        ... def peak_share(context: cv.EvalContext, power: float = 1.0) -> Tensor:
+        ...     maps = context.maps.flatten(2).abs() ** power  # [M, B, patches]
+        ...     return maps.amax(-1) / maps.sum(-1)
+        >>> cv.evaluate("pets", "demo", "legrad", "peak-share").n_valid
+        1
+    """
+    check_name(name, "metric")
+    check_choice(name, "better", better, ("higher", "lower"))
+    check_choice(name, "family", family, (*FAMILIES, "custom"))
+    check_choice(name, "scope", scope, ("image", "set"))
+    for need in needs:
+        check_choice(name, "needs", need, get_args(Need))
+    if len(span) != 2 or not span[0] < span[1]:
+        raise BadInput(f"span={span!r} was given for '{name}'; expected the lowest and the highest value: (0, 1).")
+
+    def register(function: F) -> F:
+        check_function(name, function)
+        if not is_built_in(function):
+            if not overwrite:
+                check_is_free(name, "metric", METRICS.names_so_far, _by_users)
+            _by_users.add(name)
+        facts = facts_of(name, function.__module__)
+        registered = Metric(
+            name=name,
+            family=family,
+            paper=paper,
+            function=function,
+            presets=presets or {},
+            better=better,
+            span=span,
+            needs=tuple(needs),
+            scope=scope,
+            rank_only=rank_only,
+            cost=cost,
+            discrepancies=discrepancies or facts.discrepancies,
+            facts=facts,
+            flipped_by=(flipped_by,) if flipped_by and isinstance(flipped_by[0], str) else flipped_by,
+            in_score=in_score,
+            span_with=span_with,
+            undefined=undefined,
+            whole_set=whole_set,
+        )
         METRICS.register(name, registered, module=function.__module__)
         return function
 
     return register
 
 
+def preset(
+    name: str, preset: str, *, moved: Sequence[str] = (), **fields: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a preset of a metric: a formula and options of its own, under the metric's name.
+
+    Args:
+        name: The metric.
+        preset: The name of the preset.
+        moved: Options of the metric in earlier versions, `name` or `name=value`, that are part of this preset now.
+        **fields: Fields of `Metric` that differ from the metric's: better, span, cost, …
+    """
+    return preset_decorator(METRICS, name, preset, moved, fields)
+
+
 def add_presets(name: str, **presets: Mapping[str, Any]) -> None:
-    """Add presets, preset name -> options, to the metric of this name, whether it is registered already or later."""
-    _added_presets.setdefault(name, {}).update(presets)
-    registered = METRICS.registered(name)
-    if registered is not None:
-        METRICS.register(name, replace(registered, presets={**registered.presets, **presets}))
+    """Add presets, preset name -> options, to a metric."""
+    _presets.add_presets(METRICS, name, presets)
 
 
 def list_metrics() -> list[Metric]:
@@ -219,46 +319,35 @@ def find_metric(name: str) -> Metric:
     return METRICS.resolve(name)
 
 
-def resolve_metric(text: str | MetricSpec, **options: Any) -> MetricSpec:
+def resolve_metric(metric: str | MetricSpec, **options: Any) -> MetricSpec:
     """Return the MetricSpec of a string such as "deletion(preset=rise)", or of another spec.
 
     Keyword options override those inside it.
     """
-    if isinstance(text, MetricSpec):
-        return resolve_metric(text.metric.name, **{**dict(text.options), **options}) if options else text
-    parsed = parse_spec(text)
+    if isinstance(metric, MetricSpec):
+        return resolve_parsed(metric.canonical.with_options(options)) if options else metric
+    parsed = parse_spec(metric)
     if parsed.inner or parsed.combinator:
         raise BadInput(
-            f"'{text}' is not a metric; expected NAME or NAME(option=value), such as deletion(removal=mean)."
+            f"'{metric}' is not a metric; expected NAME or NAME(option=value), such as deletion(removal=mean)."
         )
-    metric = find_metric(parsed.name)
-    chosen = parsed.options | options
-    for keyword in ("preset", "compat"):
-        if keyword in chosen:
-            chosen = _preset_options(metric, str(chosen.pop(keyword))) | chosen
-    values = metric.options
-    hints = get_type_hints(metric.function)
-    for key, value in chosen.items():
-        if key not in values:
-            listed = ", ".join(values) or "none"
-            raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, values)}")
-        values[key] = checked(hints[key], key, value)
-        check_range(metric.function, key, values[key])
-    changed = {key: value for key, value in values.items() if value != metric.options[key]}
-    inside = ",".join(f"{key}={value}" for key, value in sorted(changed.items()))
-    return MetricSpec(metric, tuple(sorted(values.items())), metric.name + (f"({inside})" if inside else ""))
+    return resolve_parsed(parsed.with_options(options))
 
 
-def _preset_options(metric: Metric, name: str) -> dict[str, Any]:
-    if name not in metric.presets:
-        presets = ", ".join(metric.presets) or "none"
-        raise UnknownName(
-            f"'{metric.name}' has no preset '{name}'; it has {presets}.{did_you_mean(name, metric.presets)}"
-        )
-    return dict(metric.presets[name])
-
-
-@functools.cache
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters after the first one, which is the context."""
-    return dict(list(inspect.signature(function).parameters.items())[1:])
+def resolve_parsed(parsed: ParsedSpec) -> MetricSpec:
+    """Return the spec of a name and options."""
+    metric, settings, typed = with_preset(find_metric(parsed.name), parsed.options)
+    options = {option.name: option for option in metric.option_list}
+    defaults = metric.options
+    values = dict(defaults)
+    for key, value in {**settings, **typed}.items():
+        moved = moved_option(find_metric(metric.name), metric, key, value)
+        if moved:
+            raise UnknownName(moved)
+        if key not in options:
+            listed = ", ".join(options) or "none"
+            raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, options)}")
+        values[key] = options[key].checked(value)
+    changed = changed_options(values, defaults) | ({"preset": metric.preset} if metric.preset else {})
+    canonical = ParsedSpec(metric.name, (), changed)
+    return MetricSpec(metric=metric, options=tuple(sorted(values.items())), canonical=canonical)

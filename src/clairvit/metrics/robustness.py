@@ -14,20 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._progress import track
+from clairvit._rng import Distribution, image_noise, make_generator
 from clairvit.compat.quantus import LOWEST_NOISE, Draws, numpy_noise
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest, widened
-from clairvit.option_types import Range
-from clairvit.perturbation.progress import track
-from clairvit.perturbation.rng import Distribution, image_noise, make_generator
+from clairvit.option_types import Doc, Range
 
-Copies = Annotated[int, Range(ge=1, unit="noisy copies", example=10)]
-Radius = Annotated[float, Range(gt=0, example=0.2)]
-Resolution = Literal["patch", "pixel"]
-NearZero = Literal["largest", "exact"]
+Copies = Annotated[
+    int, Range(ge=1, unit="noisy copies", example=10), Doc("how many noisy copies of the image are explained")
+]
+Radius = Annotated[float, Range(gt=0, example=0.2), Doc("how strong the noise is, in normalised pixels")]
+Resolution = Annotated[Literal["patch", "pixel"], Doc("whether patches are counted, or their pixels")]
+NearZero = Annotated[Literal["largest", "exact"], Doc("what a relative change of an entry near zero is taken of")]
 SMALL = 1e-6  # the smallest denominator of a relative change
 
 
@@ -39,12 +41,13 @@ SMALL = 1e-6  # the smallest denominator of a relative change
     paper="Yeh et al., NeurIPS 2019",
     needs=("methods",),
     cost=lambda samples, **_: Cost(samples),
-    discrepancies="A maximum over samples grows with their number, so that numbers with another `samples` cannot be "
-    "compared; Quantus takes 200. Masks that LIME, SHAP or RISE draw stay the same unless `redraw`: their large values "
-    "in papers contain the change of masks.",
 )
 def max_sensitivity(
-    context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: bool = False, draws: Draws = "own"
+    context: EvalContext,
+    samples: Copies = 10,
+    radius: Radius = 0.2,
+    redraw: Annotated[bool, Doc("give methods that draw masks a new seed for each copy")] = False,
+    draws: Draws = "own",
 ) -> Tensor:
     """Return max_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the largest change.
 
@@ -65,7 +68,11 @@ def max_sensitivity(
     cost=lambda samples, **_: Cost(samples),
 )
 def avg_sensitivity(
-    context: EvalContext, samples: Copies = 10, radius: Radius = 0.2, redraw: bool = False, draws: Draws = "own"
+    context: EvalContext,
+    samples: Copies = 10,
+    radius: Radius = 0.2,
+    redraw: Annotated[bool, Doc("give methods that draw masks a new seed for each copy")] = False,
+    draws: Draws = "own",
 ) -> Tensor:
     """Return mean_j |a(x) − a(x + u_j)| / |a(x)|, u_j uniform in ±radius (normalised pixels): the mean change.
 
@@ -89,16 +96,14 @@ def _relative_changes(context: EvalContext, samples: int, radius: float, redraw:
     paper="Alvarez-Melis & Jaakkola, NeurIPS 2018",
     needs=("methods",),
     cost=lambda samples, **_: Cost(samples),
-    discrepancies="Quantus scales all maps of a batch together, and each noisy batch again by itself; here each map is "
-    "over its own largest value, which is what Quantus does with one image at a time (`preset=quantus`). Its metric "
-    "measures maps and images in L2, the function of the same name maps in L1 (`distance=manhattan`); both count "
-    "pixels (`resolution=pixel`) and add 1e-10 to the distance of the images, which is left out here.",
 )
 def local_lipschitz(
     context: EvalContext,
     samples: Copies = 10,
     radius: Radius = 0.1,
-    distance: Literal["euclidean", "manhattan"] = "euclidean",
+    distance: Annotated[
+        Literal["euclidean", "manhattan"], Doc("how two maps are compared; images are always compared in L2")
+    ] = "euclidean",
     resolution: Resolution = "patch",
     draws: Draws = "own",
 ) -> Tensor:
@@ -124,19 +129,20 @@ def local_lipschitz(
     paper="Agarwal et al., 2022",
     needs=("methods",),
     cost=lambda samples, **_: Cost(2 * samples),
-    discrepancies="Quantus draws the noise uniformly between 0.02 and 0.2, so that every pixel gets brighter, divides "
-    "by entries however near to zero they are (1e-6 only for an exact zero), and gives NaN to an image if a single "
-    "copy is predicted as another class (`preset=quantus`). Here noise has mean 0, entries are kept from zero by 1e-6 "
-    "of the largest, and copies count whatever the model says of them (`changed=leave` drops those that change class, "
-    "as the paper asks).",
 )
 def relative_stability(
     context: EvalContext,
     samples: Copies = 10,
     radius: Radius = 0.1,
-    of: Literal["input", "output"] = "input",
+    of: Annotated[
+        Literal["input", "output"],
+        Doc("what the change of the map is divided by: the change of the image, or of the scores"),
+    ] = "input",
     near_zero: NearZero = "largest",
-    changed: Literal["keep", "leave", "nan"] = "keep",
+    changed: Annotated[
+        Literal["keep", "leave", "nan"],
+        Doc("what is done with copies of another class: kept, left out, or the score is NaN"),
+    ] = "keep",
     resolution: Resolution = "patch",
     draws: Draws = "own",
 ) -> Tensor:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clairvit.errors import ClairError
-from clairvit.methods.explanation import Cost
+from clairvit._cost import Cost
+from clairvit._io import to_json
+from clairvit._rows import Rows, first, joined, per_row, same, union
+from clairvit._tables import TableRow, Tabular, import_pandas
 from clairvit.metrics.confidence_intervals import mean_interval, standard_deviation
 
 Counts = NDArray[np.float64]  # [n, K, 2]
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
+class Curve(Rows):
     """The curves that a score was computed from, one per image.
 
     Args:
@@ -36,10 +39,10 @@ class Curve:
         [0.0, 0.2, 0.4, 0.6, 0.8]
     """
 
-    x: Tensor
-    y: Tensor
-    meaning: str
-    across: str = "part of the image"
+    x: Tensor = same()
+    y: Tensor = per_row()
+    meaning: str = same()
+    across: str = same(default="part of the image")
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,15 @@ class Prediction:
     label: int | None
 
 
-@dataclass(frozen=True, eq=False)
-class Score:
+def _widest(spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the span that holds all spans."""
+    return min(low for low, _ in spans), max(high for _, high in spans)
+
+
+class Score(Rows, Tabular):
     """One metric of one method on a set of images. Undefined values are NaN and are counted, never replaced.
+
+    `score.take([0, 3])` is the score of some of the images, `Score.concat` joins those of several sets.
 
     Args:
         metric: The canonical metric string, e.g. "deletion(removal=black)".
@@ -80,21 +89,21 @@ class Score:
         (torch.Size([1]), 'higher', 1)
     """
 
-    metric: str
-    method: str
-    values: Tensor
-    better: str
-    span: tuple[float, float]
-    degenerate: Tensor
-    names: tuple[str, ...]
-    model: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    cost: Cost = field(default_factory=Cost)
-    curve: Curve | None = None
-    baselines: Mapping[str, Score] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    counts: Tensor | None = None
+    metric: str = same()
+    method: str = same()
+    values: Tensor = per_row()
+    better: str = same()
+    span: tuple[float, float] = joined(_widest)
+    degenerate: Tensor = per_row()
+    names: tuple[str, ...] = per_row()
+    model: str = same()
+    settings: Mapping[str, Any] = first(default_factory=dict)
+    seed: int = first(default=0)
+    cost: Cost = joined(Cost.of_batches, default_factory=Cost)
+    curve: Curve | None = per_row(default=None)
+    baselines: Mapping[str, Score] = per_row(default_factory=dict)
+    notes: tuple[str, ...] = union(default=())
+    counts: Tensor | None = per_row(default=None)
 
     @property
     def valid(self) -> NDArray[np.float64]:
@@ -156,6 +165,63 @@ class Score:
         """Return the `parts` of the valid images."""
         return np.asarray(self.parts[np.isfinite(self.values.double().cpu().numpy())])
 
+    @property
+    def mean_curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the mean over images that have a score [S], and its standard error [S] (NaN for one image)."""
+        assert self.curve is not None
+        lines = self.curve.y.detach().double().cpu().numpy()
+        lines = lines[np.isfinite(self.values.double().cpu().numpy())]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the mean of no line is NaN
+            mean = lines.mean(0)
+            error = lines.std(0, ddof=1) / math.sqrt(len(lines)) if len(lines) > 1 else np.full(lines.shape[1], np.nan)
+        return mean, error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the score as JSON values: mean, interval, the value of each image, settings, the mean curve.
+
+        Returns:
+            An entry of `scores.json`.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.evaluate("pets", "demo", "legrad", "sparseness").to_dict()["n_valid"]
+            1
+        """
+        content: dict[str, Any] = {
+            "method": self.method,
+            "metric": self.metric,
+            "better": self.better,
+            "span": self.span,
+            "mean": self.mean,
+            "standard_error": self.standard_error,
+            "interval": self.interval,
+            "n_valid": self.n_valid,
+            "n_invalid": self.n_invalid,
+            "n_degenerate": self.n_degenerate,
+            "values": self.values.tolist(),
+            "settings": self.settings,
+            "cost": vars(self.cost),
+            "curve": None,
+            "notes": self.notes,
+        }
+        if self.curve is not None:  # the curves of single images are not kept
+            mean, error = self.mean_curve
+            content["curve"] = {
+                "meaning": self.curve.meaning,
+                "across": self.curve.across,
+                "x": self.curve.x.tolist(),
+                "mean": mean.tolist(),
+                "standard_error": error.tolist(),
+            }
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per image."""
+        about = {"method": self.method, "metric": self.metric}
+        values = zip(self.names, self.values.tolist(), strict=True)
+        return [about | {"image": name, "value": value, "better": self.better} for name, value in values]
+
     def __repr__(self) -> str:
         """Return one line: metric, method, mean, interval, the mean of random maps and number of images."""
         low, high = self.interval
@@ -191,6 +257,22 @@ class Score:
         pandas = import_pandas()
         return pandas.Series(self.values.cpu().numpy(), index=list(self.names), name=f"{self.method} {self.metric}")
 
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write a file by its suffix: a picture as `plot` draws it, .json (`to_dict`), .csv (a row per image).
+
+        Args:
+            path: The file to write; readers never see a partial file.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: Another suffix.
+        """
+        from clairvit.plotting.axes import save_plot
+
+        return save_plot(self, Path(path))
+
     def _repr_html_(self) -> str:
         """Return the score as a table of one cell."""
         from clairvit.plotting.axes import scores_html
@@ -198,7 +280,7 @@ class Score:
         return scores_html({(self.method, self.metric): self})
 
 
-class Scores(dict[tuple[str, str], Score]):
+class Scores(dict[tuple[str, str], Score], Tabular):
     """A mapping from (method, metric), both canonical, to scores; what `cv.evaluate` returns for lists.
 
     A notebook cell that ends with scores shows a table of their means.
@@ -260,29 +342,50 @@ class Scores(dict[tuple[str, str], Score]):
         Raises:
             ClairError: pandas is not installed.
         """
-        rows = [
-            (score.method, score.metric, name, value, score.better)
-            for score in self.values()
-            for name, value in zip(score.names, score.values.tolist(), strict=False)
-        ]
-        return import_pandas().DataFrame(rows, columns=["method", "metric", "image", "value", "better"])
+        return super().to_pandas()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all scores as JSON values, and what is known about their model and images.
+
+        Returns:
+            `scores`, a list of `Score.to_dict`; `images`, `without_mask`, `skipped` and the model's record.
+        """
+        score = next(iter(self.values()), None)
+        content = {
+            "model": None if score is None else score.model,
+            "images": () if score is None else score.names,
+            "without_mask": self.unmasked,
+            "skipped": self.skipped,
+            **self.model_record,
+            "scores": [score.to_dict() for score in self.values()],
+        }
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per method, metric and image."""
+        return [row for score in self.values() for row in score._table()]
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write a file by its suffix: a picture as `plot` draws it, .json (`to_dict`), .csv (a row per image).
+
+        Args:
+            path: The file to write; readers never see a partial file.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: Another suffix.
+        """
+        from clairvit.plotting.axes import save_plot
+
+        return save_plot(self, Path(path))
 
     def _repr_html_(self) -> str:
         """Return the means as a table: a row per method, a column per metric."""
         from clairvit.plotting.axes import scores_html
 
         return scores_html(self)
-
-
-def import_pandas() -> Any:
-    """Return the module pandas, which is optional."""
-    try:
-        return importlib.import_module("pandas")
-    except ImportError as error:
-        raise ClairError(
-            "to_pandas() needs the package pandas, which is not installed; expected it next to clairvit. Type: "
-            "pip install pandas."
-        ) from error
 
 
 def with_ones(values: NDArray[np.float64]) -> Counts:

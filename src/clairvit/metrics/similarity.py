@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.numerics import average_ranks, is_constant, min_max, over_largest
+from clairvit.option_types import Doc
 
-Similarity = Literal["spearman", "pearson", "ssim", "ssim-flat", "hog"]
+Similarity = Annotated[
+    Literal["spearman", "pearson", "ssim", "ssim-flat", "hog"],
+    Doc("how two maps are compared: rank or linear correlation, SSIM (2-D or flat), or HOG"),
+]
 CELL, BLOCK, DIRECTIONS = 16, 3, 9  # of histograms of oriented gradients
 WINDOW = 7  # patches on a side, as in the paper's usual code; smaller maps are one window
 

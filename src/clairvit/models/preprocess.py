@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,16 @@ class Preprocess:
             )
         if self.display is not None:
             object.__setattr__(self, "display", _check_display(self.display, self.channels))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values as JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        """Return the preprocessing that `to_dict` described."""
+        fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in values.items()}
+        return cls(**fields)
 
     @property
     def channels(self) -> int:

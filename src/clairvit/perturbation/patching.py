@@ -6,8 +6,8 @@ The user's own model runs; one activation of it is replaced on the way (`perturb
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,14 +15,17 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from clairvit._io import to_json
+from clairvit._progress import track
+from clairvit._rows import RowSequence, per_row, same
+from clairvit._tables import TableRow, Tabular
 from clairvit.errors import Argument, BadInput, NotApplicable, Placeholder, UnknownName, WrongType, did_you_mean
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Layout, Model
 from clairvit.perturbation.activation_patching import BlockOutputs, Edit, Place, PlacePatching
-from clairvit.perturbation.progress import track
 from clairvit.perturbation.site import PARTS, Site
-from clairvit.targets.base import TargetBatch
+from clairvit.targets.base import TargetBatch, class_name
 from clairvit.targets.resolve import check_same_readout, readout_model, resolve_for
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.recorders.head_replay import HeadReplay
@@ -38,7 +41,7 @@ KINDS = ("head", "block", "attention", "mlp")
 
 
 @dataclass(frozen=True, eq=False)
-class PatchedScores:
+class PatchedScores(Tabular):
     """Hold the scores of images with and without patched activations.
 
     Attributes:
@@ -65,6 +68,27 @@ class PatchedScores:
         """Return one line: the sites and the shape of the scores."""
         return f"PatchedScores({'; '.join(map(str, self.sites))}, scores {list(self.original.shape)})"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the scores as JSON values.
+
+        Returns:
+            Sites, and the scores [B, C] without (`original`) and with the replacement (`patched`).
+        """
+        scores = {"original": self.original.tolist(), "patched": self.patched.tolist()}
+        return dict(to_json({"model": self.model.name, "sites": [str(site) for site in self.sites]} | scores))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per image and class."""
+        sites = "; ".join(map(str, self.sites))
+        scores = zip(self.original.tolist(), self.patched.tolist(), strict=True)
+        return [
+            {"model": self.model.name, "sites": sites, "image": image, "class": index, "name": name}
+            | {"original": original, "patched": patched}
+            for image, pair in enumerate(scores)
+            for index, (original, patched) in enumerate(zip(*pair, strict=True))
+            for name in [class_name(self.model.labels, index)]
+        ]
+
     def difference(self, target: Any = None, *, score: str | None = None) -> Tensor:
         """Return the target's score patched − original, [B].
 
@@ -89,9 +113,10 @@ class PatchedScores:
         return batch
 
 
-@dataclass(frozen=True, eq=False)
-class PatchSweep:
+class PatchSweep(RowSequence, Tabular):
     """Hold how a target's score changes when one site after the other is patched.
+
+    A sequence of its images: `len(sweep)`, `sweep[0]`, `sweep[2:5]`; `PatchSweep.concat` joins those of batches.
 
     Attributes:
         effects: Patched − original score of the target, [B, L, H]; H = 1 unless the sites are heads, and NaN where a
@@ -111,14 +136,14 @@ class PatchSweep:
         (torch.Size([12, 1]), ('Bengal',))
     """
 
-    effects: Tensor
-    kind: Kind
-    value: str
-    target: tuple[str, ...]
-    score: str
-    scores: Tensor
-    names: tuple[str, ...]
-    model: str
+    effects: Tensor = per_row()
+    kind: Kind = same()
+    value: str = same()
+    target: tuple[str, ...] = per_row()
+    score: str = same()
+    scores: Tensor = per_row()
+    names: tuple[str, ...] = per_row()
+    model: str = same()
 
     def __repr__(self) -> str:
         """Return one line: the kind of site, the value and the size of the table."""
@@ -148,8 +173,39 @@ class PatchSweep:
 
         return plot_patch_sweep(self, ax)
 
+    def to_dict(self, values: bool = True) -> dict[str, Any]:
+        """Return the sweep as JSON values under the names of the fields.
+
+        Args:
+            values: Include the effects of each image, and not only their mean.
+
+        Returns:
+            The content of the .json file.
+        """
+        content: dict[str, Any] = {
+            "model": self.model,
+            "kind": self.kind,
+            "value": self.value,
+            "score": self.score,
+            "names": self.names,
+            "target": self.target,
+            "scores": self.scores.tolist(),
+            "table": self.table.tolist(),
+        }
+        return dict(to_json(content | ({"effects": self.effects.tolist()} if values else {})))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per image and site."""
+        return [
+            {"model": self.model, "image": name, "target": target, "kind": self.kind, "value": self.value}
+            | {"layer": layer, "head": head if self.kind == "head" else None, "score": self.score, "effect": effect}
+            for name, target, effects in zip(self.names, self.target, self.effects.tolist(), strict=True)
+            for layer, of_layer in enumerate(effects)
+            for head, effect in enumerate(of_layer)
+        ]
+
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write a file by its suffix: .png/.pdf/.svg/.jpg the heat map, .json the record, .npz the effects.
+        """Write a file by its suffix: a heat map, .json (`to_dict`), .csv (a row per image and site), .npz the effects.
 
         Args:
             path: The file to write; readers never see a partial file.
@@ -180,17 +236,6 @@ def check_sweep(kind: Any, value: Any, source: Any) -> None:
     _check_source_is_used(source, [value])
     if value == "source" and source is None:
         raise _no_source()
-
-
-def join_sweeps(sweeps: Sequence[PatchSweep]) -> PatchSweep:
-    """Return the sweeps of several batches of images as one, in their order."""
-    return replace(
-        sweeps[0],
-        effects=torch.cat([sweep.effects for sweep in sweeps]),
-        target=tuple(title for sweep in sweeps for title in sweep.target),
-        scores=torch.cat([sweep.scores for sweep in sweeps]),
-        names=tuple(name for sweep in sweeps for name in sweep.names),
-    )
 
 
 @own_grad_mode()

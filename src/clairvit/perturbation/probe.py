@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from clairvit._progress import report_progress
+from clairvit._rng import image_seeds
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Layout
@@ -21,9 +23,7 @@ from clairvit.numerics import to_device, widened
 from clairvit.perturbation.activation_patching import ActivationPatching
 from clairvit.perturbation.attention_override import AttentionOverride, ScoreTransform
 from clairvit.perturbation.batching import BatchBudget, in_batches, length_buckets
-from clairvit.perturbation.progress import report_progress
 from clairvit.perturbation.removal import background, check_removal, impute, patches_to_pixels
-from clairvit.perturbation.rng import image_seeds
 from clairvit.perturbation.token_dropping import (
     NO_DROPPING,
     DropStrategy,

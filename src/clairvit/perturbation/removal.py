@@ -16,20 +16,24 @@ from __future__ import annotations
 import functools
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._rng import image_seeds, make_generator
 from clairvit.errors import UnknownName, did_you_mean
 from clairvit.models.preprocess import Preprocess
 from clairvit.numerics import widened
-from clairvit.perturbation.rng import image_seeds, make_generator
+from clairvit.option_types import Doc
 
-Removal = Literal["token", "mean", "image-mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"]
-REMOVALS: tuple[str, ...] = get_args(Removal)
+Removal = Annotated[
+    Literal["token", "mean", "image-mean", "black", "minimum", "blur", "gaussian-blur", "noise", "road"],
+    Doc("what takes the place of removed patches; token drops them from the sequence, road imputes them"),
+]
+REMOVALS: tuple[str, ...] = get_args(get_args(Removal)[0])
 SIGMA = 5.0  # pixels, of both blurs
 ROAD_NOISE = 0.01  # standard deviation, in normalised space
 # Neighbours with their weights: adjacent pixels twice as much as diagonal ones; together 1.

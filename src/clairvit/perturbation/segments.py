@@ -18,16 +18,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.images import displayed
 from clairvit.models.preprocess import Preprocess
-from clairvit.option_types import Range, check_range
+from clairvit.option_types import Doc, Range, check_range
 from clairvit.perturbation.probe import Probe
 from clairvit.perturbation.removal import patches_to_pixels
-from clairvit.perturbation.rng import make_generator
 
-Features = Literal["patches", "superpixels"]
-Cells = Annotated[int, Range(ge=1, unit="cells in a row", example=7)]
+Features = Annotated[
+    Literal["patches", "superpixels"], Doc("what is switched on and off: patches, or superpixels of the image")
+]
+Cells = Annotated[
+    int,
+    Range(ge=1, unit="cells in a row", example=7),
+    Doc("a coarser grid of so many cells along each side; None: every patch is a feature"),
+]
 QUICKSHIFT: dict[str, Any] = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}  # what lime segments images with
 
 

@@ -7,6 +7,7 @@ import html
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,17 @@ from clairvit.methods.recipe import Recipe
 from clairvit.metrics.score import Score, Scores
 from clairvit.plotting.canvas import INK, LINE, PALE
 from clairvit.plotting.comparison import comparison_figure
-from clairvit.plotting.curves import mean_line
 from clairvit.plotting.figures import explanation_figure
 from clairvit.plotting.intervals import draw_rows
 from clairvit.plotting.labels import ARROWS, count_images
 from clairvit.plotting.overlay import Scale, overlay, to_numpy
 from clairvit.plotting.patch_outline import draw_outlines
-from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes
+from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes, write_result
 from clairvit.plotting.series import COLOURS
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle, plot_style
 from clairvit.plotting.tiles import MOST_ROWS, explanation_photo, item_scales, target_label
+from clairvit.selection.result import Selection
 
 TILE = 2.4  # inches, width and height of one map in a new figure
 RANKING_WIDTH, RANKING_PITCH, RANKING_EDGES = 4.6, 0.19, 0.85  # inches: a ranking, one of its rows, above and below
@@ -96,7 +97,7 @@ def plot_score(score: Score, ax: Any = None) -> Axes:
     """Draw the mean curve of a score with a band of one standard error, or its values per image with their mean."""
     axes: Axes = _new_axes(1, 1)[0, 0] if ax is None else ax
     if score.curve is not None:
-        x, (mean, error) = score.curve.x.cpu().numpy(), mean_line(score)
+        x, (mean, error) = score.curve.x.cpu().numpy(), score.mean_curve
         axes.plot(x, mean, color=COLOURS[0], label=score.method)
         if np.isfinite(error).any():
             axes.fill_between(x, mean - error, mean + error, color=COLOURS[0], alpha=0.2, linewidth=0)
@@ -134,6 +135,19 @@ def plot_scores(scores: Scores, axes: Any = None) -> AxesArray:
             panel.axvline(baseline.mean, color="0.5", linestyle="--", linewidth=1)
         panel.set_title(f"{metric} {ARROWS[rows[0].better]}", fontsize="small")
     return panels[: len(metrics)]
+
+
+def save_plot(result: Score | Scores | Selection, path: Path) -> Path:
+    """Write what `plot` draws, the document or the table, as the suffix says."""
+
+    def draw() -> Figure:
+        from matplotlib import pyplot
+
+        figure: Figure = np.ravel(np.asarray(result.plot(), dtype=object))[0].figure
+        pyplot.close(figure)
+        return figure
+
+    return write_result(result, path, draw)
 
 
 def plot_ranking(recipe: Recipe, ax: Any = None) -> Axes:

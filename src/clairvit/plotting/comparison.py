@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Canvas
-from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, class_label, cost_label, map_marks, top_classes
+from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, class_label, cost_label, map_marks
 from clairvit.plotting.overlay import Scale, overlay, scale_of, to_numpy
 from clairvit.plotting.patch_outline import draw_outlines
 from clairvit.plotting.strip import frame_strip
@@ -161,7 +161,7 @@ def _photo_cell(
 ) -> None:
     """Draw the photo; its heading names the target (or the image) and the highest classes."""
     left, top = cell.corner(row, column)
-    best = [class_label(guess.name, guess.probability, guess.score) for guess in top_classes(explanation, group[0], 3)]
+    best = [class_label(guess.name, guess.probability, guess.score) for guess in explanation.top_classes(group[0], 3)]
     title = target_label(explanation, group[0]) if len(group) == 1 else short_name(explanation, group[0])
     canvas.heading(title, " · ".join([name for name in best if name != title][:2]), left, top, cell.width)
     middle = left + (cell.width - cell.tile) / 2

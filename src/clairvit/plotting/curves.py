@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,24 +22,12 @@ NAME = 3.2  # the widest name; longer ones are cut short
 PITCH = 0.138  # of the names
 
 
-def mean_line(score: Score) -> tuple[Array, Array]:
-    """Return the mean over the images that have a score [S], and its standard error [S] (NaN for a single image)."""
-    assert score.curve is not None
-    lines = score.curve.y.detach().double().cpu().numpy()
-    lines = lines[np.isfinite(score.values.double().cpu().numpy())]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of no line is NaN
-        mean = lines.mean(0)
-        error = lines.std(0, ddof=1) / math.sqrt(len(lines)) if len(lines) > 1 else np.full(lines.shape[1], np.nan)
-    return mean, error
-
-
 def draw_curves(axes: Any, scores: Sequence[Score], styles: Mapping[str, LineStyle]) -> None:
     """Draw mean lines with bands of ± 1 standard error, the first on top; methods without a style are baselines."""
     for index, score in enumerate(scores):
         assert score.curve is not None
         style, order = styles.get(score.method, BASELINE), 2 + (len(scores) - index) / len(scores)
-        x, (mean, error) = score.curve.x.double().cpu().numpy(), mean_line(score)
+        x, (mean, error) = score.curve.x.double().cpu().numpy(), score.mean_curve
         line = {"color": style.colour, "linestyle": style.dash, "linewidth": style.width}
         axes.plot(x, mean, **line, label=_label(score), zorder=order)
         if style.band and np.isfinite(error).any():

@@ -25,7 +25,7 @@ from clairvit.plotting.canvas import (
     text_width,
     wrap,
 )
-from clairvit.plotting.labels import CLASS_AGNOSTIC, class_label, top_classes
+from clairvit.plotting.labels import CLASS_AGNOSTIC, class_label
 from clairvit.plotting.overlay import LUMA, Array, Scale, blend, overlay, to_numpy
 from clairvit.plotting.patch_outline import (
     chosen_patches,
@@ -237,7 +237,7 @@ def _layer_tiles(
 
 def _photo_tile(canvas: Canvas, explanation: Explanation, item: int, left: float, top: float, grid: TileGrid) -> None:
     """Draw the photo; its heading names the image and the highest classes."""
-    best = [class_label(guess.name, guess.probability, guess.score) for guess in top_classes(explanation, item, 2)]
+    best = [class_label(guess.name, guess.probability, guess.score) for guess in explanation.top_classes(item, 2)]
     canvas.heading(short_name(explanation, item), " · ".join(best), left, top, grid.tile)
     canvas.image(explanation_photo(explanation, item), left, top + HEADING, grid.tile, grid.tile_height)
 

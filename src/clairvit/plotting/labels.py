@@ -5,18 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-import numpy as np
-import torch
-
-from clairvit.methods.explanation import Cost, Explanation
+from clairvit._cost import Cost
+from clairvit.methods.explanation import Explanation
 from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.metrics.registry import FAMILIES, Metric, list_metrics
-from clairvit.models.activation import probabilities
 from clairvit.numerics import percent
-from clairvit.plotting.overlay import to_numpy
-from clairvit.targets.base import class_name
 
 UNDEFINED = "–"  # printed for a number that is not defined
 MOST_DECIMALS = 6  # smaller numbers are written with a power of ten
@@ -114,34 +108,6 @@ def default_forwards(metric: Metric) -> int:
 # Explanations
 
 
-@dataclass(frozen=True)
-class ClassScore:
-    """A class with the model's score and probability for one image."""
-
-    index: int
-    name: str
-    probability: float | None  # None where the model's scores are raw
-    score: float  # the model's own output for the class, before any activation
-
-
-def top_classes(explanation: Explanation, item: int, count: int = 5) -> list[ClassScore]:
-    """Return the highest classes of one image, best first; none where the output is an embedding, not class scores."""
-    if not explanation.classifier:
-        return []
-    logits = explanation.logits[item].detach().to("cpu", torch.float64)
-    class_probabilities = probabilities(logits, explanation.activation)
-    values = logits if class_probabilities is None else class_probabilities
-    return [
-        ClassScore(
-            index,
-            class_name(explanation.labels, index),
-            None if class_probabilities is None else float(class_probabilities[index]),
-            float(logits[index]),
-        )
-        for index in values.topk(min(count, len(values))).indices.tolist()
-    ]
-
-
 def score_text(score: float) -> str:
     """Return 37.0 as 'score 37.0': a score that is no probability."""
     return f"score {score:#.3g}" if abs(score) < 1000 else f"score {score:.4g}"
@@ -163,12 +129,3 @@ def cost_label(cost: Cost) -> str:
 def map_marks(explanation: Explanation) -> list[str]:
     """Return the marks of a signed and of a class-agnostic map, which a reader must know before comparing maps."""
     return [SIGNED] * explanation.signed + [CLASS_AGNOSTIC] * (not explanation.class_specific)
-
-
-def map_statistics(values: torch.Tensor) -> dict[str, float | None]:
-    """Return the lowest, mean and highest finite value of a map; None where there is none."""
-    array = to_numpy(values)
-    finite = array[np.isfinite(array)]
-    if finite.size == 0:
-        return {"min": None, "mean": None, "max": None}
-    return {"min": float(finite.min()), "mean": float(finite.mean()), "max": float(finite.max())}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from clairvit._io import atomic_write, dumps_json, to_json, write_json
+from clairvit._io import dumps_json
+from clairvit.methods.explanation_files import arrays_as_bytes
 from clairvit.perturbation.patching import PatchSweep
 from clairvit.plotting.overlay import to_numpy
-from clairvit.plotting.save import PICTURES, check_suffix, write_figure
+from clairvit.plotting.save import write_result
 
 CELL = 0.32  # inches
 FRAME = 1.4  # inches for labels and the colour bar
@@ -49,33 +50,16 @@ def plot_patch_sweep(sweep: PatchSweep, ax: Any = None) -> Axes:
 
 
 def save_patch_sweep(sweep: PatchSweep, path: Path) -> Path:
-    """Write the heat map, the record, or the effects [B, L, H] with the record as `about`, by the suffix."""
-    suffix = check_suffix(path)
-    if suffix in PICTURES:
-        from matplotlib.figure import Figure
+    """Write the heat map, the record, the table, or the effects [B, L, H] with the record as `about`, by the suffix."""
 
+    def draw() -> Figure:
         layers, columns = sweep.effects.shape[1:]
         figure = Figure(figsize=figure_size(layers, columns), layout="constrained")
         plot_patch_sweep(sweep, figure.subplots())
-        return write_figure(figure, path)
-    if suffix == ".json":
-        return write_json(patch_sweep_record(sweep), path)
-    buffer = io.BytesIO()
-    about = np.array(dumps_json(patch_sweep_record(sweep, values=False)))
-    np.savez_compressed(buffer, effects=to_numpy(sweep.effects), scores=to_numpy(sweep.scores), about=about)
-    return atomic_write(path, buffer.getvalue())
+        return figure
 
+    def npz() -> bytes:
+        about = np.array(dumps_json(sweep.to_dict(values=False)))
+        return arrays_as_bytes({"effects": to_numpy(sweep.effects), "scores": to_numpy(sweep.scores), "about": about})
 
-def patch_sweep_record(sweep: PatchSweep, values: bool = True) -> dict[str, Any]:
-    """Return a sweep as JSON values under the names of `PatchSweep`; `effects` [B, L, H] unless not wanted."""
-    content: dict[str, Any] = {
-        "model": sweep.model,
-        "kind": sweep.kind,
-        "value": sweep.value,
-        "score": sweep.score,
-        "names": list(sweep.names),
-        "target": list(sweep.target),
-        "scores": sweep.scores.tolist(),
-        "table": sweep.table.tolist(),
-    }
-    return dict(to_json(content | ({"effects": sweep.effects.tolist()} if values else {})))
+    return write_result(sweep, path, draw, npz)

@@ -7,12 +7,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from clairvit._io import write_json
+from clairvit.methods.explanation_files import npz_bytes
 from clairvit.methods.similarity import Similarity
 from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, Canvas
 from clairvit.plotting.labels import format_number
 from clairvit.plotting.overlay import overlay, to_numpy
-from clairvit.plotting.save import PICTURES, check_suffix, explanation_record, figure_bytes, save, write_figure
+from clairvit.plotting.save import figure_bytes, write_result
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle, plot_style
 from clairvit.plotting.tiles import FOOT, aspect_ratio, explanation_photo, map_scales, short_name, source_line
@@ -46,12 +46,13 @@ def similarity_figure(similarity: Similarity, style: PlotStyle | None = None) ->
 def save_similarity(similarity: Similarity, path: Path, **display: Any) -> Path:
     """Write the figure, the record with the cosine, or the raw maps, as the suffix says."""
     style = plot_style(display)
-    suffix = check_suffix(path)
-    if suffix in PICTURES:
-        return write_figure(similarity_figure(similarity, style), path, style)
-    if suffix == ".json":
-        return write_json({"cosine": similarity.cosine, **explanation_record(similarity.explanation)}, path)
-    return save(similarity.explanation, path)
+    return write_result(
+        similarity,
+        path,
+        lambda: similarity_figure(similarity, style),
+        lambda: npz_bytes({"": similarity.explanation}),
+        style,
+    )
 
 
 def similarity_png(similarity: Similarity) -> bytes:

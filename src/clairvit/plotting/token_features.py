@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path, PurePath
 from typing import Any
@@ -12,15 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from clairvit._io import atomic_write, dumps_json, printable, to_json, write_json
-from clairvit.data.hashing import plain_preprocess
+from clairvit._io import dumps_json, printable, write_json
 from clairvit.errors import BadInput
+from clairvit.methods.explanation_files import arrays_as_bytes
 from clairvit.methods.token_features import PatchFeatures
 from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Canvas
-from clairvit.plotting.labels import map_statistics
 from clairvit.plotting.overlay import Array, denormalised_photo, enlarge, scale_of, to_numpy
 from clairvit.plotting.patch_outline import Patches, draw_outline
-from clairvit.plotting.save import PICTURES, check_suffix, figure_bytes, write_figure
+from clairvit.plotting.save import figure_bytes, write_result
 from clairvit.plotting.style import PlotStyle, plot_style
 from clairvit.plotting.tiles import FOOT, MOST_ROWS, check_rows
 
@@ -141,59 +139,18 @@ def plot_features(features: PatchFeatures, ax: Any = None, **display: Any) -> Ax
 def save_features(features: PatchFeatures, path: Path, *, patch: Patch | None = None, **display: Any) -> Path:
     """Write the picture, the JSON record or the arrays, as the suffix says."""
     style = plot_style({"smooth": False, **display})
-    suffix = check_suffix(path)
-    if suffix in PICTURES:
-        figure = token_layers_figure(features, style) if style.layers else token_features_figure(features, patch, style)
-        return write_figure(figure, path, style)
-    if suffix == ".json":
-        return write_json(features_record(features, patch), path)
-    return atomic_write(path, _npz_bytes(features, patch))
+
+    def draw() -> Figure:
+        return token_layers_figure(features, style) if style.layers else token_features_figure(features, patch, style)
+
+    if Path(path).suffix.lower() == ".json":
+        return write_json(features.to_dict(patch=patch), path)
+    return write_result(features, path, draw, lambda: _npz_bytes(features, patch), style)
 
 
 def features_png(features: PatchFeatures) -> bytes:
     """Return the picture as PNG bytes, of the first images where they are too many for one page."""
     return figure_bytes(token_features_figure(features[:MOST_ROWS]), ".png")
-
-
-def features_record(features: PatchFeatures, patch: Patch | None = None, values: bool = True) -> dict[str, Any]:
-    """Return the features as JSON values under the names of `PatchFeatures`; lists have one entry per image."""
-    content: dict[str, Any] = {
-        "model": features.model,
-        "weights_hash": features.weights_hash,
-        "preprocess": plain_preprocess(features.preprocess),
-        "layer": features.layer,
-        "layer_name": features.layer_name,
-        "grid": list(features.grid),
-        "channels": int(features.tokens.shape[-1]),
-        "names": list(features.names),
-        "explained_variance": features.explained_variance.tolist(),
-        "explained_variance_ratio": features.explained_variance_ratio.tolist(),
-        "norm_statistics": [map_statistics(norms) for norms in features.norms],
-        "outliers": None
-        if features.outliers is None
-        else [patches.nonzero().tolist() for patches in features.outliers],  # (row, column) of each
-        "foreground": None
-        if features.foreground is None
-        else [float(patches.double().mean()) for patches in features.foreground],  # the share of patches
-        "patch": None if patch is None else list(patch),
-        "notes": list(features.notes),
-        "versions": dict(features.versions),
-        "layers": [
-            {
-                "layer": layer.layer,
-                "layer_name": layer.layer_name,
-                "grid": list(layer.grid),
-                "explained_variance_ratio": layer.explained_variance_ratio.tolist(),
-            }
-            for layer in features.layers
-        ],
-    }
-    if values:
-        content["pca"] = to_numpy(features.pca).tolist()
-        content["norms"] = to_numpy(features.norms).tolist()
-        if patch is not None:
-            content["similarity"] = to_numpy(features.similarity(*patch)).tolist()
-    return dict(to_json(content))
 
 
 def _npz_bytes(features: PatchFeatures, patch: Patch | None) -> bytes:
@@ -211,10 +168,8 @@ def _npz_bytes(features: PatchFeatures, patch: Patch | None) -> bytes:
             arrays[f"{start}foreground"] = layer.foreground.numpy()
     if patch is not None:
         arrays["similarity"] = to_numpy(features.similarity(*patch))
-    arrays["about"] = np.array(dumps_json(features_record(features, patch, values=False)))
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
+    arrays["about"] = np.array(dumps_json(features.to_dict(values=False, patch=patch)))
+    return arrays_as_bytes(arrays)
 
 
 def _photo_size(features: PatchFeatures, width: float) -> tuple[tuple[int, int], float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from clairvit._progress import report_progress
 from clairvit._version import __version__
 from clairvit.bench.plan import Study
 from clairvit.bench.store import Store
@@ -12,7 +13,6 @@ from clairvit.bench.worker import Worker
 from clairvit.methods.collect import versions
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
-from clairvit.perturbation.progress import report_progress
 from clairvit.plotting.labels import ARROWS, UNDEFINED, count_images
 from clairvit.report import sections
 from clairvit.report.blocks import Block, Cell, Column, Document, Facts, Item, Items, Row, Section, Table, Text

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clairvit.methods.explanation import Cost
+from clairvit._cost import Cost
 from clairvit.methods.plain_language import plain_words
 from clairvit.methods.registry import USUAL_PATCHES
 from clairvit.methods.spec import resolve_method

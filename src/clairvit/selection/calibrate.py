@@ -24,6 +24,8 @@ import numpy as np
 import torch
 
 from clairvit._io import atomic_write
+from clairvit._progress import report_progress
+from clairvit._rng import check_seed, random_sets
 from clairvit.data.dataset import ErrorHandler, ImageDataset, SampleBatch, as_dataset, iter_batches
 from clairvit.data.hashing import digest, model_record, weights_hash
 from clairvit.errors import BadInput, ClairWarning, NotApplicable
@@ -46,12 +48,10 @@ from clairvit.metrics.context import fraction_counts
 from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate, resolve_batch_target
 from clairvit.metrics.own_code import codes_of
 from clairvit.metrics.registry import MetricSpec, resolve_metric
-from clairvit.metrics.score import Curve, Score, Scores
+from clairvit.metrics.score import Score, Scores
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.model import Model
 from clairvit.perturbation.probe import probing
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import check_seed, random_sets
 from clairvit.selection.ridge import Candidate, Fit, Indices, Moments, cross_fit, fit, held_out_correlation, log_odds
 from clairvit.selection.stats import paired_interval
 from clairvit.targets.resolve import readout_model
@@ -435,7 +435,9 @@ def cross_fitted_scores(
     ]
     order = np.argsort([row for rows, _, _ in parts for row in rows])
     return {
-        spec.text: replace(_joined([scores[name, spec.text] for _, name, scores in parts], order), method=text)
+        spec.text: Score.concat(replace(scores[name, spec.text], method=text) for _, name, scores in parts).take(
+            order.tolist()
+        )
         for spec in metrics
     }
 
@@ -459,27 +461,6 @@ def _evaluate_part(
         seed=request.seed,
         batch_size=request.execution.batch_size,
         autocast=request.execution.autocast,
-    )
-
-
-def _joined(scores: Sequence[Score], order: Indices) -> Score:
-    """Return the scores of parts of the images as one, in the order of all images."""
-
-    def cat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(tensors))[torch.from_numpy(order)]
-
-    names = [name for score in scores for name in score.names]
-    curves = [score.curve for score in scores if score.curve is not None]
-    counts = [score.counts for score in scores if score.counts is not None]
-    curve = Curve(**{**vars(curves[0]), "y": cat([c.y for c in curves])}) if len(curves) == len(scores) else None
-    return replace(
-        scores[0],
-        values=cat([score.values for score in scores]),
-        degenerate=cat([score.degenerate for score in scores]),
-        names=tuple(names[place] for place in order),
-        curve=curve,
-        counts=cat(counts) if len(counts) == len(scores) else None,
-        notes=tuple(dict.fromkeys(note for score in scores for note in score.notes)),
     )
 
 

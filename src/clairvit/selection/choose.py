@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from clairvit._cost import Cost
+from clairvit._rng import check_seed
 from clairvit.data.dataset import ErrorHandler, ImageDataset, as_dataset, iter_batches
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.calibrated import PRIOR_METHOD, Calibration, calibrated_spec
 from clairvit.methods.explain import explain
-from clairvit.methods.explanation import Cost
 from clairvit.methods.recommended import defaults_for
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
@@ -28,7 +29,6 @@ from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
 from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.model import Model
-from clairvit.perturbation.rng import check_seed
 from clairvit.selection.calibrate import CalibrationRequest, cross_fitted_scores, fit_calibration, image_metrics
 from clairvit.selection.ranking import RankingInput, join, rank_methods, summarise
 from clairvit.selection.result import Selection

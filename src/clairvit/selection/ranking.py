@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clairvit._cost import Cost
 from clairvit.errors import BadInput
-from clairvit.methods.explanation import Cost
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.confidence_intervals import EVERYWHERE, LEVEL, Array, mean_p, standard_deviation
 from clairvit.selection.stats import (

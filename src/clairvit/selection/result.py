@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from clairvit._io import to_json
+from clairvit._tables import TableRow, Tabular
 from clairvit.methods.calibrated import Calibration
+from clairvit.methods.collect import versions
 from clairvit.methods.recipe import Recipe
 from clairvit.metrics.score import Scores
 from clairvit.selection.ranking import Row
@@ -15,7 +19,7 @@ from clairvit.selection.start_layer import StartLayer
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class Selection(Tabular):
     """A ranking of methods, the scores that it is computed from, and the conclusion in sentences.
 
     Attributes:
@@ -83,13 +87,68 @@ class Selection:
             answer=self.answer,
             ranking=tuple(rows),
             starts={base: start.method for base, start in self.tuned.items()},
-            tuned=tuple(start.as_document() for start in self.tuned.values()),
+            tuned=tuple(start.to_dict() for start in self.tuned.values()),
             calibration=self.calibration,
         )
 
-    def save(self, path: Path | str) -> Path:
-        """Write the recipe, which `cv.explain(model, image, "recipe.json")` and `explain --recipe` follow."""
-        return self.recipe.save(path)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the ranking and all that it rests on, as JSON values.
+
+        Returns:
+            The content of what `clairvit choose --json` prints.
+        """
+        content = {
+            "model": self.model,
+            "weights": self.weights,
+            **self.model_record,
+            "best": self.best,
+            "clear": self.clear,
+            "tied": self.tied,
+            "by": self.by,
+            "better": self.better,
+            "metrics": self.metrics,
+            "settings": self.settings,
+            "seed": self.seed,
+            "images": [prediction.image for prediction in self.scores.predictions],
+            "ranking": [asdict(row) for row in self.ranking],
+            "front": self.front,
+            "groups": self.groups,
+            "agreement": [{"metrics": pair, "spearman": rho} for pair, rho in self.agreement.items()],
+            "tuned": [start.to_dict() for start in self.tuned.values()],
+            "answer": self.answer,
+            "skipped": self.skipped,
+            "versions": versions(),
+        }
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per method, the best first."""
+        nested = ("interval", "gap_interval", "means", "cost")
+        return [
+            {name: value for name, value in vars(row).items() if name not in nested}
+            | {"low": row.interval[0], "high": row.interval[1]}
+            | {"gap_low": row.gap_interval[0], "gap_high": row.gap_interval[1]}
+            | {"forwards": row.cost.forwards, "backwards": row.cost.backwards, "seconds": row.cost.seconds}
+            | dict(row.means)
+            for row in self.ranking
+        ]
+
+    def save(self, path: PathLike[str] | str) -> Path:
+        """Write the recipe (.json), which `cv.explain(…, "recipe.json")` follows, or the ranking (.csv, .png, …).
+
+        Args:
+            path: The file to write; readers never see a partial file.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: Another suffix.
+        """
+        from clairvit.plotting.axes import save_plot  # drawing comes after selection
+
+        path = Path(path)
+        return self.recipe.save(path) if path.suffix.lower() == ".json" else save_plot(self, path)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the ranking: a mean with its 95 % interval per method, the best on top.

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from clairvit._io import to_json
+from clairvit._tables import TableRow, Tabular
 from clairvit.data.dataset import ImageDataset
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Total, first_layer
@@ -28,7 +30,7 @@ MIN_IMAGES = 4  # for cross-fitting on halves of the images
 
 
 @dataclass(frozen=True, eq=False)
-class StartLayer:
+class StartLayer(Tabular):
     """Scores of one method, summed from every layer on, by one metric; and the best start."""
 
     base: str  # the method without its start: "genatt"
@@ -82,8 +84,9 @@ class StartLayer:
             values[rows] = self.values[best_start(self.values[:, other_rows]), rows]
         return values
 
-    def as_document(self) -> dict[str, Any]:
-        return {
+    def to_dict(self) -> dict[str, Any]:
+        """Return the scores of all starts, the best, and how much it gains, as plain values."""
+        content = {
             "base": self.base,
             "metric": self.metric,
             "best": self.best,
@@ -100,6 +103,16 @@ class StartLayer:
                 )
             ],
         }
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per start."""
+        return [
+            {"metric": self.metric, "start": start, "method": method, "mean": mean, "low": low, "high": high}
+            for start, (method, mean, (low, high)) in enumerate(
+                zip(self.methods, self.means, self.intervals, strict=True)
+            )
+        ]
 
 
 def base_method(text: str) -> str:

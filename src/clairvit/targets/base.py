@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from clairvit._rows import Rows, first, join_rows, joined, per_row, same
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.activation import Activation, log_probabilities, probabilities
 from clairvit.models.model import Model
@@ -63,30 +64,22 @@ def class_name(labels: Sequence[str], index: int) -> str:
     return labels[index] if index < len(labels) else f"class {index}"
 
 
-@dataclass(frozen=True, eq=False)
-class ScoreContext:
+class ScoreContext(Rows):
     """What a target is resolved against: the scores of the images, and what they mean."""
 
-    logits: Tensor  # [B, C], finite
-    labels: Sequence[str] = ()
-    score: str = "logit"  # one of SCORES
-    score_is_default: bool = False
-    classifier: bool = True
-    activation: Activation = "softmax"
-    score_is_named: bool = False  # the user named the kind of score, which a target with a kind of its own must see
-    model: Model | None = None  # the model that the scores are of
-
-    def __len__(self) -> int:
-        return len(self.logits)
+    logits: Tensor = per_row()  # [B, C], finite
+    labels: Sequence[str] = same(default=())
+    score: str = same(default="logit")  # one of SCORES
+    score_is_default: bool = same(default=False)
+    classifier: bool = same(default=True)
+    activation: Activation = same(default="softmax")
+    score_is_named: bool = same(default=False)  # by the user, which a target with a kind of its own must see
+    model: Model | None = same(default=None)  # the model that the scores are of
 
     @property
     def classes(self) -> int:
         """Return the number of classes C."""
         return int(self.logits.shape[-1])
-
-    def take(self, rows: Sequence[int]) -> ScoreContext:
-        """Return the context of chosen images."""
-        return replace(self, logits=self.logits[list(rows)])
 
     def name(self, index: int) -> str:
         """Return the name of a class."""
@@ -147,9 +140,16 @@ class Target(ABC):
         """Return the target of every image in the context; raise BadInput or UnknownName if there is none."""
 
 
-@dataclass(frozen=True, eq=False)
-class TargetBatch:
+def _joined_score(scores: Sequence[str]) -> str:
+    """Return the kind of score of several targets: the first that is not the user's own function."""
+    return next((score for score in scores if score != CUSTOM_SCORE), CUSTOM_SCORE)
+
+
+class TargetBatch(Rows):
     """One target per row of a batch: target(output) -> [B], differentiable.
+
+    Rows can be taken and repeated (for chunks, and for variants of one image); targets whose rows are independent of
+    each other (`by_row`) can be joined.
 
     The output is what the module returned: scores [B, C], or a tuple, mapping or dataclass that holds them.
 
@@ -164,16 +164,13 @@ class TargetBatch:
         ('Bengal',)
     """
 
-    names: tuple[str, ...]  # the title of each row
-    classes: tuple[int | None, ...]  # None for a contrast or a function
-    score: str
-    rows: tuple[Row, ...] = ()  # empty where nothing is differentiated
-    is_batch_function: bool = False  # one function for the whole batch, called once
-    score_is_default: bool = False  # the user named no kind of score: a method may prefer another
-    activation: Activation = "softmax"  # what the model's scores mean
-
-    def __len__(self) -> int:
-        return len(self.names)
+    names: tuple[str, ...] = per_row()  # the title of each row
+    classes: tuple[int | None, ...] = per_row()  # None for a contrast or a function
+    score: str = joined(_joined_score)
+    rows: tuple[Row, ...] = per_row(default=(), join=join_rows)  # empty where nothing is differentiated
+    is_batch_function: bool = joined(lambda values: False, default=False)  # one function for the batch, called once
+    score_is_default: bool = first(default=False)  # the user named no kind of score: a method may prefer another
+    activation: Activation = first(default="softmax")  # what the model's scores mean
 
     @property
     def class_agnostic(self) -> bool:
@@ -218,15 +215,6 @@ class TargetBatch:
         order = torch.tensor([index for indices in rows_of.values() for index in indices], device=logits.device)
         return torch.cat([values.to(scores[0].dtype) for values in scores])[order.argsort()]
 
-    def take(self, rows: Sequence[int]) -> TargetBatch:
-        """Return the target of chosen rows, repeated as often as named: for chunks and for variants of one image."""
-        return replace(
-            self,
-            names=tuple(self.names[i] for i in rows),
-            classes=tuple(self.classes[i] for i in rows),
-            rows=tuple(self.rows[i] for i in rows) if self.rows else (),
-        )
-
     def by_row(self, logits: Tensor) -> TargetBatch:
         """Return the same target with one function per row, so that rows can be taken, repeated and joined.
 
@@ -247,19 +235,6 @@ class TargetBatch:
         if self.activation == "raw":
             score = "logit"
         return replace(self, score=score) if self.score_is_default and self.sums_classes and self.rows else self
-
-
-def join_targets(targets: Sequence[TargetBatch]) -> TargetBatch:
-    """Return targets whose rows are independent of each other as one target with all their rows."""
-    score = next((target.score for target in targets if target.score != CUSTOM_SCORE), CUSTOM_SCORE)
-    return replace(
-        targets[0],
-        names=tuple(name for target in targets for name in target.names),
-        classes=tuple(index for target in targets for index in target.classes),
-        score=score,
-        rows=tuple(row for target in targets for row in target.rows),
-        is_batch_function=False,
-    )
 
 
 def class_agnostic_target(count: int) -> TargetBatch:

@@ -19,7 +19,6 @@ from clairvit.targets.base import (
     Target,
     TargetBatch,
     class_name,
-    join_targets,
     no_probability,
 )
 from clairvit.targets.class_ import ClassTarget
@@ -71,7 +70,7 @@ def resolve_targets(
             f"{len(spec)} target{'s were' if len(spec) != 1 else ' was'} given for {count} image{'s' * (count != 1)}; "
             f"give one for all, or a list of exactly {count}, one for each image.{alone}"
         )
-    return (join_targets([as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)]),)
+    return (TargetBatch.concat(as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)),)
 
 
 def resolve_for(

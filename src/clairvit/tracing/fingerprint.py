@@ -4,7 +4,7 @@ What is found out about a model (its structure, its capture plan, how its tokens
 that decides it has changed. `fingerprint` tells the flags and other attributes of all submodules with what they hold
 (lists, dictionaries, configurations, nested objects, functions), hooks, a forward that was set on an instance, the
 methods and attributes of classes, and the global variables and closures that functions of the user's own code read.
-Parameters and buffers are compared by `data.hashing.change_check`.
+Parameters and buffers are compared by `models.state_hash.change_check`.
 
 Nothing is kept alive: weak references and numbers stand for modules, tensors and functions. What cannot be told: state
 of libraries, of C extensions and of the operating system. A pass that takes another path because of these is noticed by
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from clairvit.data.hashing import change_check
+from clairvit.models.state_hash import change_check
 from clairvit.models.submodules import submodules
 
 Path = tuple[Any, ...]  # where a value was seen: the number of a submodule, names, positions

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from clairvit.data.hashing import weights_check
 from clairvit.errors import BadInput, CaptureError, ClairError, NotApplicable
 from clairvit.models.forward_errors import forward_failure
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
+from clairvit.models.state_hash import weights_check
 from clairvit.models.through_no_grad import ThroughNoGrad
 from clairvit.numerics import widened
 from clairvit.tracing import ops

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clairvit.perturbation.rng import make_generator
+from clairvit._rng import make_generator
 from clairvit.training.training_config import TrainingConfig
 
 _NUMBERS = 7  # row, column, flip, rotation, brightness, contrast, saturation

@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clairvit._io import check_writable
+from clairvit._progress import report_progress
 from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.errors import Argument, BadInput, ClairError
 from clairvit.models.load import DTYPES, usable_device
 from clairvit.models.preprocess import Preprocess, Size, parse_size, preprocess_options
 from clairvit.models.scores import extract_scores
 from clairvit.models.sources import weights_header
-from clairvit.perturbation.progress import report_progress
 from clairvit.training.augment import augment, batches, center_crop, draw_augmentations, epoch_order
 from clairvit.training.base_model import ModelRequest, load_base_model
 from clairvit.training.checkpoint import (

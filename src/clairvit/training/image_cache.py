@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from clairvit._progress import report_progress
+from clairvit._rng import make_generator
 from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.data.hashing import digest
 from clairvit.errors import BadInput, ClairError, did_you_mean
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
-from clairvit.perturbation.progress import report_progress
-from clairvit.perturbation.rng import make_generator
 
 IN_MEMORY = 4 << 30  # bytes; larger sets are in a temporary file, which the operating system pages
 _CHUNK = 64  # images that are read before progress is reported

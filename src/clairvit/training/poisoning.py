@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clairvit._rng import make_generator
 from clairvit.data.trigger import Trigger
 from clairvit.errors import BadInput
-from clairvit.perturbation.rng import make_generator
 
 
 @dataclass(frozen=True)

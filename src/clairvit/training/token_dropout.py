@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clairvit._rng import make_generator
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout, Model
 from clairvit.models.preprocess import Preprocess
-from clairvit.perturbation.rng import make_generator
 from clairvit.perturbation.token_dropping import drop_strategy, droppable_tokens, kept_rows
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import tokens_among

@@ -14,10 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 from clairvit._io import dumps_json
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import compare, explain
 from clairvit.methods.explanation import Comparison, Explanation
+from clairvit.methods.explanation_files import npz_bytes
 from clairvit.methods.plain_language import plain_words
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -27,10 +29,7 @@ from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.perturbation.rng import make_generator
-from clairvit.plotting.labels import top_classes
 from clairvit.plotting.overlay import denormalised_photo
-from clairvit.plotting.save import explanation_record, npz_bytes
 from clairvit.targets.resolve import readout_model, resolve_for
 from clairvit.targets.similar import Similar
 from clairvit.targets.text import Text
@@ -186,7 +185,7 @@ def explain_response(comparison: Comparison, photo: Upload, model: Model, reques
         other=request.similar_to,
         top=[
             ClassScore(index=guess.index, name=guess.name, probability=guess.probability, score=guess.score)
-            for guess in top_classes(first, 0)
+            for guess in first.top_classes(0)
         ],
         explanations=[_method_maps(explanation) for explanation in comparison.values()],
         skipped=comparison.skipped,
@@ -198,7 +197,7 @@ def explain_response(comparison: Comparison, photo: Upload, model: Model, reques
 
 def _unsure(explanation: Explanation) -> list[str]:
     """Return a caution where no class of a softmax has half of the probability."""
-    top = top_classes(explanation, 0, 1)
+    top = explanation.top_classes(0, 1)
     if not top or explanation.activation != "softmax" or top[0].probability is None or top[0].probability >= UNSURE:
         return []
     classes = explanation.logits.shape[-1]
@@ -230,7 +229,7 @@ def explain_file(comparison: Comparison, kind: str) -> bytes:
     """Return the record (.json) or the arrays (.npz) of one explanation, as `clairvit explain` writes them."""
     explanation = next(iter(comparison.values()))
     if kind == "record":
-        return dumps_json(explanation_record(explanation)).encode()
+        return dumps_json(explanation.to_dict()).encode()
     return npz_bytes({"": explanation})
 
 

@@ -1,6 +1,6 @@
 """Job queues: bounded queues with one worker thread each, so that slow work never blocks quick work.
 
-A job is cancelled where long work reports its progress (`perturbation.progress`): the callback raises, and every `with`
+A job is cancelled where long work reports its progress (`_progress.py`): the callback raises, and every `with`
 on the way out restores the model.
 """
 
@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from clairvit.perturbation.progress import on_progress
+from clairvit._progress import on_progress
 
 Result = TypeVar("Result")
 POLL_INTERVAL = 0.1  # seconds between two checks whether the client is still connected

@@ -95,6 +95,13 @@ class ModelsResponse(_Response):
     limits: Limits
 
 
+class OptionCard(_Response):
+    name: str
+    default: str
+    allowed: str = Field(description="the values that it takes")
+    meaning: str
+
+
 class MethodCard(_Response):
     name: str
     title: str = Field(description="its name in plain language")
@@ -110,6 +117,7 @@ class MethodCard(_Response):
     slow: bool
     forwards: int
     backwards: int
+    options: list[OptionCard]
     combinators: list[str]
 
 

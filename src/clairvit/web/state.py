@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from clairvit._cost import Cost
 from clairvit._version import __version__
 from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.calibrated import calibrated_spec, calibration_by_hash
 from clairvit.methods.explain import explain
-from clairvit.methods.explanation import Cost
 from clairvit.methods.flow import Flow
 from clairvit.methods.plain_language import plain_language, plain_words
 from clairvit.methods.recipe import read_recipe
@@ -41,6 +41,7 @@ from clairvit.web.schemas import (
     MethodsResponse,
     ModelCard,
     ModelsResponse,
+    OptionCard,
     RecommendationCard,
 )
 from clairvit.web.uploads import MAX_BYTES, MAX_PIXELS, UploadStore
@@ -233,6 +234,10 @@ def methods_response(recipes: Sequence[MethodSpec] = ()) -> MethodsResponse:
             slow=method.slow,
             forwards=method.cost.forwards,
             backwards=backwards.get(method.name, method.cost.backwards),
+            options=[
+                OptionCard(name=option.name, default=str(option.default), allowed=option.allowed, meaning=option.doc)
+                for option in method.option_list
+            ],
             combinators=list(method.combinators),
         )
         for method in ordered

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -17,6 +14,7 @@ from clairvit.models.load_options import LoadOptions
 from clairvit.models.model import Model
 from clairvit.models.preprocess import NOT_GIVEN, for_size
 from clairvit.models.wrap import with_activation, wrap
+from clairvit.plugins import importable_from
 
 
 def is_python_name(name: str) -> bool:
@@ -35,7 +33,7 @@ def build(request: LoadOptions) -> Model:
             f"pretrained=False was given for '{request.spec}', whose weights come from your own code; expected it "
             "with a named architecture. Draw random weights in the code itself."
         )
-    with current_directory_importable():
+    with importable_from(os.getcwd()):
         value = _call_builder(_import_attribute(request.spec), request.spec)
     if isinstance(value, Model):
         preprocess = value.preprocess if request.size is None else for_size(value.preprocess, request.size)
@@ -55,17 +53,6 @@ def build(request: LoadOptions) -> Model:
         activation=request.activation,
         **vars(request.preprocessing),
     )
-
-
-@contextmanager
-def current_directory_importable() -> Iterator[None]:
-    """Put the current directory first on the import path inside the block and remove it afterwards."""
-    directory = os.getcwd()
-    sys.path.insert(0, directory)
-    try:
-        yield
-    finally:
-        sys.path.remove(directory)
 
 
 def _import_attribute(spec: str) -> Any:

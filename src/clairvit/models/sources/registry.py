@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib.util
+import os
 from typing import NamedTuple
 
 from clairvit._registry import Registry
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.models.sources.python import current_directory_importable, is_python_name
+from clairvit.models.sources.python import is_python_name
+from clairvit.plugins import importable_from
 
 
 class Source(NamedTuple):
@@ -104,7 +106,7 @@ def _is_misspelt(source: str) -> bool:
     """Return whether a prefix that Python cannot import is close to the name of a source: 'tim', 'torchvison'."""
     if not difflib.get_close_matches(source.lower(), BUILDERS, n=1):
         return False
-    with current_directory_importable():
+    with importable_from(os.getcwd()):
         return "." not in source and importlib.util.find_spec(source) is None
 
 

@@ -1,16 +1,15 @@
-"""Every rule table by name: frozen values, resolved from text once."""
+"""Every rule table by name: frozen values, parsed from text where text comes in."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from clairvit.errors import UnknownName, did_you_mean
-from clairvit.tracing.rules.attnlrp import ATTNLRP, attnlrp_rules, cp_lrp_rules
+from clairvit.tracing.rules.attnlrp import ATTNLRP, attnlrp, cp_lrp
 from clairvit.tracing.rules.chefer_lrp import CHEFER, DEEP_TAYLOR, LRP
 from clairvit.tracing.rules.linear import LIBRA, LINEAR, RESIDUAL
-from clairvit.tracing.rules.reslrp import RESLRP, reslrp_rules
-from clairvit.tracing.rules.table import PLAIN, ActiveRuleTable, Rule, RuleTable
+from clairvit.tracing.rules.reslrp import RESLRP, reslrp
+from clairvit.tracing.rules.table import PLAIN, ActiveRuleTable, RuleTable
 
 __all__ = [
     "ATTNLRP",
@@ -29,12 +28,7 @@ __all__ = [
 ]
 
 TABLES = {table.name: table for table in (PLAIN, LINEAR, RESIDUAL, ATTNLRP, RESLRP, CHEFER, LRP, DEEP_TAYLOR, LIBRA)}
-# Tables with parameters: "attnlrp(gamma_lin=0.05,gamma_conv=0.25,eps=0.0,inside=1.0)"
-PARAMETRIC_TABLES: dict[str, Callable[..., dict[str, Rule]]] = {
-    "cp-lrp": cp_lrp_rules,
-    "attnlrp": attnlrp_rules,
-    "reslrp": reslrp_rules,
-}
+BUILDERS: dict[str, Callable[..., RuleTable]] = {"cp-lrp": cp_lrp, "attnlrp": attnlrp, "reslrp": reslrp}
 
 
 def rule_table(rules: str | RuleTable) -> RuleTable:
@@ -43,17 +37,21 @@ def rule_table(rules: str | RuleTable) -> RuleTable:
     Raises:
         UnknownName: There is no such table.
     """
-    return rules if isinstance(rules, RuleTable) else _from_text(rules)
-
-
-@functools.cache
-def _from_text(text: str) -> RuleTable:
-    base, parenthesis, inside = text.removesuffix(")").partition("(")
-    if base not in (PARAMETRIC_TABLES if parenthesis else TABLES):
+    if isinstance(rules, RuleTable):
+        return rules
+    name, parenthesis, inside = rules.removesuffix(")").partition("(")
+    if name not in (BUILDERS if parenthesis else TABLES):
         raise UnknownName(
-            f"There is no rule table '{text}'; expected one of {', '.join(TABLES)}.{did_you_mean(text, TABLES)}"
+            f"There is no rule table '{rules}'; expected one of {', '.join(TABLES)}.{did_you_mean(rules, TABLES)}"
         )
-    if not parenthesis:
-        return TABLES[base]
-    parameters = (item.split("=") for item in inside.split(",") if item)
-    return RuleTable(text, PARAMETRIC_TABLES[base](**{key: float(value) for key, value in parameters}))
+    parameters = dict(item.split("=", 1) for item in inside.split(",") if "=" in item)
+    return named_table(name, {key.strip(): _number(value.strip()) for key, value in parameters.items()})
+
+
+def _number(text: str) -> float | bool:
+    return text == "True" if text in ("True", "False") else float(text)
+
+
+def named_table(name: str, parameters: Mapping[str, float | bool]) -> RuleTable:
+    """Return the table of a name, built with these parameters where there are any."""
+    return BUILDERS[name](**parameters) if parameters else TABLES[name]

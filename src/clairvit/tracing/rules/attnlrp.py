@@ -106,17 +106,54 @@ _ATTNLRP: dict[str, Rule] = {
 ATTNLRP = RuleTable("attnlrp", _ATTNLRP)
 
 
-def cp_lrp_rules(
-    gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0
-) -> dict[str, Rule]:
-    """Return the rules of `linear` with gamma and eps on linear layers and convolutions."""
-    return {**LINEAR.rules, **_affine_rules(gamma_lin, gamma_conv, eps, inside)}
+def cp_lrp(gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True) -> RuleTable:
+    """Return the table `linear` with gamma and eps on linear layers and convolutions.
+
+    Args:
+        gamma_lin: How much more counts, in linear layers, what agrees in sign with the output.
+        gamma_conv: The same for convolutions.
+        eps: Takes relevance from outputs near zero.
+        inside: Whether the rules hold for the projections of torch's own multi-head attention too.
+
+    Returns:
+        The table; `linear` itself where nothing would differ from it.
+
+    Example:
+        >>> from clairvit.rules import cp_lrp
+        >>> str(cp_lrp()), cp_lrp(eps=1e-6).name
+        ('linear', 'cp-lrp')
+    """
+    if not (gamma_lin or gamma_conv or eps):
+        return LINEAR
+    rules = {**LINEAR.rules, **_affine_rules(gamma_lin, gamma_conv, eps, inside)}
+    return RuleTable("cp-lrp", rules, parameters=affine_parameters(gamma_lin, gamma_conv, eps, inside))
 
 
-def attnlrp_rules(
-    gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0
-) -> dict[str, Rule]:
-    """Return the rules of `attnlrp` with gamma and eps on affine layers, and eps at the products of the attention."""
+def attnlrp(gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True) -> RuleTable:
+    """Return AttnLRP's table with gamma and eps on affine layers, and eps at the products of the attention.
+
+    Args:
+        gamma_lin: How much more counts, in linear layers, what agrees in sign with the output.
+        gamma_conv: The same for convolutions.
+        eps: Takes relevance from outputs near zero.
+        inside: Whether the rules hold for the projections of torch's own multi-head attention too.
+
+    Returns:
+        The table; `attnlrp` without parameters where nothing would differ from it.
+
+    Example:
+        >>> from clairvit.rules import attnlrp
+        >>> str(attnlrp()), attnlrp(gamma_lin=0.05).name
+        ('attnlrp', 'attnlrp')
+    """
+    if not (gamma_lin or gamma_conv or eps):
+        return ATTNLRP
+    rules = attnlrp_rules(gamma_lin, gamma_conv, eps, inside)
+    return RuleTable("attnlrp", rules, parameters=affine_parameters(gamma_lin, gamma_conv, eps, inside))
+
+
+def attnlrp_rules(gamma_lin: float, gamma_conv: float, eps: float, inside: bool) -> dict[str, Rule]:
+    """Return the rules of `attnlrp` with these parameters."""
     rules = {**_ATTNLRP, **_affine_rules(gamma_lin, gamma_conv, eps, inside)}
     if eps:
         rules |= {
@@ -127,6 +164,18 @@ def attnlrp_rules(
     return rules
 
 
-def _affine_rules(gamma_lin: float, gamma_conv: float, eps: float, inside: float) -> dict[str, Rule]:
+def affine_parameters(
+    gamma_lin: float, gamma_conv: float, eps: float, inside: bool
+) -> tuple[tuple[str, float | bool], ...]:
+    """Return the parameters of rules for affine layers as a table holds them."""
+    return (
+        ("gamma_lin", float(gamma_lin)),
+        ("gamma_conv", float(gamma_conv)),
+        ("eps", float(eps)),
+        ("inside", bool(inside)),
+    )
+
+
+def _affine_rules(gamma_lin: float, gamma_conv: float, eps: float, inside: bool) -> dict[str, Rule]:
     gammas = {"linear": gamma_lin, "conv": gamma_conv}
-    return {role: gamma_rule(gamma, eps, bool(inside)) for role, gamma in gammas.items() if gamma or eps}
+    return {role: gamma_rule(gamma, eps, inside) for role, gamma in gammas.items() if gamma or eps}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from clairvit.numerics import widened
-from clairvit.tracing.rules.attnlrp import attnlrp_rules
+from clairvit.tracing.rules.attnlrp import ATTNLRP, affine_parameters, attnlrp, attnlrp_rules
 from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
 
 
@@ -46,12 +46,33 @@ def residual_rule(gamma: float) -> Rule:
     return rule
 
 
-def reslrp_rules(
-    gamma: float = 1.0, gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: float = 1.0
-) -> dict[str, Rule]:
-    """Return the rules of `attnlrp` with the residual rule at residual sums; its other parameters are AttnLRP's."""
-    rules = attnlrp_rules(gamma_lin, gamma_conv, eps, inside)
-    return {**rules, "add": residual_rule(gamma)} if gamma else rules
+RESLRP = RuleTable("reslrp", {**ATTNLRP.rules, "add": residual_rule(1.0)})
 
 
-RESLRP = RuleTable("reslrp", reslrp_rules())
+def reslrp(
+    gamma: float = 1.0, gamma_lin: float = 0.0, gamma_conv: float = 0.0, eps: float = 0.0, inside: bool = True
+) -> RuleTable:
+    """Return AttnLRP's table with the residual rule at residual sums.
+
+    Args:
+        gamma: How much more counts, in a residual sum, the term that has the sign of the sum; 0 is AttnLRP.
+        gamma_lin: As for `attnlrp`, like the rest.
+        gamma_conv: The same for convolutions.
+        eps: Takes relevance from outputs near zero.
+        inside: Whether the rules hold for the projections of torch's own multi-head attention too.
+
+    Returns:
+        The table; one without parameters where nothing would differ from it.
+
+    Example:
+        >>> from clairvit.rules import reslrp
+        >>> str(reslrp()), str(reslrp(gamma=0)), reslrp(gamma=2).name
+        ('reslrp', 'attnlrp', 'reslrp')
+    """
+    if not gamma:
+        return attnlrp(gamma_lin, gamma_conv, eps, inside)
+    if gamma == 1 and not (gamma_lin or gamma_conv or eps):
+        return RESLRP
+    rules = {**attnlrp_rules(gamma_lin, gamma_conv, eps, inside), "add": residual_rule(gamma)}
+    parameters = (("gamma", float(gamma)), *affine_parameters(gamma_lin, gamma_conv, eps, inside))
+    return RuleTable("reslrp", rules, parameters=parameters)

@@ -71,14 +71,36 @@ def inputs_followed(rule: Rule) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class RuleTable:
-    """Role -> rule, under a name. `unit`: relevance starts as 1 at the target, not as its score."""
+    """Role -> rule, under a name: a value, built by a function such as `attnlrp(gamma_lin=0.05)`; `str` is its text.
+
+    Args:
+        name: The name of the table, or of the function that built it.
+        rules: Role of an operation -> the rule that takes the place of its gradient.
+        unit: Relevance starts as 1 at the target, not as its score.
+        parameters: Those that the function was called with.
+
+    Example:
+        >>> from clairvit.rules import attnlrp
+        >>> str(attnlrp(gamma_lin=0.05)), attnlrp(gamma_lin=0.05) == attnlrp(gamma_lin=0.05)
+        ('attnlrp(gamma_lin=0.05,gamma_conv=0.0,eps=0.0,inside=True)', True)
+    """
 
     name: str
     rules: Mapping[str, Rule] = field(default_factory=dict, compare=False, repr=False)
     unit: bool = False
+    parameters: tuple[tuple[str, float | bool], ...] = ()
 
     def __str__(self) -> str:
-        return self.name
+        inside = ",".join(f"{name}={value}" for name, value in self.parameters)
+        return self.name + (f"({inside})" if inside else "")
+
+    def __reduce__(self) -> Any:
+        """Pickle a table of this package by its name and parameters: its rules are functions."""
+        from clairvit.tracing.rules import BUILDERS, TABLES, named_table
+
+        if (self.name in BUILDERS and self.parameters) or TABLES.get(self.name) is self:
+            return named_table, (self.name, dict(self.parameters))
+        return super().__reduce__()
 
     def is_the_same_in_parts(self, joined_by: HeadsJoin) -> bool:
         """Return whether heads that meet in this way get the relevance that they have behind one output projection.

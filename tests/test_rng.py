@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import clairvit as cv
+from clairvit._rng import NUMBERS, check_seed, image_seeds, make_generator
 from clairvit.errors import BadInput
-from clairvit.perturbation.rng import NUMBERS, check_seed, image_seeds, make_generator
 
 
 def drawn(seed: int, stream: str, index: int = 0) -> float:

@@ -1,0 +1,166 @@
+"""Every result with rows is a document (.json), a table (.csv, pandas) and says so in one style."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clairvit as cv
+from clairvit._tables import Tabular
+from clairvit.errors import BadInput, ClairError
+from clairvit.selection.start_layer import StartLayer
+from helpers.tiny_models import pixels, wrapped
+from plotting.fakes import fake
+from test_rows import checks, patch_features, score, score_with_baselines, sweep
+
+LAYERS, HEADS, CLASSES, IMAGES = 3, 2, 5, 2
+
+
+def comparison() -> cv.Comparison:
+    many = cv.Comparison()
+    many.update({"legrad": fake(IMAGES), "genatt": fake(IMAGES, method="genatt")})
+    return many
+
+
+def scores() -> cv.Scores:
+    several = cv.Scores()
+    several["legrad", "deletion"] = several["genatt", "deletion"] = score()
+    return several
+
+
+def patched() -> cv.PatchedScores:
+    values = torch.arange(10.0).reshape(IMAGES, CLASSES)
+    return cv.PatchedScores(values, values + 1, (cv.Site(layer=1),), wrapped("timm-vit"))
+
+
+def start_layer() -> StartLayer:
+    methods = tuple(f"genatt+from:{start}" for start in range(LAYERS))
+    interval = (0.0, 1.0)
+    values = np.zeros((LAYERS, 4))
+    return StartLayer(
+        "genatt", "deletion", methods, (0.1, math.nan, 0.3), (interval,) * LAYERS, 2, 2, 0.0, interval, 1, values
+    )
+
+
+def selection() -> cv.Selection:
+    model, images = wrapped("timm-vit"), pixels("timm-vit", batch=4)
+    return cv.choose(model, images, ["saliency", "rollout"], ["sparseness", "complexity"], target=[1, 2, 3, 4])
+
+
+def diagnosis() -> cv.Diagnosis:
+    checks = (
+        cv.Check("determinism", "pass", "Two runs agree."),
+        cv.Check("pooling", "warn", "Two.", "", {"p": math.nan}),
+    )
+    return cv.Diagnosis("pets", ("demo",), checks)
+
+
+# A result -> how to make it, and the number of rows of its table.
+RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
+    cv.Explanation: (lambda: fake(IMAGES, layers=2), IMAGES),
+    cv.Comparison: (comparison, 2 * IMAGES),
+    cv.Similarity: (lambda: cv.Similarity(fake(2), 0.5), 2),
+    cv.CheckResult: (checks, 4),
+    cv.PatchFeatures: (patch_features, 4 * 2 * 2),
+    cv.PatchSweep: (sweep, 4 * LAYERS * HEADS),
+    cv.PatchedScores: (patched, IMAGES * CLASSES),
+    cv.Score: (score_with_baselines, 4),
+    cv.Scores: (scores, 2 * 4),
+    cv.Selection: (selection, 4),  # with the two baselines
+    StartLayer: (start_layer, LAYERS),
+    cv.Diagnosis: (diagnosis, 2),
+}
+NAMES = {result.__name__: result for result in RESULTS}
+
+
+def subclasses(cls: type) -> Iterator[type]:
+    for derived in cls.__subclasses__():
+        yield derived
+        yield from subclasses(derived)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def case(request: pytest.FixtureRequest) -> tuple[Any, int]:
+    make, rows = RESULTS[NAMES[request.param]]
+    return make(), rows
+
+
+def test_every_result_with_rows_is_tested() -> None:
+    assert {cls for cls in subclasses(Tabular) if cls.__module__.startswith("clairvit.")} == set(RESULTS)
+
+
+def test_the_document_is_json(case: tuple[Any, int], tmp_path: Path) -> None:
+    result, _ = case
+    content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    if not isinstance(result, cv.Selection):  # its .json is the recipe
+        written = json.loads(result.save(tmp_path / "result.json").read_text())
+        assert written == content
+        assert list(written) == list(content)
+
+
+def test_the_table_has_a_line_per_row(case: tuple[Any, int], tmp_path: Path) -> None:
+    result, count = case
+    with result.save(tmp_path / "result.csv").open(newline="", encoding="utf-8") as file:
+        header, *lines = csv.reader(file)
+    assert len(lines) == count
+    assert len(set(header)) == len(header)
+    table = result._table()
+    assert all(list(row) == header for row in table), "all rows have the same columns, in one order"
+    assert all(value is None or isinstance(value, str | int | float) for row in table for value in row.values())
+    for line, row in zip(lines, table, strict=True):
+        for cell, value in zip(line, row.values(), strict=True):
+            if isinstance(value, float) and not isinstance(value, bool):
+                assert float(cell or "nan") == value or (cell == "" and not math.isfinite(value))
+            elif isinstance(value, int):
+                assert cell == str(value)
+
+
+def test_pandas_gets_the_same_table(case: tuple[Any, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for pandas, so that the test needs none."""
+    result, count = case
+    stand_in = SimpleNamespace(
+        DataFrame=lambda rows, columns: (rows, columns), Series=lambda values, **_: (values, None)
+    )
+    monkeypatch.setitem(sys.modules, "pandas", stand_in)
+    rows, columns = result.to_pandas()
+    assert len(rows) == count
+    if columns is not None:  # a single score is a series
+        assert repr([dict(zip(columns, row, strict=True)) for row in rows]) == repr(result._table())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ClairError, match=r"needs the package pandas.*pip install pandas"):
+        result.to_pandas()
+
+
+def test_other_suffixes_are_refused(case: tuple[Any, int], tmp_path: Path) -> None:
+    result, _ = case
+    with pytest.raises(BadInput, match=r"result\.exe"):
+        result.save(tmp_path / "result.exe")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checked_explanation_has_its_verdict_in_the_table() -> None:
+    model = wrapped("timm-vit")
+    explanation = cv.explain(model, pixels("timm-vit", batch=2), "genatt", target=[1, 2]).with_check()
+    assert explanation.checked is not None
+    assert tuple(row["verdict"] for row in explanation._table()) == explanation.checked.verdicts
+
+
+def test_checks_are_read_back_from_their_document() -> None:
+    model = wrapped("timm-vit")
+    result = cv.explain(model, pixels("timm-vit", batch=2), "genatt", target=[1, 2]).check()
+    read = cv.CheckResult.from_dict(json.loads(json.dumps(result.to_dict())))
+    assert (read.checks, read.cost, read.seed, read.notes) == (result.checks, result.cost, result.seed, result.notes)
+
+
+def test_a_table_of_no_rows_is_an_empty_file(tmp_path: Path) -> None:
+    assert cv.Scores().save(tmp_path / "none.csv").read_text().strip() == ""
