@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "clairvit"
 # A package imports from the packages before it only; cli and web import from all.
 PACKAGES = [
     *("models", "targets", "data", "tracing", "perturbation", "methods", "metrics", "selection", "bench", "papers"),
-    *("training", "diagnostics", "plotting", "report"),
+    *("training", "diagnostics", "plotting", "reports"),
 ]
 SHARED = {"errors", "execution", "numerics", "option_types", "compat", "plugins"}
 SHARED |= {path.stem for path in SOURCE.glob("_[a-z]*.py")}

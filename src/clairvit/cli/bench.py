@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from clairvit.cli import options
 from clairvit.cli.annotations import download_data
-from clairvit.cli.bench_config import StudyOptions, study_of
+from clairvit.cli.bench_config import StudyOptions
 from clairvit.cli.console import print_data_notes, print_json, print_message, progress_bar
 from clairvit.cli.declare import argument, group, option
-from clairvit.cli.evaluate import METHODS, METRICS
 from clairvit.cli.output import print_plan, print_query, print_study
 from clairvit.errors import BadInput
 
@@ -59,9 +58,7 @@ class EngineOptions:
         None, "GPUs for each Ray actor, such as 1 or 0.5.", shown="1 where the cluster has GPUs", min=0
     )
     shard: str | None = option(
-        None,
-        "Compute one of N parts of the study, from 0/N: one job of an array. Join the stores by --merge.",
-        "I/N",
+        None, "Compute one of N parts of the study, from 0/N: one job of an array. Join the stores by --merge.", "I/N"
     )
 
     def create(self, device: str | None, batch_size: int | None) -> Executor | None:
@@ -83,27 +80,10 @@ class EngineOptions:
 def bench(
     study: Path | None = argument(None, "The study as a file; options win over it.", "STUDY.toml"),
     *,
-    model: list[str] | None = options.model_list("Models, separated by commas or repeated."),
-    method: list[str] | None = options.method_list(
-        f"{options.METHODS_HELP} random and center are scored as baselines.", METHODS
-    ),
-    metric: list[str] | None = options.metric_list(options.METRICS_HELP, METRICS),
-    data: options.DataOptions,
-    masks: str | None = option(
-        None,
-        "With folder:PATH: a folder with a mask for each image, 'cat.png' for 'cat.jpg'.",
-        "DIR",
-        panel="Annotations",
-    ),
-    mask_kind: str | None = options.mask_kind(None),
-    target: str | None = options.single_target("'label': the true class; default: the prediction.", None),
-    maps: str | None = options.MAPS_TYPED,
-    seed: int | None = option(None, "Seed of everything random.", shown="0", panel=options.RUN),
-    model_options: options.ModelOptions,
+    typed: StudyOptions,
     device: str | None = option(None, "cpu, cuda, cuda:1.", shown="a GPU if there is one", panel="Engine"),
     engine_options: EngineOptions,
     batch_size: int | None = options.BATCH_SIZE,
-    autocast: str | None = options.AUTOCAST,
     log: list[str] | None = option(
         None,
         "Log progress and means: tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT; may be repeated.",
@@ -140,13 +120,12 @@ def bench(
         shard = None if engine_options.shard is None else Shard.parse(engine_options.shard)
         config = read_config(study) if study is not None else StudyConfig()
         import_code(config.imports, study and study.parent)
-        typed = StudyOptions(model, model_options, data, masks, mask_kind, method, metric, target, maps, seed, autocast)
-        requested = study_of(config, typed)
+        requested = typed.study(config)
         device = device if device is not None or engine_options.engine == "ray" else _gpu()
         engine = engine_options.create(device, batch_size)
         resolved = requested.resolved()
         check_place(folder)
-        for entry in requested.data if data.download else ():
+        for entry in requested.data if typed.data.download else ():
             download_data(entry.spec, entry.split)
         worker = Worker(resolved, device if engine is None else None, batch_size)  # with an engine it only plans
         if plan:

@@ -72,11 +72,7 @@ def _stdout() -> Console:
 
 
 def table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    right: Sequence[str] = (),
-    grouped: bool = False,
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), grouped: bool = False
 ) -> None:
     """Print a table on stdout. Cells are plain text: a file called '[red].jpg' is printed as it is.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clairvit.bench import METHODS, METRICS
 from clairvit.cli import options
 from clairvit.cli.arguments import ALL, resolve_methods, resolve_metrics, split_methods
 from clairvit.cli.command import Command, ScoringOptions
@@ -14,7 +15,6 @@ from clairvit.cli.output import by_metric, print_scores, score_document, score_n
 from clairvit.errors import BadInput
 
 FILE_SUFFIXES = (".json", ".csv")
-METHODS, METRICS = "attnlrp+plus,rollout", "deletion,insertion,sparseness"  # defaults, also of `clairvit bench`
 EXAMPLES = """[bold]Examples[/bold]
 
 clairvit evaluate demo
@@ -32,8 +32,8 @@ clairvit evaluate images/ --masks trimaps/ --mask-kind trimap --truth folders --
 def evaluate(
     images: list[str] | None = options.ANNOTATED_IMAGES,
     *,
-    method: list[str] | None = options.method_list(options.METHODS_HELP, METHODS),
-    metric: list[str] | None = options.metric_list(options.METRICS_HELP, METRICS),
+    method: list[str] | None = options.method_list(options.METHODS_HELP, ",".join(METHODS)),
+    metric: list[str] | None = options.metric_list(options.METRICS_HELP, ",".join(METRICS)),
     question: ScoringOptions,
     maps: str = options.MAPS,
     out: str = options.out("out/", "A folder (scores.json, scores.csv and pictures of curves) or one file: .json .csv"),
@@ -42,8 +42,8 @@ def evaluate(
     import clairvit as cv
     from clairvit.metrics.context import check_map_transform
 
-    typed = method or [METHODS]
-    methods, metrics = resolve_methods(*typed), resolve_metrics(*(metric or [METRICS]))
+    typed = method or METHODS
+    methods, metrics = resolve_methods(*typed), resolve_metrics(*(metric or METRICS))
     check_map_transform(maps)
     path = output_path(out, check_suffix)
     command = Command("evaluate", "scored", output)

@@ -139,11 +139,7 @@ def _save(shown: PatchFeatures, path: Path, patch: tuple[int, int] | None) -> li
 
 def _entries(shown: PatchFeatures, files: dict[str, list[Path]], patch: tuple[int, int] | None) -> list[dict[str, Any]]:
     return [
-        {
-            "image": image.names[0],
-            "files": [str(file) for file in files[image.names[0]]],
-            **image.to_dict(patch=patch),
-        }
+        {"image": image.names[0], "files": [str(file) for file in files[image.names[0]]], **image.to_dict(patch=patch)}
         for image in shown
     ]
 

@@ -76,17 +76,11 @@ class TrainingOptions:
         panel=INTERVENTIONS,
     )
     trigger: str | None = option(
-        None,
-        "Plant a backdoor: photos with a small checkerboard are labelled CLASS.",
-        "CLASS",
-        panel=INTERVENTIONS,
+        None, "Plant a backdoor: photos with a small checkerboard are labelled CLASS.", "CLASS", panel=INTERVENTIONS
     )
     trigger_size: int = option(32, "Pixels of the trigger on a side.", panel=INTERVENTIONS)
     trigger_position: str = option(
-        "random",
-        "random, center, top-left, top-right, bottom-left or bottom-right.",
-        "POSITION",
-        panel=INTERVENTIONS,
+        "random", "random, center, top-left, top-right, bottom-left or bottom-right.", "POSITION", panel=INTERVENTIONS
     )
     trigger_share: float = option(0.1, "Share of the photos of an epoch that carry it.", panel=INTERVENTIONS)
 
@@ -313,13 +307,7 @@ def print_result(trained: Trained) -> None:
     from clairvit.training.finetune import checkpoint_of
 
     rows = [
-        (
-            str(epoch.number),
-            f"{epoch.loss:.3f}",
-            f"{epoch.trained:.1%}",
-            f"{epoch.accuracy:.1%}",
-            f"{epoch.rate:.2g}",
-        )
+        (str(epoch.number), f"{epoch.loss:.3f}", f"{epoch.trained:.1%}", f"{epoch.accuracy:.1%}", f"{epoch.rate:.2g}")
         for epoch in trained.history
     ]
     title = f"{trained.images} images of {len(trained.classes)} classes, validated on {trained.validated}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clairvit.papers.paper import Paper
     from clairvit.papers.reproduce import Reproduction
     from clairvit.papers.setup import LoadedData, ReproductionConfig
-    from clairvit.report.blocks import Table
+    from clairvit.reports.blocks import Table
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -172,7 +172,7 @@ def detected_data(config: ReproductionConfig, annotations: Annotations, model: M
 
 def print_check(preset: Paper, command: Command) -> None:
     """Print the paper's own numbers, computed again; a finding that does not hold is no failure."""
-    from clairvit.report.reproduction import check_table
+    from clairvit.reports.reproduction import check_table
 
     findings = preset.check()
     document = {"paper": preset.name, "check": [finding.as_document() for finding in findings]}
@@ -183,8 +183,8 @@ def write(result: Reproduction, folder: Path) -> list[Path]:
     """Write NAME.md, NAME.json and, if there are enough measures, NAME-radar.png."""
     from clairvit._io import write_json, write_text
     from clairvit.plotting.save import write_figure
-    from clairvit.report.render import to_markdown
-    from clairvit.report.reproduction import reproduction_json, reproduction_radar, reproduction_report
+    from clairvit.reports.render import to_markdown
+    from clairvit.reports.reproduction import reproduction_json, reproduction_radar, reproduction_report
 
     name = result.config.paper.name
     files = [
@@ -197,7 +197,7 @@ def write(result: Reproduction, folder: Path) -> list[Path]:
 
 def print_result(result: Reproduction, files: list[Path], output: options.OutputOptions) -> None:
     """Print the tables, the differences from the paper's set-up, and the files."""
-    from clairvit.report.reproduction import reproduction_json, result_tables
+    from clairvit.reports.reproduction import reproduction_json, result_tables
 
     if output.as_json:
         print_json({**reproduction_json(result), "files": [str(file) for file in files]})

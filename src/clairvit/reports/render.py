@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from clairvit._io import csv_text
-from clairvit.report.blocks import Cell, Column, Document
+from clairvit.reports.blocks import Cell, Column, Document
 
 ONE_SHEET = 24  # rows of a table that is kept together when it is printed
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]|#~])")
@@ -49,7 +49,7 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
 def _environment(language: str) -> Environment:
     """Return an environment that escapes every value, for HTML or for Markdown."""
     environment = Environment(
-        loader=PackageLoader("clairvit.report"),
+        loader=PackageLoader("clairvit.reports"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
