@@ -24,6 +24,7 @@ SHARED |= {path.stem for path in SOURCE.glob("_[a-z]*.py")}
 LAZY_EXCEPTIONS = {
     ("methods/explanation.py", "plotting"),  # Explanation.save, .plot and the picture in a notebook
     ("methods/explanation.py", "metrics"),  # Explanation.check
+    ("methods/explanation_files.py", "metrics"),  # a check that lies in a file
     ("methods/explain.py", "plotting"),  # the same of Comparison
     ("methods/similarity.py", "plotting"),  # the same of Similarity
     ("methods/token_features.py", "plotting"),  # the same of PatchFeatures

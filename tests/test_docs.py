@@ -18,11 +18,12 @@ import typer
 import clairvit
 from clairvit.cli.app import app
 from clairvit.cli.arguments import split_methods
+from clairvit.methods.plain_language import plain_language
 from clairvit.methods.registry import METHODS
 from clairvit.models.image_files import read_image
-from helpers.executed_code import isolated, python_blocks, run_command, run_page
+from helpers.executed_code import isolated, python_blocks, run_command, run_page, write_own_files
 from helpers.page_setup import PAGES as SETUPS
-from helpers.page_setup import PageSetup
+from helpers.page_setup import PageSetup, photos
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ("readers-test.md",)  # names files that were renamed
@@ -94,6 +95,7 @@ READER = """
 import sys, timm
 import clairvit as cv
 from pathlib import Path
+from clairvit.methods.plain_language import plain_language
 from clairvit.methods.registry import METHODS
 from clairvit.models.image_files import read_image
 from clairvit.selection import choose
@@ -200,12 +202,13 @@ def commands(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
-def test_commands_have_the_options_of_the_command_line(page: Path) -> None:
+def test_commands_have_the_options_of_the_command_line(page: Path, tmp_path: Path) -> None:
     """Parse each command as the command line does, without running it, and the methods and metrics that it names."""
     group = typer.main.get_command(app)
+    write_own_files(page, tmp_path)
     for line in commands(page):
         arguments = shlex.split(line, comments=True)[1:]
-        with group.make_context("clairvit", list(arguments)) as context:
+        with isolated(tmp_path), group.make_context("clairvit", list(arguments)) as context:
             name, command, rest = group.resolve_command(context, arguments)
             assert command is not None, line
             with command.make_context(name, rest, parent=context) as parsed:
@@ -231,12 +234,24 @@ def test_source_files_that_are_named_exist(page: Path) -> None:
 
 
 def test_the_write_a_method_example_works(tmp_path: Path) -> None:
-    with isolated(tmp_path) as namespace:
-        exec(python_blocks(ROOT / "docs" / "write-a-method.md")[0], namespace)
+    """The file, its facts and the study of the page; each of its commands runs, but the server."""
+    page = ROOT / "docs" / "write-a-method.md"
+    write_own_files(page, tmp_path)
+    photos(tmp_path, "photos/a.jpg", "photos/b.jpg")
+    with isolated(tmp_path):
+        for line in commands(page):
+            if not line.startswith("clairvit serve"):
+                run_command(line.removeprefix("clairvit "))
         ex = clairvit.explain("pets", "demo", "negative-attention+skipplus")
-    assert ex.maps.shape == (1, 14, 14)
-    assert ex.maps.min() >= 0
-    assert ex.maps.any()
+        assert ex.maps.shape == (1, 14, 14)
+        assert ex.maps.min() >= 0
+        assert ex.maps.any()
+        assert plain_language("negative-attention").title == "Negative attention"
+        assert "@misc{doe2026negative," in clairvit.cite("negative-attention")
+        with pytest.raises(clairvit.UnknownName, match="Did you mean 'negative-attention'"):
+            clairvit.parse_method("negattn")
+    assert (tmp_path / "maps").is_dir()
+    assert (tmp_path / "study" / "store.json").exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

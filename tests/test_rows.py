@@ -20,7 +20,9 @@ from clairvit.methods.explanation import Heads, Origin, TextRelevance
 from clairvit.metrics.check_result import CheckResult, MapCheck
 from clairvit.metrics.score import Curve, Score
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.state_hash import WeightsHash
 from clairvit.perturbation.patching import PatchSweep
+from clairvit.selection.ridge import Moments
 from clairvit.targets.base import ScoreContext, TargetBatch
 
 COUNT = 4
@@ -72,7 +74,7 @@ def explanation() -> cv.Explanation:
         heads=heads(),
         text_relevance=tuple(TextRelevance((f"word {row}",), numbers(1) + row) for row in range(COUNT)),
         notes=("first", "second"),
-        weights_hash="abc",
+        weights=WeightsHash("abc"),
         versions={"torch": "2"},
         checked=checks(),
         origin=Origin((None,) * COUNT, tuple(target().take([row]) for row in range(COUNT))),  # type: ignore[arg-type]
@@ -145,6 +147,11 @@ def index_target() -> ClassIndexTarget:
     return ClassIndexTarget(("a", "b", "c", "d"), (0, 1, 2, 3), "logit", index=torch.arange(COUNT)[:, None])
 
 
+def moments() -> Moments:
+    gram, cross, power = (numbers(*shape).numpy() for shape in ((COUNT, 2, 2), (COUNT, 2), (COUNT,)))
+    return Moments(gram, cross, power)
+
+
 INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     cv.Explanation: (explanation,),
     Heads: (heads,),
@@ -158,6 +165,7 @@ INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     ClassIndexTarget: (index_target,),
     ScoreContext: (lambda: ScoreContext(numbers(COUNT, 5), ("cat", "dog")),),
     SampleBatch: (batch,),
+    Moments: (moments,),
 }
 NOT_JOINED = {ImageDataset: "reading is a function of the row"}
 CASES = [
@@ -180,6 +188,8 @@ def assert_equal(value: Any, other: Any, place: str = "x") -> None:
     elif isinstance(value, Tensor):
         assert value.dtype == other.dtype, place
         assert torch.equal(value, other), place
+    elif isinstance(value, np.ndarray):
+        np.testing.assert_array_equal(value, other, place)
     elif isinstance(value, tuple):
         assert len(value) == len(other), place
         for index, pair in enumerate(zip(value, other, strict=True)):
@@ -352,7 +362,7 @@ def test_outputs_of_different_widths_are_padded() -> None:
 
 def test_origins_of_other_weights_are_not_kept() -> None:
     whole = explanation()
-    assert cv.Explanation.concat([whole, dataclasses.replace(whole, weights_hash="other")]).origin is None
+    assert cv.Explanation.concat([whole, dataclasses.replace(whole, weights=WeightsHash("other"))]).origin is None
 
 
 def test_a_data_set_of_rows_reads_these_rows() -> None:

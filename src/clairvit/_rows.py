@@ -98,6 +98,7 @@ class Rows:
     """
 
     _rules: ClassVar[Mapping[str, _Rule]] = {}
+    row_axes: ClassVar[Mapping[str, int]] = {}  # field with a value per row -> the axis of the rows in its tensor
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -110,15 +111,11 @@ class Rows:
                 )
         dataclass(frozen=True, eq=False)(cls)
         cls._rules = {entry.name: entry.metadata[_RULE] for entry in fields(cls)}  # type: ignore[arg-type]
+        cls.row_axes = {name: rule.axis for name, rule in cls._rules.items() if rule.axis is not None}
 
     def __len__(self) -> int:
-        name, axis = next(iter(self.row_axes().items()))
+        name, axis = next(iter(self.row_axes.items()))
         return row_count(getattr(self, name), axis) or 0
-
-    @classmethod
-    def row_axes(cls) -> dict[str, int]:
-        """Return the names of the fields with a value per row, and the axis of the rows in their tensors."""
-        return {name: rule.axis for name, rule in cls._rules.items() if rule.axis is not None}
 
     def take(self, rows: Sequence[int]) -> Self:
         """Return chosen rows, in this order, repeated as often as named."""

@@ -10,7 +10,6 @@ from torch import nn
 from clairvit.cli.image_job import (
     Failure,
     ImageResult,
-    LoadedImage,
     OutputPath,
     explain_or_split,
     file_stems,
@@ -26,9 +25,10 @@ from plotting.fakes import fake
 MODEL = Model(nn.Identity(), "none")
 
 
-def ready(*names: str) -> list[LoadedImage]:
-    grey = [torch.full((1, 3, 64, 64), float(shade)) for shade in range(len(names))]
-    return [LoadedImage(f"photos/{name}", Batch(grey[i], (name,))) for i, name in enumerate(names)]
+def ready(*names: str) -> Batch:
+    """Return a batch of grey images: of shade 0, 1, …"""
+    shades = torch.arange(float(len(names)))
+    return Batch(shades[:, None, None, None].expand(-1, 3, 64, 64), names)
 
 
 def sound(model: Model, batch: Batch, target: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def sound(model: Model, batch: Batch, target: Any) -> dict[str, Any]:
 
 def test_every_image_gets_its_own_part_and_name() -> None:
     results = explain_or_split(MODEL, ready("a.jpg", "b.jpg"), [], sound, any_succeeded=False)
-    assert [outcome.image for outcome in results] == ["photos/a.jpg", "photos/b.jpg"]
+    assert [outcome.image for outcome in results] == ["a.jpg", "b.jpg"]
     assert isinstance(results[1], ImageResult)
     assert results[1].explanations["legrad"].names == ("b.jpg",)
     assert len(results[1].explanations["legrad"]) == 1
@@ -51,7 +51,7 @@ def test_an_image_that_breaks_its_batch_is_left_out_alone() -> None:
 
     outcomes = explain_or_split(MODEL, ready("a", "b", "c"), [], fussy, any_succeeded=False)
     assert [type(outcome) for outcome in outcomes] == [ImageResult, Failure, ImageResult]
-    assert outcomes[1] == Failure("photos/b", "NaN came out.")
+    assert outcomes[1] == Failure("b", "NaN came out.")
 
 
 def test_a_request_that_never_works_is_one_error_not_a_list_of_failures() -> None:

@@ -6,9 +6,11 @@ import ast
 import base64
 import io
 import json
+import os
 import random
 import re
 import shlex
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 from matplotlib import pyplot
 
+from clairvit import plugins
 from clairvit.cli import main
 from clairvit.methods.registry import METHODS
 from clairvit.metrics.registry import METRICS
@@ -33,9 +36,18 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
+def write_own_files(page: Path, folder: Path) -> None:
+    """Write the blocks of a page that begin with `# my.py` or `# my.toml` to files of that name."""
+    for name, text in re.findall(r"```\w+\n# (\w+\.\w+)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def isolated(folder: Path) -> Iterator[dict[str, Any]]:
-    """Give a namespace to run code in; restore folder, random state, registries, warnings and figures at the end."""
+    """Give a namespace to run code in; restore folder, random state, registries, warnings and figures at the end.
+
+    Files of the folder that were imported are forgotten.
+    """
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with chdir(folder), METHODS.restored(), METRICS.restored(), torch.random.fork_rng(), warnings.catch_warnings():
@@ -43,6 +55,11 @@ def isolated(folder: Path) -> Iterator[dict[str, Any]]:
             torch.manual_seed(0)
             yield {"__name__": "__main__"}
     finally:
+        for name, module in [*sys.modules.items()]:
+            if str(getattr(module, "__file__", None)).startswith(f"{folder}{os.sep}"):
+                del sys.modules[name]
+        for source in plugins.imported():
+            del plugins._imported[source]
         pyplot.close("all")
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002

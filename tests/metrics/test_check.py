@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit._rng import image_seeds, make_generator
-from clairvit.metrics import check as checking
+from clairvit.methods.runs import CHUNK_SIZE
 from clairvit.metrics.check import DRAWS, FRACTIONS, _ties_at_the_cut, log_odds, quantity_of, removal_effects
 from clairvit.metrics.check_result import CHANCE, LARGEST_EFFECT, SUPPORTED, judge
 from clairvit.targets.base import TargetBatch
@@ -493,7 +493,7 @@ def test_result_is_a_sequence_and_names_its_images(vit: cv.Model) -> None:
 def test_chunks_are_joined(vit: cv.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     explanation = cv.explain(vit, photos(3), "genatt", target=3)
     whole = explanation.check()
-    monkeypatch.setattr(checking, "CHUNK_SIZE", {"cpu": 2})
+    monkeypatch.setitem(CHUNK_SIZE, "cpu", 2)
     parts = explanation.check()
     assert parts.cost.forwards == whole.cost.forwards
     assert [check.verdict for check in parts] == [check.verdict for check in whole]

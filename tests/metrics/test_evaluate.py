@@ -251,7 +251,7 @@ def test_nothing_is_kept_of_images_that_are_done(tmp_path: Path, monkeypatch: py
             kept = (one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter))
             alive.append(sum(one.numel() * one.element_size() for one in kept))
 
-    monkeypatch.setattr("clairvit.metrics.evaluate.iter_batches", watched)
+    monkeypatch.setattr("clairvit.methods.runs.iter_batches", watched)
     cv.evaluate(wrapped(KIND), paths, ["ixg", "rollout"], ["deletion(steps=2)", "sparseness", "random-logit"], target=3)
     assert len(alive) == 6
     image = 3 * 32 * 32 * 4

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.explain import CHUNK_SIZE
+from clairvit.methods.runs import CHUNK_SIZE
 from clairvit.models.coerce import StreamedImages, as_images
 from helpers.tiny_models import wrapped
 

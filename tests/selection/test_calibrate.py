@@ -28,6 +28,7 @@ from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.methods.calibrated import KINDS, PRIOR_METHOD, Calibration, calibrated_spec, scaled_layer_maps, table_of
 from clairvit.methods.recipe import read_recipe
+from clairvit.methods.runs import CHUNK_SIZE, Question
 from clairvit.metrics.registry import METRICS as METRIC_REGISTRY
 from clairvit.metrics.registry import resolve_metric
 from clairvit.selection.calibrate import (
@@ -158,9 +159,9 @@ def test_the_cost_is_one_forward_and_a_backward_per_table() -> None:
 # The data and the fit -------------------------------------------------------------------------------------------------
 
 
-def request(**others: Any) -> CalibrationRequest:
+def request(seed: int = 0, sets: int = SETS) -> CalibrationRequest:
     model, images = model_and_images()
-    return CalibrationRequest(model, as_dataset(images, model), **{"sets": SETS, **others})
+    return CalibrationRequest(Question.of_dataset(model, images, seed=seed), sets=sets)
 
 
 def test_observations_are_sums_over_random_sets_and_the_probability_with_them() -> None:
@@ -236,7 +237,7 @@ def test_data_of_an_image_do_not_reach_its_own_weights() -> None:
     first = fit_calibration(request())
     changed = images.clone()
     changed[4] = pixels(NAME, 1, seed=99, dtype=torch.float64)[0]
-    second = fit_calibration(CalibrationRequest(model, as_dataset(changed, model), sets=SETS))
+    second = fit_calibration(CalibrationRequest(Question.of_dataset(model, changed), sets=SETS))
     for (rows, before), (_, after) in zip(first.parts, second.parts, strict=True):
         assert (before == after) == (4 in rows)
 
@@ -488,7 +489,7 @@ def test_an_edited_metric_of_ones_own_is_scored_again(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(calibrate_module.CHUNK_SIZE, "cpu", 3)
+    monkeypatch.setitem(CHUNK_SIZE, "cpu", 3)
     model, images = double(NAME, COUNT)
     blocks = model.module.blocks
     assert isinstance(blocks, nn.Module)

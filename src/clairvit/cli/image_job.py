@@ -18,7 +18,7 @@ from clairvit.cli.arguments import GeneratedAnswer, read_targets, targets_of_ima
 from clairvit.cli.console import progress_bar
 from clairvit.cli.hints import with_options
 from clairvit.cli.options import ModelOptions, OutputOptions, RunOptions, TargetOptions
-from clairvit.data.pipeline import WriteBehind, decode_workers, read_ahead
+from clairvit.data.pipeline import WriteBehind
 from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
@@ -223,29 +223,15 @@ def find_image_files(arguments: Sequence[str]) -> tuple[list[str], list[Failure]
 
 def read_images(paths: Sequence[str], model: Model, failures: list[Failure]) -> Batch | None:
     """Return the images that can be read as one batch; the others are added to `failures`."""
-    import torch
+    from clairvit.data.dataset import iter_batches, photo_dataset
+    from clairvit.models.images import Batch
 
-    from clairvit.models.images import Batch, prepare
+    def on_error(image: str, error: ClairError) -> None:
+        failures.append(Failure(image, with_options(error)))
 
-    batches: list[Batch] = []
-    for path in paths:
-        try:
-            batches.append(prepare([path], model))
-        except BadInput as error:
-            failures.append(Failure(path, with_options(error)))
-    if not batches:
-        return None
-    names = tuple(name for batch in batches for name in batch.names)
-    notes = tuple(dict.fromkeys(note for batch in batches for note in batch.notes))
-    return Batch(torch.cat([batch.pixels for batch in batches]), names, notes=notes)
-
-
-@dataclass(frozen=True)
-class LoadedImage:
-    """An image as the model takes it."""
-
-    image: str
-    batch: Batch  # of one
+    with closing(iter_batches(photo_dataset(paths, model), model, max(1, len(paths)), on_error)) as batches:
+        part = next(batches, None)
+    return None if part is None else Batch(part.pixels, part.names, notes=part.notes)
 
 
 def explain_images(
@@ -255,67 +241,60 @@ def explain_images(
 
     Threads decode the images of the next batch while the model explains one; close the generator to end them.
     """
-    from clairvit.models.images import decode, prepare
+    from clairvit.data.dataset import iter_batches, photo_dataset
+    from clairvit.models.images import Batch
 
     generated = any(isinstance(target, GeneratedAnswer) for target in targets)
     size = 1 if len(targets) > 1 or generated else batch_size
-    read = prepare if model.preprocess.frames is not None else decode
-    threads = min(decode_workers(), len(images)) if len(images) > 1 else 0
+    failures: list[Failure] = []
+
+    def on_error(image: str, error: ClairError) -> None:
+        failures.append(Failure(image, with_options(error)))
+
     any_succeeded = False
-    with read_ahead(lambda image: read([image], model), images, workers=threads, ahead=max(size, threads)) as reads:
-        for start in range(0, len(images), size):
-            loaded: list[LoadedImage] = []
-            for image in images[start : start + size]:
-                decoded = next(reads)
-                try:
-                    loaded.append(LoadedImage(image, decoded()))
-                except BadInput as error:
-                    yield Failure(image, with_options(error))
-            for outcome in explain_or_split(model, loaded, targets, explain, any_succeeded):
+    with closing(iter_batches(photo_dataset(images, model), model, size, on_error)) as batches:
+        for part in batches:
+            yield from failures
+            failures.clear()
+            batch = Batch(part.pixels, part.names, notes=part.notes)
+            for outcome in explain_or_split(model, batch, targets, explain, any_succeeded):
                 any_succeeded = any_succeeded or isinstance(outcome, ImageResult)
                 yield outcome
+        yield from failures
 
 
 def explain_or_split(
-    model: Model, images: Sequence[LoadedImage], targets: Sequence[Any], explain: ExplainBatch, any_succeeded: bool
+    model: Model, batch: Batch, targets: Sequence[Any], explain: ExplainBatch, any_succeeded: bool
 ) -> list[ImageResult | Failure]:
     """Explain a batch, or image by image if that fails; raise the error if no image ever succeeded."""
-    if not images:
-        return []
     try:
-        return list(_explain_batch(model, images, targets, explain))
+        return list(_explain_batch(model, batch, targets, explain))
     except ClairError as error:
-        if len(images) == 1:
-            outcomes: list[ImageResult | Failure] = [Failure(images[0].image, with_options(error))]
+        if len(batch) == 1:
+            outcomes: list[ImageResult | Failure] = [Failure(batch.names[0], with_options(error))]
         else:
             outcomes = [
-                outcome for image in images for outcome in explain_or_split(model, [image], targets, explain, True)
+                outcome
+                for row, name in enumerate(batch.names)
+                for outcome in explain_or_split(
+                    model, replace(batch, pixels=batch.pixels[row : row + 1], names=(name,)), targets, explain, True
+                )
             ]
         if not any_succeeded and all(isinstance(outcome, Failure) for outcome in outcomes):
             raise
         return outcomes
 
 
-def _explain_batch(
-    model: Model, images: Sequence[LoadedImage], targets: Sequence[Any], explain: ExplainBatch
-) -> Iterator[ImageResult]:
-    import torch
-
-    from clairvit.models.images import Batch, to_device
-
-    pixels = torch.cat([image.batch.pixels for image in images])
-    names = tuple(name for image in images for name in image.batch.names)
-    notes = tuple(dict.fromkeys(note for image in images for note in image.batch.notes))
-    batch = Batch(to_device(pixels, model), names, single=False, notes=notes)
+def _explain_batch(model: Model, batch: Batch, targets: Sequence[Any], explain: ExplainBatch) -> Iterator[ImageResult]:
     targets = targets_of_image(targets, model, batch)
     several = len(targets) > 1
     explanations = explain(model, replace(batch, single=several), list(targets) or None)
     skipped, cost = getattr(explanations, "skipped", {}), getattr(explanations, "cost", None)
-    for position, image in enumerate(images):
+    for position, name in enumerate(batch.names):
         by_method = {
             method: explanation if several else explanation[position] for method, explanation in explanations.items()
         }
-        yield ImageResult(image.image, by_method, skipped, cost)
+        yield ImageResult(name, by_method, skipped, cost)
 
 
 def output_path(out: str, check: Callable[[Path], object] | None = None) -> OutputPath:

@@ -25,6 +25,8 @@ from clairvit.models.coerce import LabelledImages, as_images
 from clairvit.models.image_files import picture_size, read_picture
 from clairvit.models.images import (
     Batch,
+    UnusualRange,
+    decode,
     image_name,
     list_clips,
     list_images,
@@ -52,6 +54,7 @@ class Sample:
     label: int | str | None = None  # the true class
     other: int | str | None = None  # a class of another object in the image
     parts: RemovableParts | None = None  # what can be removed from the image
+    notes: tuple[str, ...] = ()  # preprocessing that was assumed, and how the file was read
 
 
 def _renumbered(function: Callable[..., Any], rows: list[int]) -> Callable[..., Any]:
@@ -75,23 +78,34 @@ class ImageDataset(Rows):
     concurrent: bool = same(default=False)  # `read` and `content_hash` may be called in several threads at once
 
 
-class SampleBatch(Rows):
-    """Samples of a dataset, stacked."""
+def _take_unusual(ranges: tuple[UnusualRange, ...], rows: list[int]) -> tuple[UnusualRange, ...]:
+    """Return the ranges of chosen rows, under their new numbers; a range of all images stays."""
+    chosen = [replace(item, row=rows.index(item.row)) for item in ranges if item.row in rows]
+    return (*(item for item in ranges if item.row is None), *chosen)
 
-    rows: tuple[int, ...] = per_row()  # in the dataset
+
+class SampleBatch(Rows):
+    """Some images as the model takes them, stacked, with what is known about them."""
+
+    rows: tuple[int, ...] = per_row()  # among all images
     names: tuple[str, ...] = per_row()
     pixels: Tensor = per_row()  # [B, 3, H, W]
-    masks: Tensor | None = per_row()  # bool [B, H, W]; all False where there is no annotation
-    void: Tensor | None = per_row()  # bool [B, H, W]
-    lacks_mask: tuple[bool, ...] = per_row()  # True for an image without a mask where others have one
-    labels: tuple[int | str | None, ...] | None = per_row()
-    others: tuple[int | str | None, ...] | None = per_row()
+    masks: Tensor | None = per_row(default=None)  # bool [B, H, W]; all False where there is no annotation
+    void: Tensor | None = per_row(default=None)  # bool [B, H, W]
+    lacks_mask: tuple[bool, ...] = per_row(default=())  # True for an image without a mask where others have one
+    labels: tuple[int | str | None, ...] | None = per_row(default=None)
+    others: tuple[int | str | None, ...] | None = per_row(default=None)
     parts: tuple[RemovableParts, ...] | None = per_row(default=None)
+    notes: tuple[str, ...] = union(default=())  # preprocessing that was assumed, and values that look wrong
+    unusual: tuple[UnusualRange, ...] = per_row(default=(), take=_take_unusual)  # values that are in no note yet
 
     @property
     def unmasked(self) -> tuple[str, ...]:
         """Return the names of images without a mask."""
-        return tuple(name for name, lacks in zip(self.names, self.lacks_mask, strict=True) if lacks)
+        return tuple(name for name, lacks in zip(self.names, self.lacks_mask, strict=False) if lacks)
+
+
+ImageSource = Batch | LabelledImages | ImageDataset  # what `iter_batches` reads
 
 
 def void_as_object(dataset: ImageDataset) -> ImageDataset:
@@ -107,23 +121,56 @@ def void_as_object(dataset: ImageDataset) -> ImageDataset:
 
 
 def iter_batches(
-    dataset: ImageDataset, model: Model, size: int, on_error: ErrorHandler | None = None, workers: int | None = None
+    images: ImageSource,
+    model: Model,
+    size: int | None,
+    on_error: ErrorHandler | None = None,
+    workers: int | None = None,
 ) -> Generator[SampleBatch, None, None]:
     """Yield batches of at most `size` images; the images of the next batch are decoded while the caller works on one.
 
     Close the generator (`contextlib.closing`) where its consumer may raise: only then its threads end at once.
 
     Args:
-        dataset: The images.
+        images: A data set, images that are read as they are asked for, or a batch that is prepared already.
         model: Gives preprocessing, device and dtype.
-        size: Images per batch.
-        on_error: Called for each image that cannot be read; without it the first one raises.
+        size: Images per batch; None, for a prepared batch, is all of them.
+        on_error: Called for each image of a data set that cannot be read; without it the first one raises.
         workers: Threads that decode; 0 decodes in this one, None chooses. A dataset that is not `concurrent` has none.
     """
+    if isinstance(images, Batch):
+        count = len(images)
+        for start in range(0, count, size or count):
+            rows = range(start, min(start + (size or count), count))
+            part = slice(rows.start, rows.stop)
+            yield SampleBatch(
+                tuple(rows), images.names[part], images.pixels[part], notes=images.notes, unusual=images.unusual
+            )
+        return
+    assert size is not None
+    if isinstance(images, LabelledImages):
+        if images.first is None:
+            raise BadInput("The data set has no images; expected at least one.")
+        start = 0
+        for items, names in images.chunks(size):
+            read = prepare_part(items, model)
+            rows = range(start, start + len(items))
+            yield SampleBatch(tuple(rows), names, read.pixels, notes=read.notes, unusual=read.unusual)
+            start = rows.stop
+        return
+    yield from _iter_dataset(images, model, size, on_error, workers)
+
+
+def _iter_dataset(
+    dataset: ImageDataset, model: Model, size: int, on_error: ErrorHandler | None, workers: int | None
+) -> Generator[SampleBatch, None, None]:
+    """Yield batches of a data set; images that cannot be read are left out where `on_error` takes their errors."""
     check_traceable(model.module, model.name)
     threads = decode_workers() if workers is None else workers
     threads = min(threads, len(dataset)) if dataset.concurrent and len(dataset) > 1 else 0
-    with read_ahead(lambda row: dataset.read(row, model), range(len(dataset)), workers=threads, ahead=size) as reads:
+    with read_ahead(
+        lambda row: dataset.read(row, model), range(len(dataset)), workers=threads, ahead=max(size, threads)
+    ) as reads:
         for start in range(0, len(dataset), size):
             samples: dict[int, Sample] = {}
             for row in range(start, min(start + size, len(dataset))):
@@ -158,6 +205,7 @@ def _stack(dataset: ImageDataset, samples: dict[int, Sample], model: Model) -> S
         labels=tuple(sample.label for sample in samples.values()) if dataset.has_labels else None,
         others=tuple(sample.other for sample in samples.values()) if dataset.has_others else None,
         parts=_stack_parts(dataset, samples) if dataset.has_parts else None,
+        notes=tuple(dict.fromkeys(note for sample in samples.values() for note in sample.notes)),
     )
 
 
@@ -228,6 +276,22 @@ def as_dataset(
         others is not None,
         concurrent=not callable(masks) and isinstance(items, list) and all(isinstance(i, str | Path) for i in items),
     )
+
+
+def photo_dataset(paths: Sequence[str], model: Model) -> ImageDataset:
+    """Return image files without annotations, with the notes that `prepare` makes; each is a photo of its own.
+
+    Args:
+        paths: Files, which are also the names of the images.
+        model: A model of clips takes no single photos: each is then refused when it is read.
+    """
+    read_photo = prepare if model.preprocess.frames is not None else decode
+
+    def read(row: int, model: Model) -> Sample:
+        photo = read_photo([paths[row]], model)
+        return Sample(photo.pixels[0], notes=photo.notes)
+
+    return ImageDataset(tuple(paths), read, lambda row: digest(Path(paths[row])), concurrent=True)
 
 
 def _list_items(images: Any, model: Model) -> Sequence[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,12 +25,13 @@ from clairvit.diagnostics.inspection import (
 from clairvit.diagnostics.report import Check, Status
 from clairvit.errors import ClairError, NotApplicable
 from clairvit.methods.executor import Result
-from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.planner import run_all
 from clairvit.methods.registry import list_methods
+from clairvit.methods.runs import Question, iter_runs
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
-from clairvit.targets.base import TargetBatch, class_agnostic_target
+from clairvit.targets.base import TargetBatch
 from clairvit.targets.resolve import resolve_for
 from clairvit.tracing.module_state import own_grad_mode
 
@@ -175,12 +177,10 @@ def run_methods(model: Model, pixels: Tensor, specs: Sequence[MethodSpec], seed:
     An exception that is none of ClairViT's own is returned as an `UnexpectedError`.
     """
     try:
-        recording = record_for(specs, model, pixels)
-        if model.classifier:
-            (target,) = resolve_for(model, None, recording.logits.detach())
-        else:
-            target = class_agnostic_target(len(pixels))
-        results = run_all(specs, recording, [target], seed=seed)
+        batch = Batch(pixels, tuple(f"image {number + 1}" for number in range(len(pixels))))
+        with closing(iter_runs(Question.of(model, batch), specs)) as runs:
+            run = next(runs)
+        results = run_all(specs, run.recording, run.targets, seed=seed)
         return {text: runs[0] if runs[0].error is None else runs[0].error for text, runs in results.items()}
     except Exception as error:  # forward and backward run the user's code, which may raise anything
         if len(specs) == 1:

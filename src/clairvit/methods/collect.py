@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import platform
+import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,112 +20,100 @@ from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Comparison, Explanation, Origin, TextRelevance
 from clairvit.methods.spec import MethodSpec
-from clairvit.models.images import Batch, named_images
+from clairvit.models.images import named_images
 from clairvit.models.model import Model
 from clairvit.models.readout import readout_text
 from clairvit.targets.base import TargetBatch
-from clairvit.tracing.recording import Recording
+
+if TYPE_CHECKING:
+    from clairvit.methods.runs import Run
 
 HALF_DIGITS = {torch.float16: 3, torch.bfloat16: 2}  # decimal digits of half precision
 ROUNDINGS = 16  # a map whose values differ by no more than so many roundings of the largest one is constant
 
 
 def collect(
-    model: Model,
-    batch: Batch,
-    recording: Recording,
+    run: Run,
     specs: Sequence[MethodSpec],
     targets: Sequence[TargetBatch],
     results: dict[str, list[Result]],
-    seed: int,
-    seconds: float,
-    weights_hash: str,
-    *,
     checks: Sequence[MapChecks],
-    on_host: Callable[[Tensor], Tensor] = Tensor.cpu,
+    *,
+    seed: int,
     skip: bool,
 ) -> Comparison:
     """Return an explanation per method; one that does not fit the model is raised, or with `skip` left out.
 
-    `checks` are those of the maps of all results, `on_host` returns a tensor's copy on the CPU.
+    Args:
+        run: The recorded batch.
+        specs: The methods.
+        targets: The targets that the methods were run for: those of the run, or the first of them.
+        results: Method text -> one result per target.
+        checks: Those of the maps of all results.
+        seed: The seed of everything random.
+        skip: Leave methods out that do not fit the model.
     """
-    comparison = Comparison()
-    comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
-    common = _common_fields(model, batch, recording, targets, seed, weights_hash, on_host)
+    seconds = time.perf_counter() - run.started
+    model, batch, recording, on_host = run.model, run.batch, run.recording, run.passes.on_host
+    count, logits = len(targets), recording.logits.detach()
+    repeated, names = logits.repeat(count, 1), batch.names * count
+    classes = tuple(index for target in targets for index in target.classes)
+    probabilities = model.probabilities(on_host(recording.logits).detach().repeat(count, 1))
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
-    about_model = (*activated, *recording.structure.notes, *_precision_note(model), *_softmax_note(model, batch))
-    shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
+    about_model = (*activated, *recording.structure.notes, *_precision_note(model), *_softmax_note(model, batch.notes))
     unmoved = _listed_once(results, on_host)
     properties = {text: of_maps for check in checks for text, of_maps in check.read(on_host).items()}
+    shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
+    common: dict[str, Any] = {  # rows are images within targets
+        "targets": tuple(name for target in targets for name in target.names),
+        "classes": classes,
+        "logits": repeated,
+        "probabilities": _class_probabilities(probabilities if model.classifier else None, classes),
+        "pixels": batch.pixels if count == 1 else batch.pixels.repeat(count, *(1,) * (batch.pixels.ndim - 1)),
+        "names": names,
+        "model": model.name,
+        "labels": model.labels,
+        "preprocess": model.preprocess,
+        "seed": seed,
+        "classifier": model.classifier,
+        "activation": model.activation_of(logits),
+        "weights": run.passes.weights_hash,
+        "versions": versions(),
+        "origin": Origin.of(model, TargetBatch.concat(target.by_row(recording.logits) for target in targets)),
+    }
+    comparison = Comparison()
+    comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
     for spec in specs:
-        runs = results[spec.text]
-        error = next((result.error for result in runs if result.error is not None), None)
+        of_targets = results[spec.text]
+        error = next((result.error for result in of_targets if result.error is not None), None)
         if error is not None:
             if not skip:
                 raise error
             comparison.skipped[spec.text] = str(error)
             continue
         checked = properties[spec.text]
-        marks = [is_unmoved for result in runs for is_unmoved in unmoved(result.unmoved)]
-        notes = _checked_notes(spec, runs, checked, marks, common.names, len(recording.inputs), on_host)
-        has_layers = all(result.layers is not None for result in runs)
-        own_seconds = sum(result.seconds for result in runs)
-        passes = sum((result.own_cost for result in runs), Cost(1, len(targets) * spec.backwards))
-        comparison[spec.text] = replace(
-            common,
-            maps=_joined_maps([result.maps for result in runs]),
+        marks = [is_unmoved for result in of_targets for is_unmoved in unmoved(result.unmoved)]
+        notes = _checked_notes(spec, of_targets, checked, marks, names, len(recording.inputs), on_host)
+        has_layers = all(result.layers is not None for result in of_targets)
+        own_seconds = sum(result.seconds for result in of_targets)
+        passes = sum((result.own_cost for result in of_targets), Cost(1, count * spec.backwards))
+        comparison[spec.text] = Explanation(
+            **common,
+            maps=_joined_maps([result.maps for result in of_targets]),
             method=spec.text,
             # Heads that are mixed after the softmax (CaiT) can make even an attention map negative.
             signed=(spec.method.signed and not spec.relu) or any(checked.negative),
-            score=runs[0].score or targets[0].score,
+            score=of_targets[0].score or targets[0].score,
             cost=passes + Cost(seconds=shared_seconds + own_seconds, own_seconds=own_seconds),
-            standard_error=_stored_if_all([result.standard_error for result in runs]),
-            chosen=_stored_if_all([result.chosen for result in runs]),
-            layers=torch.cat([_stored(result.layers) for result in runs], 1) if has_layers else None,
-            text_relevance=_text_relevance(model, runs),
+            standard_error=_stored_if_all([result.standard_error for result in of_targets]),
+            chosen=_stored_if_all([result.chosen for result in of_targets]),
+            layers=torch.cat([_stored(result.layers) for result in of_targets], 1) if has_layers else None,
+            text_relevance=_text_relevance(model, of_targets),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
             notes=(*batch.notes, *recording.notes, *notes, *about_model),
         )
     return comparison
-
-
-def _common_fields(
-    model: Model,
-    batch: Batch,
-    recording: Recording,
-    targets: Sequence[TargetBatch],
-    seed: int,
-    weights_hash: str,
-    on_host: Callable[[Tensor], Tensor],
-) -> Explanation:
-    """Return an explanation without maps that holds what all methods share; rows are images within targets."""
-    count = len(targets)
-    logits = recording.logits.detach().repeat(count, 1)
-    classes = tuple(index for target in targets for index in target.classes)
-    probabilities = model.probabilities(on_host(recording.logits).detach().repeat(count, 1))
-    return Explanation(
-        maps=logits.new_empty(0),
-        method="",
-        signed=False,
-        targets=tuple(name for target in targets for name in target.names),
-        classes=classes,
-        score="",
-        logits=logits,
-        probabilities=_class_probabilities(probabilities if model.classifier else None, classes),
-        pixels=batch.pixels if count == 1 else batch.pixels.repeat(count, *(1,) * (batch.pixels.ndim - 1)),
-        names=batch.names * count,
-        model=model.name,
-        labels=model.labels,
-        preprocess=model.preprocess,
-        seed=seed,
-        cost=Cost(),
-        classifier=model.classifier,
-        activation=model.activation_of(logits),
-        weights_hash=weights_hash,
-        versions=versions(),
-        origin=Origin.of(model, TargetBatch.concat(target.by_row(recording.logits) for target in targets)),
-    )
 
 
 def _precision_note(model: Model) -> tuple[str, ...]:
@@ -135,9 +125,9 @@ def _precision_note(model: Model) -> tuple[str, ...]:
     return (f"{model.name} runs in {kind}, about {digits} digits: small relevances are rounding noise.",)
 
 
-def _softmax_note(model: Model, batch: Batch) -> tuple[str, ...]:
+def _softmax_note(model: Model, notes: Sequence[str]) -> tuple[str, ...]:
     """Return a note that nothing states a softmax, for a model whose user has not described it at all."""
-    if not model.assumes_classes or not set(batch.notes) & set(model.assumptions):
+    if not model.assumes_classes or not set(notes) & set(model.assumptions):
         return ()
     return ("A softmax was assumed: one class per image. If several can be right at once, give activation='sigmoid'.",)
 

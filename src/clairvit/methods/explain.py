@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -13,25 +13,21 @@ import torch
 from torch import Tensor
 
 from clairvit._cost import Cost
-from clairvit._rng import check_seed
-from clairvit.errors import Argument, BadInput, NotApplicable
-from clairvit.execution import ExecutionOptions
-from clairvit.methods.collect import checks_of_maps, collect
-from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest
+from clairvit.errors import BadInput, NotApplicable
+from clairvit.methods.collect import collect
 from clairvit.methods.explanation import Comparison, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
-from clairvit.methods.planner import misfits, record_for, run_all
+from clairvit.methods.passes import Replay
+from clairvit.methods.planner import misfits
 from clairvit.methods.recipe import method_text_for
-from clairvit.methods.recommended import DefaultMethod, default_method, defaults_for, kind_of_model, reason_for_default
+from clairvit.methods.recommended import default_method, defaults_for, kind_of_model, reason_for_default
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
+from clairvit.methods.runs import Question, Run, iter_runs
 from clairvit.methods.spec import MethodSpec, resolve_method
-from clairvit.models.coerce import LabelledImages, ModelLike, model_and_images
-from clairvit.models.images import Batch, UnusualRange, image_name, prepare, prepare_part, unusual_notes
-from clairvit.models.model import Model
-from clairvit.models.state_hash import state_hash
-from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch, class_agnostic_target
-from clairvit.targets.resolve import readout_models, resolve_for
+from clairvit.models.coerce import ModelLike
+from clairvit.models.images import Batch, UnusualRange, unusual_notes
+from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.structure import ModelStructure, model_structure
 
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
     from clairvit.methods.recipe import Recipe
 
 MOST_NAMED = 6  # targets that a note lists
-CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # images of a data set that are explained together
 # The methods of `compare` when none are named: the best known of each family
 DEFAULT_PANEL = (
     *("raw-attention", "rollout", "grad-rollout", "attcam", "genatt", "gmar-l1", "legrad", "focusvit", "attcat"),
@@ -114,68 +109,59 @@ def explain(
         >>> cv.explain(model, "demo", "genatt", targets=["Bengal", "Beagle"]).maps.shape
         torch.Size([2, 14, 14])
     """
-    method = str(method) if isinstance(method, MethodSpec) else method
-    default = method is None and recipe is None
-    if recipe is None and isinstance(method, str) and not method.lower().endswith(".json"):
-        resolve_method(method, **options)  # a misspelt method is refused before a model is loaded
-    model, images = model_and_images(model, images, inputs)
-    text = default_method() if default else method_text_for(model, method, recipe)
-    request = _Request(
+    spec: MethodSpec | None = None
+    is_file = isinstance(method, str) and method.lower().endswith(".json")
+    if recipe is None and isinstance(method, str | MethodSpec) and not is_file:
+        spec = resolve_method(method, **options)  # a misspelt method is refused before a model is loaded
+    question = Question.of(
         model,
-        (resolve_method(text, **options),),
-        _target_list(target, targets),
-        score,
-        check_seed(seed),
-        layers,
-        ExecutionOptions.from_caller(batch_size, autocast),
-        by_head=by_head,
-        once=True,
+        images,
+        target,
+        targets=targets,
+        score=score,
+        seed=seed,
+        batch_size=batch_size,
+        autocast=autocast,
+        inputs=inputs,
     )
-    run = _explain_by_default if default and not options else _explain_images
-    return next(iter(_explain_readouts(request, images, run).values()))
+    if spec is None and (method is not None or recipe is not None):
+        named = method.text if isinstance(method, MethodSpec) else method
+        spec = resolve_method(method_text_for(question.model, named, recipe), **options)
+    elif spec is None and options:
+        spec = resolve_method(default_method(), **options)
+    if spec is None:
+        return _explain_by_default(question, layers=layers, by_head=by_head)
+    return next(iter(_explain(question, [spec], layers=layers, by_head=by_head, once=True).values()))
 
 
-def _explain_by_default(request: _Request, images: Any) -> Comparison:
+def _explain_by_default(question: Question, *, layers: bool, by_head: bool) -> Explanation:
     """Explain with the default method for this kind of model, or the first of its fallbacks that fits; notes say so."""
-    if isinstance(images, LabelledImages):
-        first = None if images.first is None else prepare_part([images.first], request.model)
-    else:
-        images = first = prepare(images, request.model)
-    if first is None:
-        raise BadInput("The data set has no images; expected at least one.")
-    structure = model_structure(request.model, first.pixels)
+    model = question.readouts[0][0]
+    structure = model_structure(model, question.first_image().pixels)
     notes = [
-        f"{request.model.name} gives no gradient: {barrier.reason}."
-        for barrier in structure.barriers[:1]
-        if barrier.reason
+        f"{model.name} gives no gradient: {barrier.reason}." for barrier in structure.barriers[:1] if barrier.reason
     ]
-    *preferred, last = defaults_for(structure)
-    if first is images:
-        request = replace(request, structure=structure)
-    for item in preferred:
+    known = structure if isinstance(question.images, Batch) else None
+    items = defaults_for(structure)
+    for item in items:
         try:
-            (explanation,) = _explain_images(replace(request, specs=(resolve_method(item.method),)), images).values()
+            comparison = _explain(
+                question, [resolve_method(item.method)], layers=layers, by_head=by_head, once=True, structure=known
+            )
         except NotApplicable as error:
+            if item is items[-1]:
+                raise
             notes.append(f"The default {item.method} does not fit this model: {error}")
-        else:
-            return _with_default_notes(explanation, item, structure, notes)
-    (explanation,) = _explain_images(replace(request, specs=(resolve_method(last.method),)), images).values()
-    return _with_default_notes(explanation, last, structure, notes)
-
-
-def _with_default_notes(
-    explanation: Explanation, item: DefaultMethod, structure: ModelStructure, notes: Sequence[str]
-) -> Comparison:
-    """Return the explanation with the reason for its method, unless it is the usual one."""
-    if item.method != default_method():
-        why = reason_for_default(item, structure)
-        reason = f"{item.method} was used, the default for this kind of model: {why}."
-        if item.models != kind_of_model(structure):
-            reason = f"{item.method} was used: {why}."
-        explanation = replace(explanation, notes=(*explanation.notes, *notes, reason))
-    comparison = Comparison()
-    comparison[explanation.method], comparison.cost = explanation, explanation.cost
-    return comparison
+            continue
+        break
+    (explanation,) = comparison.values()
+    if item.method == default_method():
+        return explanation
+    why = reason_for_default(item, structure)
+    reason = f"{item.method} was used, the default for this kind of model: {why}."
+    if item.models != kind_of_model(structure):
+        reason = f"{item.method} was used: {why}."
+    return replace(explanation, notes=(*explanation.notes, *notes, reason))
 
 
 def compare(
@@ -230,18 +216,18 @@ def compare(
             f"methods={methods!r} was given; expected a list of names such as ['rollout', 'legrad'], or 'all'."
         )
     specs = {spec.text: spec for spec in map(resolve_method, expand_all(listed))}
-    model, images = model_and_images(model, images, inputs)
-    request = _Request(
+    question = Question.of(
         model,
-        tuple(specs.values()),
-        _target_list(target, targets),
-        score,
-        check_seed(seed),
-        layers,
-        ExecutionOptions.from_caller(batch_size, autocast),
-        skip=skip or ALL in listed,
+        images,
+        target,
+        targets=targets,
+        score=score,
+        seed=seed,
+        batch_size=batch_size,
+        autocast=autocast,
+        inputs=inputs,
     )
-    return _explain_readouts(request, images, _explain_images)
+    return _explain(question, tuple(specs.values()), layers=layers, skip=skip or ALL in listed)
 
 
 def expand_all(methods: Sequence[str | MethodSpec]) -> list[str]:
@@ -256,276 +242,133 @@ def expand_all(methods: Sequence[str | MethodSpec]) -> list[str]:
     return [listed[i] for i in by_family(resolve_method(text).method.family for text in listed)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Request:
-    """The arguments of `explain` and `compare`, checked."""
+@own_grad_mode()
+def _explain(
+    question: Question,
+    specs: Sequence[MethodSpec],
+    *,
+    layers: bool = False,
+    by_head: bool = False,
+    skip: bool = False,
+    once: bool = False,
+    structure: ModelStructure | None = None,
+) -> Comparison:
+    """Run methods on all images and join the maps of the runs: ordered by target, then by image.
 
-    model: Model
-    specs: tuple[MethodSpec, ...]
-    targets: tuple[Any, ...] | None  # each is for all images, or a list with one per image; None: predicted class
-    score: str | None
-    seed: int
-    layers: bool
-    execution: ExecutionOptions
-    by_head: bool = False
-    skip: bool = False
-    once: bool = False  # maps that are the same for every target are computed for the first one only
-    structure: ModelStructure | None = None  # of the model for these images, where it was found in this call
-
-
-def _target_list(target: Any, targets: Sequence[Any] | None) -> tuple[Any, ...] | None:
-    """Return the targets of each image; None where the predicted class is explained."""
-    if targets is None:
-        return None if target is None else (target,)
-    if target is not None:
-        raise BadInput(
-            "target= and targets= were given; expected one of them: target= for one target per image, targets=[…] for "
-            "several."
-        )
-    if isinstance(targets, str) or (not isinstance(targets, Sequence | Tensor) and not hasattr(targets, "tolist")):
-        raise BadInput(
-            f"targets={targets!r} was given; expected a list of targets, each explained for every image. For one "
-            "target pass target=."
-        )
-    listed = tuple(targets.tolist() if hasattr(targets, "tolist") else targets)
-    if not listed:
-        raise BadInput("An empty list of targets was given; name at least one, or leave it out for the prediction.")
-    return listed
-
-
-def _explain_readouts(request: _Request, images: Any, run: Callable[[_Request, Any], Comparison]) -> Comparison:
-    """Explain targets by the model whose scores they are about: one run for those that read the same output.
-
-    Targets of single images that read different outputs (a region of each image) are explained image by image.
+    Args:
+        question: What is asked.
+        specs: The methods.
+        layers: Keep the maps of single layers.
+        by_head: Keep the maps of single heads.
+        skip: Leave out methods that do not fit the model.
+        once: Maps that are the same for every target are computed for the first one only.
+        structure: The structure of the model for the first images, where it was found in this call.
     """
-    targets = request.targets or (None,)
-    if request.model.has_input_rows:
-        return _explain_singly(request, images, run)
-    models = [readout_models(request.model, target) for target in targets]
-    if all(len(readouts) == 1 for readouts in models):
-        if all(readouts[0] is models[0][0] for readouts in models):
-            return run(replace(request, model=models[0][0]), images)
-        requests = [
-            replace(request, model=readouts[0], targets=(target,))
-            for target, readouts in zip(targets, models, strict=True)
-        ]
-        return _concat_comparisons([run(part, images) for part in requests])
-    return _explain_singly(request, images, run)
-
-
-def _explain_singly(request: _Request, images: Any, run: Callable[[_Request, Any], Comparison]) -> Comparison:
-    """Explain images one by one, each with its own target and its own row of the model's further inputs."""
-    if not isinstance(images, LabelledImages):
-        images = prepare(images, request.model)
-    request.model.check_input_rows(len(images))
-    comparisons = []
-    for row in range(len(images)):
-        model = request.model.for_row(row)
-        targets = request.targets
-        if targets is not None:
-            own = tuple(_target_rows(target, range(row, row + 1), images) for target in targets)
-            targets = tuple(target[0] if isinstance(target, list) else target for target in own)
-        comparisons.append(
-            _explain_readouts(replace(request, model=model, targets=targets), _single_image(images, row, model), run)
-        )
-    if not comparisons:
-        raise BadInput("The data set has no images; expected at least one.")
-    return _concat_comparisons(comparisons, [1] * len(comparisons))
-
-
-def _single_image(images: LabelledImages | Batch, row: int, model: Model) -> Batch:
-    """Return one image as a batch, under its name among all images."""
-    if isinstance(images, LabelledImages):
-        batch = prepare(images[row : row + 1], model)
-        given = tuple(image_name(image, row) for image in images[row : row + 1])
-        return replace(batch, names=given)
-    return replace(images, pixels=images.pixels[row : row + 1], names=images.names[row : row + 1])
-
-
-def _explain_images(request: _Request, images: Any) -> Comparison:
-    """Explain images in one batch, or a data set chunk by chunk; leave out what was fitted to another model."""
-    skipped = misfits(request.specs, request.model, skip=request.skip)
-    fitting = tuple(spec for spec in request.specs if spec.text not in skipped)
-    comparison = _explain_chunks(replace(request, specs=fitting), images) if fitting else Comparison()
-    comparison.skipped |= skipped
+    unfit = misfits(specs, question.models, skip=skip)
+    specs = [spec for spec in specs if spec.text not in unfit]
+    replay = None if by_head else Replay(question.score, question.seed, layers)
+    parts: list[_Part] = []
+    if specs:
+        with closing(iter_runs(question, specs, alone=True, structure=structure, replay=replay)) as runs:
+            for run in runs:
+                maps = _explain_run(run, specs, question.seed, layers=layers, by_head=by_head, skip=skip, once=once)
+                parts.append(_Part(run.places, run.rows, maps, run.batch.names, run.batch.unusual))
+                del run  # frees its recording before the next one is made
+    comparison = parts[0].maps if len(parts) == 1 and isinstance(question.images, Batch) else _joined(parts, question)
+    comparison.skipped |= unfit
     return comparison
 
 
-def _explain_chunks(request: _Request, images: Any) -> Comparison:
-    if not isinstance(images, LabelledImages):
-        return _explain_batch(request, prepare(images, request.model))
-    if images.first is None:
-        raise BadInput("The data set has no images; expected at least one.")
-    size = CHUNK_SIZE.get(request.model.device.type, 8)
-    parts: list[Comparison] = []
-    sizes: list[int] = []
-    unusual: list[tuple[UnusualRange, Sequence[str]]] = []
-    for items, names in images.chunks(size):
-        chunk_request = request
-        if request.targets is not None:
-            rows = range(sum(sizes), sum(sizes) + len(items))
-            targets = tuple(_target_rows(target, rows, images) for target in request.targets)
-            chunk_request = replace(request, targets=targets)
-        batch = replace(prepare_part(items, request.model), names=names)
-        parts.append(_explain_batch(chunk_request, batch))
-        sizes.append(len(items))
-        unusual += [(item, names) for item in batch.unusual]
-    comparison = _concat_comparisons(parts, sizes)
-    notes = unusual_notes(unusual, sum(sizes), request.model.preprocess)
-    for text, explanation in comparison.items():
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The maps of a run, of some of the targets (by their places) and some of the images (by their rows)."""
+
+    places: tuple[int, ...]
+    rows: tuple[int, ...]
+    maps: Comparison
+    names: tuple[str, ...]
+    unusual: tuple[UnusualRange, ...]
+
+
+def _joined(parts: Sequence[_Part], question: Question) -> Comparison:
+    """Join the maps of all runs, ordered by target, then by image; values that look wrong are in one note for all."""
+    comparison = Comparison()
+    if not parts:
+        return comparison
+    if all(len(models) == 1 for models in question.readouts):
+        parts = sorted(parts, key=lambda part: part.places)
+    comparison.cost = sum((part.maps.cost for part in parts), Cost())
+    for part in parts:
+        comparison.skipped |= part.maps.skipped
+    unusual = {part.rows: [(item, part.names) for item in part.unusual] for part in parts}
+    count = len({row for rows in unusual for row in rows})
+    notes = unusual_notes([item for items in unusual.values() for item in items], count, question.model.preprocess)
+    for text in parts[0].maps:
+        if text in comparison.skipped:
+            continue
+        places = [
+            (part.places[map_number // len(part.rows)], part.rows[map_number % len(part.rows)])
+            for part in parts
+            for map_number in range(len(part.maps[text]))
+        ]
+        order = sorted(range(len(places)), key=lambda position: places[position])
+        explanation = concat([part.maps[text] for part in parts])[order]
         comparison[text] = replace(explanation, notes=(*notes, *explanation.notes))
     return comparison
 
 
-def _target_rows(target: Any, rows: range, images: Sized) -> Any:
-    """Return the target of some images: the same for all, or these entries of a list with one per image."""
-    listed = target.tolist() if hasattr(target, "tolist") else target
-    if not isinstance(listed, list | tuple):
-        return target
-    if len(listed) != len(images):  # an iterator is read to its end
-        raise BadInput(f"{len(listed)} targets were given for {len(images)} images; expected one for each.")
-    return [listed[row] for row in rows]
-
-
-def _concat_comparisons(parts: Sequence[Comparison], sizes: Sequence[int] | None = None) -> Comparison:
-    """Join the comparisons of chunks of `sizes` images; maps are ordered by target, then by image.
-
-    Without sizes each part holds all images, for a target of its own.
-    """
-    comparison = Comparison()
-    for part in parts:
-        comparison.skipped |= part.skipped
-    comparison.cost = sum((part.cost for part in parts), Cost())
-    for text in parts[0]:
-        if text in comparison.skipped:
-            continue
-        explanations = [part[text] for part in parts]
-        if sizes is None:
-            comparison[text] = concat(explanations)
-            continue
-        targets = len(explanations[0]) // sizes[0]
-        starts = [sum(map(len, explanations[:i])) for i in range(len(parts))]
-        order = [
-            start + target * size + row
-            for target in range(targets)
-            for start, size in zip(starts, sizes, strict=True)
-            for row in range(size)
-        ]
-        comparison[text] = concat(explanations)[order]
-    return comparison
-
-
-@own_grad_mode()
-def _explain_batch(request: _Request, batch: Batch) -> Comparison:
-    """Run every method on one batch: record once, run all, check and collect the maps."""
-    model, specs = request.model, request.specs
-    started = time.perf_counter()
-    passes = _capturable_passes(request, batch.pixels)
-    replayed = None if passes is None else GRAPHS.replay(passes)
-    if replayed is None:
-        recording = record_for(specs, model, batch.pixels, request.execution, request.structure)
-        weights_hash = state_hash(model.module, recording.structure.weights)
-    else:
-        recording, weights_hash = replayed.recording, replayed.weights_hash()
-    on_host = Tensor.cpu if replayed is None else replayed.on_host
-    resolved = _resolve_targets(request, recording.logits.detach() if replayed is None else on_host(recording.logits))
-    agnostic = request.once and not any(spec.method.class_specific for spec in specs)
-    goals = resolved[:1] if agnostic else resolved
-    heads = {spec.text: head_variants(spec, recording) for spec in specs} if request.by_head else {}
-    if passes is None or replayed is None:
-        by_text = {spec.text: spec for variants in heads.values() for spec in variants.values()}
-        runs = list((by_text | {spec.text: spec for spec in specs}).values())
-        results = run_all(runs, recording, goals, seed=request.seed, layers=request.layers or request.by_head)
-        if passes is not None:
-            GRAPHS.count(passes, goals[0], recording, results)
-        checks = checks_of_maps(results)
-    else:
-        results, checks = replayed.results, replayed.checks
-    seconds = time.perf_counter() - started
-    comparison = collect(
-        model,
-        batch,
-        recording,
-        specs,
-        goals,
-        results,
-        request.seed,
-        seconds,
-        weights_hash,
-        checks=checks,
-        on_host=on_host,
-        skip=request.skip,
-    )
-    _add_regions(request, batch.pixels, comparison)
+def _explain_run(
+    run: Run, specs: Sequence[MethodSpec], seed: int, *, layers: bool, by_head: bool, skip: bool, once: bool
+) -> Comparison:
+    """Run every method on one recorded batch, check the maps and collect them with what is known of them."""
+    agnostic = once and not any(spec.method.class_specific for spec in specs)
+    targets = run.targets[:1] if agnostic else run.targets
+    heads = {spec.text: head_variants(spec, run.recording) for spec in specs} if by_head else {}
+    by_text = {spec.text: spec for variants in heads.values() for spec in variants.values()}
+    variants_and_specs = list((by_text | {spec.text: spec for spec in specs}).values())
+    results, checks = run.passes.run_all(variants_and_specs, targets, seed=seed, layers=layers or by_head)
+    comparison = collect(run, specs, targets, results, checks, seed=seed, skip=skip)
+    _add_regions(run, comparison)
     for text, explanation in comparison.items():
-        if not explanation.class_specific and (model.classifier or request.targets is not None):
-            comparison[text] = _for_any_class(explanation, resolved if request.targets is not None else ())
-    for spec in specs if request.by_head else ():
+        if not explanation.class_specific and (run.model.classifier or run.named is not None):
+            comparison[text] = _for_any_class(explanation, run.targets if run.named is not None else ())
+    for spec in specs if by_head else ():
         explanation, spec_heads = comparison[spec.text], collect_heads(spec, heads[spec.text], results)
         comparison[spec.text] = replace(
             explanation,
-            layers=explanation.layers if request.layers else None,
+            layers=explanation.layers if layers else None,
             heads=spec_heads,
             notes=(*explanation.notes, *head_notes(spec, spec_heads)),
         )
     return comparison
 
 
-def _capturable_passes(request: _Request, pixels: Tensor) -> PassesRequest | None:
-    """Return the passes of a batch if a CUDA graph could serve them: for one class target, of a classifier."""
-    targets = request.targets or (None,)
-    label = targets[0]
-    if request.by_head or len(targets) > 1 or isinstance(label, bool) or not isinstance(label, int | str | None):
-        return None
-    score = "logit" if request.score is None else request.score
-    passes = PassesRequest(request.model, request.specs, pixels, label, score, request.seed, request.layers)
-    return passes if passes.is_capturable else None
-
-
-def _add_regions(request: _Request, pixels: Tensor, comparison: Comparison) -> None:
+def _add_regions(run: Run, comparison: Comparison) -> None:
     """Add the part of each image that its target is about to explanations that depend on the target."""
-    asking = [text for text, explanation in comparison.items() if explanation.class_specific]
-    items = [item for target in request.targets or () for item in (target if _is_list(target) else [target])]
-    if not asking or not any(isinstance(item, Target) for item in items):
+    specific = [text for text, explanation in comparison.items() if explanation.class_specific]
+    named, pixels = run.named or (), run.batch.pixels
+    lists = [target for target in named if isinstance(target, list | tuple)]
+    targets = [item for target in named for item in (target if isinstance(target, list | tuple) else [target])]
+    if not specific or not any(isinstance(item, Target) for item in targets):
         return
-    with frozen_eval(request.model.module):
-        regions = _target_regions(request, pixels)
-    if regions is None:
+    regions: list[tuple[int, Tensor | None]] = []
+    with frozen_eval(run.model.module):
+        for target in named:
+            pairs = [(target, pixels)]
+            if isinstance(target, list | tuple):
+                pairs = [(item, pixels[row : row + 1]) for row, item in enumerate(target)]
+            for item, images in pairs:
+                regions.append((len(images), item.region(run.model, images) if isinstance(item, Target) else None))
+    if all(region is None for _, region in regions):
         return
-    forwards = sum(item.region_forwards for item in items if isinstance(item, Target))
-    listed = any(_is_list(target) for target in request.targets or ())
-    cost = Cost(forwards=math.ceil(forwards / len(pixels)) if listed else forwards)
-    for text in asking:
-        explanation = comparison[text]
-        comparison[text] = replace(explanation, regions=regions, cost=explanation.cost + cost)
-    comparison.cost += cost
-
-
-def _target_regions(request: _Request, pixels: Tensor) -> Tensor | None:
-    """Return the part of each image that its target is about, bool [targets · B, H, W]; None if there is none."""
-    parts: list[tuple[int, Tensor | None]] = []
-    for target in request.targets or ():
-        pairs = [(target, pixels)]
-        if _is_list(target):
-            pairs = [(item, pixels[row : row + 1]) for row, item in enumerate(target)]
-        for item, images in pairs:
-            parts.append((len(images), item.region(request.model, images) if isinstance(item, Target) else None))
-    if all(region is None for _, region in parts):
-        return None
     empty = torch.zeros(1, *pixels.shape[-2:], dtype=torch.bool)
-    return torch.cat([empty.expand(count, -1, -1) if region is None else region for count, region in parts])
-
-
-def _is_list(target: Any) -> bool:
-    return isinstance(target, list | tuple)
-
-
-def _resolve_targets(request: _Request, logits: Tensor) -> tuple[TargetBatch, ...]:
-    """Return the targets of each image as functions of the logits [B, C]."""
-    model = request.model
-    if request.targets is None and not model.classifier:
-        return _no_target(model, request.specs, len(logits))
-    return tuple(resolve_for(model, target, logits, score=request.score)[0] for target in request.targets or (None,))
+    joined = torch.cat([empty.expand(count, -1, -1) if region is None else region for count, region in regions])
+    forwards = sum(item.region_forwards for item in targets if isinstance(item, Target))
+    cost = Cost(forwards=math.ceil(forwards / len(pixels)) if lists else forwards)
+    for text in specific:
+        explanation = comparison[text]
+        comparison[text] = replace(explanation, regions=joined, cost=explanation.cost + cost)
+    comparison.cost += cost
 
 
 def _for_any_class(explanation: Explanation, targets: Sequence[TargetBatch]) -> Explanation:
@@ -541,16 +384,4 @@ def _for_any_class(explanation: Explanation, targets: Sequence[TargetBatch]) -> 
         probabilities=(None,) * count,
         score=NO_SCORE,
         notes=(*explanation.notes, *([note] if targets else [])),
-    )
-
-
-def _no_target(model: Model, specs: Sequence[MethodSpec], count: int) -> tuple[TargetBatch, ...]:
-    """Return an empty target for an embedding, which has no predicted class; raise if a method needs one."""
-    asking = next((spec for spec in specs if spec.method.class_specific), None)
-    if asking is None:
-        return (class_agnostic_target(count),)
-    raise BadInput(
-        f"{model.name} returns an embedding, not class scores, and '{asking.text}' explains a score. Load it with ",
-        Argument("labels", ["a photo of a cat", ...]),
-        ", or pass a target function of the output.",
     )

@@ -22,6 +22,7 @@ from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput
 from clairvit.models.activation import Activation, probabilities
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.state_hash import WeightsHash
 from clairvit.numerics import map_statistics
 from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE, class_name
 
@@ -182,7 +183,7 @@ class Explanation(RowSequence, Tabular):
         classifier: False: `logits` are an embedding, so there are no probabilities.
         activation: What the logits mean: softmax, sigmoid or raw.
         notes: Fallbacks, zero maps, preprocessing that was assumed, …
-        weights_hash: A hash of the model's parameters and buffers.
+        weights: The hash of the model's parameters and buffers, as `.weights_hash` reads it.
         versions: Package versions that the result depends on.
         checked: How far to trust each map, where `with_check` asked for it: in figures and files.
         origin: The model and the targets themselves, for `check`; None after pickling.
@@ -220,10 +221,18 @@ class Explanation(RowSequence, Tabular):
     classifier: bool = first(default=True)
     activation: Activation = first(default="softmax")
     notes: tuple[str, ...] = union(default=())
-    weights_hash: str = first(default="")
+    weights: WeightsHash = first(default_factory=lambda: WeightsHash(""), repr=False)
     versions: dict[str, str] = first(default_factory=dict)
     checked: CheckResult | None = per_row(default=None)
     origin: Origin | None = per_row(default=None, repr=False)
+
+    @property
+    def weights_hash(self) -> str:
+        """Return a hash of the model's parameters and buffers, computed when it is first read.
+
+        "" with a warning where the weights have changed by then.
+        """
+        return self.weights.value
 
     @property
     def class_scores(self) -> tuple[float | None, ...]:
@@ -268,7 +277,7 @@ class Explanation(RowSequence, Tabular):
         if len(outputs) > 1:  # of different outputs of one model: a query's classes and its box
             score = whole.score if len(scores) == 1 else CUSTOM_SCORE
             whole = replace(whole, labels=(), classifier=False, activation="raw", score=score)
-        if len({part.weights_hash for part in parts}) > 1:
+        if any(part.weights != parts[0].weights for part in parts):
             whole = replace(whole, origin=None)
         return whole
 
@@ -612,6 +621,14 @@ class Comparison(dict[str, Explanation], Tabular):
 
         Raises:
             BadInput: The file cannot be read, or holds no comparison.
+
+        Example:
+            >>> import clairvit as cv, pathlib, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = cv.compare("pets", "demo", ["rollout", "legrad"]).save(pathlib.Path(folder, "cat.npz"))
+            ...     many = cv.Comparison.load(path)
+            >>> many
+            Comparison(2 methods × 1 map: rollout, legrad)
         """
         from clairvit.methods.explanation_files import read_comparison
 

@@ -19,15 +19,13 @@ from clairvit._rows import row_count
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Comparison, Explanation, Heads, TextRelevance
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.state_hash import WeightsHash
 
 FORMAT = 2  # of `about`; files of format 1, which did not say so, held no pixels and no class names
 TENSORS = ("maps", "logits", "pixels", "standard_error", "chosen", "regions", "layers")
 HEADS = {"heads": "maps", "fused": "fused", "fused_whole": "whole"}  # array -> field of `Heads`
 # Fields that `to_dict` has under their own names, and those that only the file needs.
-DOCUMENTED = (
-    *("method", "signed", "score", "model", "seed", "family", "class_specific", "activation", "weights_hash"),
-    "versions",
-)
+DOCUMENTED = (*("method", "signed", "score", "model", "seed", "family", "class_specific", "activation", "versions"),)
 EXTRA = ("classifier", "labels")
 NARROW = {"torch.float16": torch.float16, "torch.bfloat16": torch.bfloat16}  # stored in float32
 ADVICE = "expected a file that cv.Explanation.save wrote"
@@ -156,7 +154,7 @@ def _explanation(arrays: Mapping[str, Any], start: str, path: PathLike[str] | st
         )
     try:
         explanation = _from_parts(arrays, start, about)
-        counts = {row_count(getattr(explanation, name), axis) for name, axis in explanation.row_axes().items()}
+        counts = {row_count(getattr(explanation, name), axis) for name, axis in explanation.row_axes.items()}
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise _unreadable(path, error) from error
     if counts - {None} != {len(explanation)}:
@@ -184,6 +182,7 @@ def _from_parts(arrays: Mapping[str, Any], start: str, about: Mapping[str, Any])
     return Explanation(
         **tensors,
         **{field: about[field] for field in DOCUMENTED},
+        weights=WeightsHash(about["weights_hash"]),
         classifier=about["classifier"],
         labels=tuple(about["labels"]),
         targets=tuple(about["targets"]),

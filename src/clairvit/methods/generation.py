@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from clairvit.errors import BadInput
-from clairvit.models.coerce import ModelLike, model_and_images
-from clairvit.models.images import prepare
+from clairvit.methods.runs import Question
+from clairvit.models.coerce import ModelLike
+from clairvit.models.images import Batch
 from clairvit.models.readout import unwrap_readout
 from clairvit.models.sources.hf_outputs import image_token_id
 from clairvit.targets.token import NextToken
@@ -48,15 +49,15 @@ one; expected a vision-language model of transformers (LLaVA, Qwen2-VL, PaliGemm
     """
     if not isinstance(max_tokens, int) or max_tokens < 1:
         raise BadInput(f"max_tokens={max_tokens!r} was given; expected a whole number from 1 on.")
-    model, images = model_and_images(model, image)
-    step = NextToken(prompt=prompt, **target)
-    batch = prepare(images, model)
+    question = Question.of(model, image, scored="never", one_batch=True)
+    step, batch = NextToken(prompt=prompt, **target), question.images
+    assert isinstance(batch, Batch)
     if len(batch) != 1:
         raise BadInput(f"{len(batch)} images were given; expected one, because each has an answer of its own.")
-    answer = step.answer_ids(model)
+    answer = step.answer_ids(question.model)
     targets: list[NextToken] = []
     for _ in range(max_tokens):
-        readout = replace(step, answer=answer).readout(model)
+        readout = replace(step, answer=answer).readout(question.model)
         with frozen_eval(readout.module), torch.no_grad():
             number = int(readout.logits(batch.pixels)[0].argmax())
         if number in _end_tokens(unwrap_readout(readout.module)):  # nothing follows

@@ -161,9 +161,9 @@ def _unmoved_in_one(marks: Sequence[Sequence[bool] | Tensor]) -> Sequence[bool] 
     return in_tensors | torch.tensor(in_lists, device=in_tensors.device) if any(in_lists) else in_tensors
 
 
-def misfits(specs: Sequence[MethodSpec], model: Model, *, skip: bool) -> dict[str, str]:
+def misfits(specs: Sequence[MethodSpec], models: Sequence[Model], *, skip: bool) -> dict[str, str]:
     """Return method text -> why it does not fit, of methods that were fitted to another model; raise without `skip`."""
-    errors = {spec.text: error for spec in specs if (error := spec.misfit(model)) is not None}
+    errors = {spec.text: error for model in models for spec in specs if (error := spec.misfit(model)) is not None}
     if errors and not skip:
         raise next(iter(errors.values()))
     return {text: str(error) for text, error in errors.items()}

@@ -11,8 +11,9 @@ from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Explanation, concat
+from clairvit.methods.runs import Question
 from clairvit.methods.spec import MethodSpec
-from clairvit.models.coerce import ModelLike, as_model
+from clairvit.models.coerce import ModelLike
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
 from clairvit.targets.similar import Similar
@@ -124,10 +125,11 @@ def similar(
         >>> pair.explanation.targets, round(pair.cosine, 3)
         (('similar to demo', 'similar to demo'), 1.0)
     """
-    loaded = as_model(model, [first, second])
-    batch = prepare([first, second], loaded)
+    question = Question.of(model, [first, second], scored="never", one_batch=True)
+    batch = question.images
+    assert isinstance(batch, Batch)
     if len(batch) != 2:
         raise BadInput(f"{len(batch)} images were given to compare; expected two.")
     others = [Similar(Batch(batch.pixels[[other]], (batch.names[other],))) for other in (1, 0)]
-    explanation = explain(loaded, batch, method, target=others, **arguments)
+    explanation = explain(question.model, batch, method, target=others, **arguments)
     return Similarity(explanation, _cosine(explanation))

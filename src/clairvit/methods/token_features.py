@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -21,30 +22,27 @@ import torch
 from torch import Tensor
 
 from clairvit._io import to_json
-from clairvit._progress import report_progress
 from clairvit._rows import RowSequence, per_row, same, union
 from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput, ClairWarning, NotApplicable, user_stacklevel
-from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import versions
 from clairvit.methods.principal_components import principal_components
-from clairvit.models.coerce import LabelledImages, ModelLike, StreamedImages, as_images, as_model
-from clairvit.models.images import Batch, UnusualRange, prepare, prepare_part, unusual_notes
+from clairvit.methods.runs import Question, chunk_size, iter_runs
+from clairvit.models.coerce import ModelLike
+from clairvit.models.images import UnusualRange, unusual_notes
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
-from clairvit.models.state_hash import state_hash
+from clairvit.models.state_hash import WeightsHash
 from clairvit.numerics import map_statistics, widened
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.outlier_tokens import FEWEST_PATCHES, OUTLIER_RATIO, has_comparable_tokens, norm_ratios
-from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, run_backward
 
 ALL = "all"
 COMPONENTS = 3  # red, green and blue
 FEWEST_TOKENS = COMPONENTS + 1  # of which three components say something
 CLIPPED = 1.0  # per cent of the patches beyond each end of a colour scale
-BATCH_SIZE = {"cpu": 8, "cuda": 32}
 Foreground = Literal["positive", "negative"]
 SIDES = ("positive", "negative")
 
@@ -84,7 +82,7 @@ class PatchFeatures(RowSequence, Tabular):
         foreground: bool [B, rows, cols], the patches that the components were computed from; None: all.
         layers: The features of each layer, if asked for; each has a basis of its own.
         notes: Preprocessing that was assumed, layers that were left out, …
-        weights_hash: A hash of the model's parameters and buffers.
+        weights: The hash of the model's parameters and buffers, as `.weights_hash` reads it.
         versions: Package versions that the result depends on.
 
     Example:
@@ -114,8 +112,13 @@ class PatchFeatures(RowSequence, Tabular):
     foreground: Tensor | None = per_row(default=None)
     layers: tuple[PatchFeatures, ...] = per_row(default=(), take=_take_of_each_layer, join=_join_each_layer)
     notes: tuple[str, ...] = union(default=())
-    weights_hash: str = same(default="")
+    weights: WeightsHash = same(default_factory=lambda: WeightsHash(""), repr=False)
     versions: dict[str, str] = same(default_factory=dict)
+
+    @property
+    def weights_hash(self) -> str:
+        """Return a hash of the model's parameters and buffers, computed when it is first read."""
+        return self.weights.value
 
     def __repr__(self) -> str:
         """Return one line: layer, model and shape."""
@@ -315,14 +318,10 @@ def features(
         12
     """
     check_options(layer, foreground, threshold)
-    execution = ExecutionOptions.from_caller(batch_size)
-    images = as_images(images)
-    model = as_model(model, images)
-    collected = _collect(model, images, layer, execution)
-    about: dict[str, Any] = {"weights_hash": state_hash(model.module), "versions": versions()}
+    question = Question.of(model, images, batch_size=batch_size, scored="never")
+    collected = _collect(question, layer)
     results = [
-        replace(_patch_features(output, collected, model, foreground, threshold), **about)
-        for output in collected.outputs
+        _patch_features(output, collected, question.model, foreground, threshold) for output in collected.outputs
     ]
     notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
     return replace(results[-1], layers=tuple(results) if layer == ALL else (), notes=notes)
@@ -345,6 +344,7 @@ class _Collected:
     pixels: Tensor  # [B, 3, H, W]
     names: tuple[str, ...]
     comparable: bool  # norms can be compared
+    weights: WeightsHash
     notes: tuple[str, ...]
 
 
@@ -374,55 +374,37 @@ def _checked_index(name: str, value: Any, count: int) -> int:
     return value % count
 
 
-def _collect(model: Model, images: Any, layer: int | str, execution: ExecutionOptions) -> _Collected:
+def _collect(question: Question, layer: int | str) -> _Collected:
     """Run all images, a few at a time, and return the output of the layer, or of every layer that lies on a grid."""
-    count, batches = _batches(model, images, execution.batch_size or BATCH_SIZE.get(model.device.type, 8))
+    model, size = question.model, question.execution.batch_size or chunk_size(question.model)
     parts: list[list[LayerOutput]] = []
     pixels: list[Tensor] = []
     names: list[str] = []
     notes: list[str] = []
     unusual: list[tuple[UnusualRange, Sequence[str]]] = []
-    comparable = False
-    with report_progress("features", count) as advance:
-        for batch in batches:
-            with execution.precision(model.device):
-                recording = record(model, batch.pixels, differentiable=False)
-            trace = run_backward(recording, None, None, keep=False)
+    with closing(iter_runs(question, (), size=size, label="features")) as runs:
+        for run in runs:
+            trace = run_backward(run.recording, None, None, keep=False)
             outputs = _selected(layer_outputs(trace), layer, trace)
-            comparable = has_comparable_tokens(recording.structure)
+            comparable = has_comparable_tokens(run.recording.structure)
+            weights = run.passes.weights_hash
             parts.append([output for output in outputs if output.tokens is not None])
             skipped = [output.name for output in outputs if output.tokens is None]
-            notes += [*batch.notes, *(f"The tokens of {name} lie on no grid and are left out." for name in skipped)]
-            pixels.append(batch.pixels.cpu())
-            names += batch.names
-            unusual += [(item, batch.names) for item in batch.unusual]
-            advance(len(batch))
+            notes += [*run.batch.notes, *(f"The tokens of {name} lie on no grid and are left out." for name in skipped)]
+            pixels.append(run.batch.pixels.cpu())
+            names += run.batch.names
+            unusual += [(item, run.batch.names) for item in run.batch.unusual]
     notes += unusual_notes(unusual, len(names), model.preprocess)
     sizes = sorted({tuple(batch_pixels.shape[-2:]) for batch_pixels in pixels})
     if len(sizes) > 1:
         raise BadInput(f"The images have different sizes: {sizes}; expected one size, as they share a basis.")
-    outputs_by_layer = zip(*parts, strict=True)
-    joined = [replace(same[0], tokens=torch.cat([_tokens(part) for part in same])) for same in outputs_by_layer]
-    return _Collected(tuple(joined), torch.cat(pixels), tuple(names), comparable, tuple(dict.fromkeys(notes)))
+    joined = [replace(same[0], tokens=torch.cat([_tokens(part) for part in same])) for same in zip(*parts, strict=True)]
+    return _Collected(tuple(joined), torch.cat(pixels), tuple(names), comparable, weights, tuple(dict.fromkeys(notes)))
 
 
 def _tokens(output: LayerOutput) -> Tensor:
     assert output.tokens is not None
     return output.tokens
-
-
-def _batches(model: Model, images: Any, size: int) -> tuple[int, Iterator[Batch]]:
-    """Return the number of images, and the images `size` at a time; a data set is read as it goes."""
-    if isinstance(images, LabelledImages):
-        if images.first is None:
-            raise BadInput("The data set has no images; expected at least one.")
-        count = 0 if isinstance(images, StreamedImages) else len(images)  # 0: an iterator's is not known
-        return count, (replace(prepare_part(items, model), names=names) for items, names in images.chunks(size))
-    batch = prepare(images, model)
-    return len(batch), (
-        replace(batch, pixels=batch.pixels[start : start + size], names=batch.names[start : start + size])
-        for start in range(0, len(batch), size)
-    )
 
 
 def layer_outputs(trace: Trace) -> list[LayerOutput]:
@@ -521,6 +503,8 @@ def _patch_features(
         preprocess=model.preprocess,
         foreground=None if kept is None else kept.reshape(batch, rows, cols),
         notes=notes,
+        weights=collected.weights,
+        versions=versions(),
     )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,14 +19,14 @@ import torch
 from torch import Tensor
 
 from clairvit._cost import Cost
-from clairvit._progress import report_progress
 from clairvit._rng import check_seed
-from clairvit.errors import BadInput, UnknownName
+from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import varies
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.planner import record_for, run_all, spent_on
+from clairvit.methods.planner import run_all, spent_on
+from clairvit.methods.runs import Question, Run, TargetList, chunk_size, iter_runs
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.check_result import (
     LARGEST_EFFECT,
@@ -43,15 +45,15 @@ from clairvit.metrics.context import EvalContext, planar_maps
 from clairvit.metrics.robustness import explain_noisy_copies
 from clairvit.metrics.similarity import spearman
 from clairvit.models.activation import probabilities
-from clairvit.models.coerce import ModelLike, as_model, model_and_images
-from clairvit.models.images import prepare
+from clairvit.models.coerce import ModelLike, as_model
+from clairvit.models.images import Batch, to_device
 from clairvit.models.model import Model
 from clairvit.models.readout import bound_inputs
 from clairvit.models.state_hash import state_hash
 from clairvit.numerics import pool_to_grid, widened
-from clairvit.targets.base import TargetBatch, class_agnostic_target, class_name
-from clairvit.targets.resolve import readouts_by_image, readouts_of, resolve_for
-from clairvit.tracing.module_state import frozen_eval, own_grad_mode
+from clairvit.targets.base import TargetBatch, class_name
+from clairvit.targets.resolve import readouts_by_image, readouts_of
+from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.outlier_tokens import outlier_patches
 from clairvit.tracing.trace import run_backward
 
@@ -62,7 +64,6 @@ NOISE = 0.1  # standard deviation in normalised pixels: about 6 of 255 grey leve
 # One well-known method per family; the first three of other families than the map's that fit the model are compared.
 FAMILY_METHODS = ("attnlrp+plus", "genatt", "rollout", "ixg", "gradcam")
 COMPARED = 3
-CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # maps that are checked together
 TIES_MATTER = 0.1  # of the removed patches: drawn from equally bright ones
 PROBABILITY_SCORES = ("logit", "prob", "logprob", "neg_loss")  # kinds of score that grow with the probability
 NEAR_CHANCE = 2.0  # times 1 / classes: a probability below is close to guessing
@@ -83,16 +84,11 @@ def check_explanation(
     groups = _models_and_targets(explanation, model, target)
     for _, checked_model, _ in groups:
         _check_weights(checked_model, explanation)
-    material = _Material(
-        explanation.pixels,
-        explanation.maps,
-        explanation.names,
-        _spec_of(explanation.method),
-        check_seed(explanation.seed if seed is None else seed),
-        ExecutionOptions.from_caller(batch_size, autocast),
-        explanation.class_specific,
-    )
-    return _run_groups(material, groups)
+    batch = Batch(explanation.pixels, explanation.names)
+    seed = check_seed(explanation.seed if seed is None else seed)
+    execution = ExecutionOptions.from_caller(batch_size, autocast)
+    spec = _spec_of(explanation.method)
+    return _check_groups(groups, batch, explanation.maps, spec, seed, execution, explanation.class_specific)
 
 
 def check_maps(
@@ -132,89 +128,63 @@ def check_maps(
         >>> cv.check_maps("pets", "demo", torch.ones(1, 14, 14)).verdict
         'not better than chance'
     """
-    model, images = model_and_images(model, images, inputs)
-    batch = prepare(images, model)
+    question = Question.of(
+        model, images, target, seed=seed, batch_size=batch_size, autocast=autocast, inputs=inputs, one_batch=True
+    )
+    batch = question.images
+    assert isinstance(batch, Batch)
     tensor = torch.as_tensor(maps)
     axes = "rows, columns" if batch.pixels.ndim == 4 else "frames, rows, columns"
-    if tensor.ndim != batch.pixels.ndim - 1 or len(tensor) != len(batch.pixels):
+    if tensor.ndim != batch.pixels.ndim - 1 or len(tensor) != len(batch):
         raise BadInput(
-            f"Maps of shape {list(tensor.shape)} were given for {len(batch.pixels)} images; expected "
-            f"[{len(batch.pixels)}, {axes}], one map per image."
+            f"Maps of shape {list(tensor.shape)} were given for {len(batch)} images; expected "
+            f"[{len(batch)}, {axes}], one map per image."
         )
+    question.targets.check_count(batch)
     spec = None if method is None else resolve_method(method)
-    material = _Material(
-        batch.pixels,
-        tensor,
-        batch.names,
-        spec,
-        check_seed(seed),
-        ExecutionOptions.from_caller(batch_size, autocast),
-        class_specific=spec is None or spec.method.class_specific,
-    )
-    readouts = readouts_by_image(model, target, len(batch.pixels))
-    result = _run_groups(material, _resolve_groups(readouts, batch.pixels, target))
+    class_specific = spec is None or spec.method.class_specific
+    groups = _resolve_groups(question)
+    result = _check_groups(groups, batch, tensor, spec, question.seed, question.execution, class_specific)
     return replace(result, cost=result.cost + Cost(forwards=1))  # the scores that the target is resolved by
 
 
 Group = tuple[list[int], Model, TargetBatch]  # rows of the maps that one model made, the model, and their target
 
 
-@dataclass(frozen=True, eq=False)
-class _Material:
-    """The arguments of a check whatever the model and target: B maps [B, rows, cols] with their images."""
-
-    pixels: Tensor
-    maps: Tensor
-    names: tuple[str, ...]
-    spec: MethodSpec | None
-    seed: int
-    options: ExecutionOptions
-    class_specific: bool
-
-
-def _run_groups(material: _Material, groups: Sequence[Group]) -> CheckResult:
-    """Check the maps model by model, and return them in their order."""
-    results = []
+@own_grad_mode()
+def _check_groups(
+    groups: Sequence[Group],
+    batch: Batch,
+    maps: Tensor,
+    spec: MethodSpec | None,
+    seed: int,
+    execution: ExecutionOptions,
+    class_specific: bool,
+) -> CheckResult:
+    """Check the maps [B, rows, cols] of a batch model by model, a few at a time, and return them in their order."""
+    results: list[CheckResult] = []
     for rows, model, target in groups:
-        names = tuple(material.names[row] for row in rows)
-        arguments = {**vars(material), "pixels": material.pixels[rows], "maps": material.maps[rows], "names": names}
-        results.append(_run(_Job(model=model, target=target, **arguments)))
+        started = time.perf_counter()
+        images = Batch(batch.pixels[rows].to(model.device), tuple(batch.names[row] for row in rows))
+        question = Question(model, images, TargetList((target,)), ((model,),), None, seed, execution)
+        panel = _other_families(spec, target)
+        parts: list[CheckResult] = []
+        with closing(iter_runs(question, panel, size=chunk_size(model), label="check")) as runs:
+            for run in runs:
+                of_run = maps[rows][list(run.rows)]
+                parts.append(_check_run(run, of_run, panel, spec, seed, class_specific))
+        result = parts[0].joined(parts[1:])
+        results.append(replace(result, cost=replace(result.cost, seconds=time.perf_counter() - started)))
     order = [row for rows, _, _ in groups for row in rows]
     joined = results[0].joined(results[1:]) if len(results) > 1 else results[0]
     return joined if order == sorted(order) else joined.take([order.index(row) for row in range(len(order))])
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """The arguments of a check by one model: B maps [B, rows, cols] with their images and targets."""
-
-    model: Model
-    pixels: Tensor
-    maps: Tensor
-    target: TargetBatch  # one row per map
-    names: tuple[str, ...]
-    spec: MethodSpec | None
-    seed: int
-    options: ExecutionOptions
-    class_specific: bool
-
-    def quantity(self, row: int) -> Quantity:
-        """Return what is measured of one map."""
-        return quantity_of(self.target, row, self.class_specific)
-
-    def take(self, rows: Sequence[int]) -> _Job:
-        picked = list(rows)
-        return replace(
-            self,
-            pixels=self.pixels[picked],
-            maps=self.maps[picked],
-            target=self.target.take(picked),
-            names=tuple(self.names[row] for row in picked),
-        )
-
-
 def _check_weights(model: Model, explanation: Explanation) -> None:
-    if state_hash(model.module) != explanation.weights_hash:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ClairWarning)  # of weights that have changed, which is the error below
+        explained = explanation.weights_hash
+    if state_hash(model.module) != explained:
         raise BadInput(
             f"The weights of {model.name} are not those that were explained; expected the same model. Explain the "
             "images again, then check."
@@ -223,7 +193,7 @@ def _check_weights(model: Model, explanation: Explanation) -> None:
 
 def _models_and_targets(explanation: Explanation, model: ModelLike | None, target: Any) -> list[Group]:
     """Return rows with their model and target: those that were explained, or what the caller gives again."""
-    origin, rows = explanation.origin, list(range(len(explanation)))
+    origin = explanation.origin
     if model is None and origin is None:
         raise BadInput(
             "This explanation was read from a pickle, or joined from several models, and holds no model; expected "
@@ -235,12 +205,13 @@ def _models_and_targets(explanation: Explanation, model: ModelLike | None, targe
     base = (origin.models[0].base or origin.models[0]) if model is None and origin is not None else model
     assert base is not None
     checked_model = as_model(base, explanation.pixels)
-    if target is not None and model is None and origin is not None:
-        bases = [explained.base or explained for explained in origin.models]  # inputs of a map's image belong to it
-        return _resolve_groups(readouts_of(bases, target), explanation.pixels, target)
     if target is not None:
-        readouts = readouts_by_image(checked_model, target, len(explanation.pixels))
-        return _resolve_groups(readouts, explanation.pixels, target)
+        if model is None and origin is not None:
+            bases = [explained.base or explained for explained in origin.models]  # inputs of a map's image belong to it
+            readouts = readouts_of(bases, target)
+        else:
+            readouts = readouts_by_image(checked_model, target, len(explanation.pixels))
+        return _resolve_groups(_about(explanation, checked_model, target, readouts))
     if origin is not None:
         _check_weights(checked_model, explanation)
         return [
@@ -253,30 +224,31 @@ def _models_and_targets(explanation: Explanation, model: ModelLike | None, targe
             "target= as it was explained: ex.check(model, target=…)."
         )
     classes = None if None in explanation.classes else list(explanation.classes)
-    return [(rows, checked_model, _resolve(checked_model, explanation.pixels, classes))]
+    return _resolve_groups(_about(explanation, checked_model, classes, [checked_model]))
 
 
-def _resolve_groups(readouts: Sequence[Model], pixels: Tensor, target: Any) -> list[Group]:
-    """Return the images whose targets read the same output of the model, that output's model, and their targets."""
-    rows_of: dict[int, list[int]] = {}
-    for row, readout in enumerate(readouts):
-        rows_of.setdefault(id(readout), []).append(row)
-    groups = []
-    for rows in rows_of.values():
-        part = [target[row] for row in rows] if isinstance(target, list | tuple) else target
-        groups.append((rows, readouts[rows[0]], _resolve(readouts[rows[0]], pixels[rows], part)))
-    return groups
+def _about(explanation: Explanation, model: Model, target: Any, readouts: Sequence[Model]) -> Question:
+    """Return the question about the images of an explanation, given the model that each image's target reads."""
+    batch = Batch(to_device(explanation.pixels, model), explanation.names)
+    same = len({id(readout) for readout in readouts}) == 1
+    by_target = (tuple(readouts[:1] if same else readouts),)
+    targets = TargetList(None if target is None else (target,))
+    return Question(model, batch, targets, by_target, None, explanation.seed, ExecutionOptions())
 
 
 @own_grad_mode()
-def _resolve(model: Model, pixels: Tensor, target: Any) -> TargetBatch:
-    """Return the target of each image; embeddings without a target have none."""
-    if target is None and not model.classifier:
-        return class_agnostic_target(len(pixels))
-    with frozen_eval(model.module), torch.no_grad():
-        logits = model.logits(pixels.to(model.device, model.dtype))
-    (resolved,) = resolve_for(model, target, logits)
-    return resolved.by_row(logits)
+def _resolve_groups(question: Question) -> list[Group]:
+    """Return the images whose targets read the same output of the model, that output's model, and their targets."""
+    groups: dict[int, tuple[list[int], Model, list[TargetBatch]]] = {}
+    with closing(iter_runs(question, ())) as runs:
+        for run in runs:
+            rows, _, targets = groups.setdefault(id(run.model), ([], run.model, []))
+            rows += run.rows
+            targets.append(run.targets[0].by_row(run.recording.logits))
+    return [
+        (rows, model, targets[0] if len(targets) == 1 else TargetBatch.concat(targets))
+        for rows, model, targets in groups.values()
+    ]
 
 
 def _spec_of(method: str) -> MethodSpec | None:
@@ -287,56 +259,49 @@ def _spec_of(method: str) -> MethodSpec | None:
         return None
 
 
-@own_grad_mode()
-def _run(job: _Job) -> CheckResult:
-    """Check the maps a few at a time."""
-    started = time.perf_counter()
-    size = CHUNK_SIZE.get(job.model.device.type, 8)
-    count = len(job.maps)
-    parts: list[CheckResult] = []
-    with report_progress("check", count) as advance:
-        for start in range(0, count, size):
-            rows = range(start, min(start + size, count))
-            parts.append(_check_batch(job.take(rows)))
-            advance(len(rows))
-    result = parts[0].joined(parts[1:])
-    return replace(result, cost=replace(result.cost, seconds=time.perf_counter() - started))
-
-
-def _check_batch(job: _Job) -> CheckResult:
+def _check_run(
+    run: Run, maps: Tensor, panel: Sequence[MethodSpec], spec: MethodSpec | None, seed: int, class_specific: bool
+) -> CheckResult:
     """Check a few maps: one recording, one probe for all removals, one noisy copy."""
-    panel = _other_families(job)
-    recording = record_for(panel, job.model, job.pixels.to(job.model.device), job.options)
-    results = run_all(panel, recording, [job.target], seed=job.seed) if panel else {}
-    trace = run_backward(recording, job.target, None)
+    recording, target = run.recording, run.targets[0]
+    results = run_all(panel, recording, [target], seed=seed) if panel else {}
+    trace = run_backward(recording, target, None)
     context = EvalContext(
         trace=trace,
-        specs=() if job.spec is None else (job.spec,),
-        raw=(planar_maps(job.maps.to(recording.logits.device), trace),),
-        seed=job.seed,
+        specs=() if spec is None else (spec,),
+        raw=(planar_maps(maps.to(recording.logits.device), trace),),
+        seed=seed,
     )
-    measured = _measure_removals(context, job)
-    stability, reason = _stability(context, job.spec)
+    quantities = [quantity_of(target, row, class_specific) for row in range(len(maps))]
+    measured = _measure_removals(context, quantities)
+    stability, reason = _stability(context, spec)
     agreement = _agreement(context, results)
     outliers = _outliers(context)
     cost = spent_on(recording, panel)
     checks = tuple(
         _map_check(
-            job, row, context, measured, None if stability is None else stability[row], agreement[row], outliers[row]
+            row,
+            run.batch.names[row],
+            "" if spec is None else spec.text,
+            quantities[row],
+            context,
+            measured,
+            None if stability is None else stability[row],
+            agreement[row],
+            outliers[row],
         )
-        for row in range(len(job.maps))
+        for row in range(len(maps))
     )
-    return CheckResult(checks, cost, job.seed, (*context.notes_log.notes, *reason))
+    return CheckResult(checks, cost, seed, (*context.notes_log.notes, *reason))
 
 
-def _other_families(job: _Job) -> list[MethodSpec]:
+def _other_families(spec: MethodSpec | None, target: TargetBatch) -> list[MethodSpec]:
     """Return one method per family other than the map's; without a score those that need none."""
-    specs = [resolve_method(text) for text in FAMILY_METHODS]
-    family = "" if job.spec is None else job.spec.method.family
+    family = "" if spec is None else spec.method.family
     return [
-        spec
-        for spec in specs
-        if spec.method.family != family and not (job.target.class_agnostic and spec.method.class_specific)
+        other
+        for other in map(resolve_method, FAMILY_METHODS)
+        if other.method.family != family and not (target.class_agnostic and other.method.class_specific)
     ]
 
 
@@ -367,15 +332,16 @@ def log_odds(logits: Tensor, index: int, activation: str) -> Tensor:
     return scores[:, index] - others.logsumexp(1)
 
 
-def _values_of(job: _Job, row: int, original: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function of logits [n, C] to values and evidence, [n, 2], in float64, of one map's target."""
-    quantity = job.quantity(row)
-    target = job.target.take([row])
+def _values_of(target: TargetBatch, quantity: Quantity, original: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function of logits [n, C] to values and evidence, [n, 2], in float64, of one map's target.
+
+    `original` are the scores [1, C] of the image itself.
+    """
     index = target.classes[0]
 
     def values(logits: Tensor) -> Tensor:
         if quantity == "similarity":
-            value = torch.cosine_similarity(logits.double(), original[row].double()[None], dim=1)
+            value = torch.cosine_similarity(logits.double(), original.double(), dim=1)
             return torch.stack([value, value], 1)
         if quantity == "probability" and index is not None:
             p = probabilities(logits.double(), target.activation)
@@ -400,7 +366,7 @@ class _Measured:
     rounding: Tensor  # [B] what may be round-off of the model's scores
 
 
-def _measure_removals(context: EvalContext, job: _Job) -> _Measured:
+def _measure_removals(context: EvalContext, quantities: Sequence[Quantity]) -> _Measured:
     """Score all variants of the images in one call of the probe."""
     patches, logits = context.patches, context.trace.logits
     counts = tuple(max(1, round(fraction * patches)) for fraction in FRACTIONS)
@@ -410,7 +376,10 @@ def _measure_removals(context: EvalContext, job: _Job) -> _Measured:
     keep = [place >= count for count in counts]
     keep += [next(draws) >= count for count in counts for _ in range(DRAWS)]
     keep += [place < kept, next(draws) < kept]
-    of_row = [_values_of(job, row, logits) for row in range(len(logits))]
+    of_row = [
+        _values_of(context.target.take([row]), quantity, logits[row : row + 1])
+        for row, quantity in enumerate(quantities)
+    ]
 
     def score(variant_logits: Tensor, images: list[int]) -> Tensor:
         rows = [of_row[image](variant_logits[i : i + 1]) for i, image in enumerate(images)]
@@ -493,8 +462,10 @@ def _outliers(context: EvalContext) -> list[tuple[int, float] | None]:
 
 
 def _map_check(
-    job: _Job,
     row: int,
+    name: str,
+    method: str,
+    quantity: Quantity,
     context: EvalContext,
     measured: _Measured,
     stability: float | None,
@@ -517,10 +488,10 @@ def _map_check(
         )
     )
     check = MapCheck(
-        name=job.names[row],
-        target=job.target.names[row],
-        method="" if job.spec is None else job.spec.text,
-        quantity=job.quantity(row),
+        name=name,
+        target=context.target.names[row],
+        method=method,
+        quantity=quantity,
         full=float(measured.full[row, 0]),
         removals=removals,
         kept=float(measured.kept[row, 0, 0]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -11,10 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from clairvit.errors import ClairWarning, user_stacklevel
 from clairvit.models.readout import unwrap_readout
 from clairvit.models.submodules import named_submodules, tensors_of
 
 _HASHES: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, str]] = weakref.WeakKeyDictionary()
+# The check of weights that a pass was seen to leave as they are: places and versions were compared after it
+_UNTOUCHED: weakref.WeakKeyDictionary[nn.Module, Hashable] = weakref.WeakKeyDictionary()
 
 
 def state_hash(module: nn.Module, check: Hashable = None) -> str:
@@ -44,6 +48,85 @@ def state_hash(module: nn.Module, check: Hashable = None) -> str:
 def weights_check(module: nn.Module) -> Hashable:
     """Return a value, cheap to compute, that changes with any parameter or buffer of a module or of what it reads."""
     return change_check(_state(unwrap_readout(module)))
+
+
+class WeightsHash:
+    """The hash of a model's weights as they were when they were used, computed when it is first read.
+
+    Until then the module is kept, with the check of its weights at that time. Weights that have changed since have no
+    hash that could still be computed: it is then "", with a warning.
+
+    Example:
+        >>> WeightsHash("1a2b").value
+        '1a2b'
+    """
+
+    def __init__(self, value: str) -> None:
+        self._value: str | None = value
+        self._module: nn.Module | None = None
+        self._name = ""
+        self._check: Hashable = None
+
+    @classmethod
+    def of(cls, module: nn.Module, name: str, check: Hashable) -> WeightsHash:
+        """Return the hash of a model's weights, whose `weights_check` was `check` when the pass began.
+
+        It is known at once where they were hashed before, and computed at once where the pass itself changed them.
+        """
+        module = unwrap_readout(module)
+        cached = _HASHES.get(module)
+        if cached is not None and cached[0] == check:
+            return cls(cached[1])
+        if _UNTOUCHED.get(module) != check:
+            if not isinstance(check, tuple) or tuple(map(_place_and_version, _state(module))) != check[0]:
+                return cls(state_hash(module))
+            _UNTOUCHED[module] = check
+        weights = cls("")
+        weights._value, weights._module, weights._name, weights._check = None, module, name, check
+        return weights
+
+    @property
+    def value(self) -> str:
+        """Return the hash; "" where the weights have changed before it was read."""
+        module = self._module
+        if self._value is None and module is not None:
+            check = weights_check(module)
+            self._value = state_hash(module, check) if check == self._check else ""
+            self._module, self._check = None, None
+            if not self._value:
+                warnings.warn(
+                    f"The weights of {self._name} have changed since they were explained, and their hash had not been "
+                    "read by then, so that weights_hash is empty; read weights_hash, save or pickle the explanation "
+                    "before the weights change.",
+                    ClairWarning,
+                    stacklevel=user_stacklevel(),
+                )
+        return self._value or ""
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the weights, without a hash where they are those of one module at one time."""
+        if not isinstance(other, WeightsHash):
+            return NotImplemented
+        if self is other or (
+            self._module is not None and self._module is other._module and self._check == other._check
+        ):
+            return True
+        return bool(self.value) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"WeightsHash({self.value!r})"
+
+    def __copy__(self) -> WeightsHash:
+        return self
+
+    def __deepcopy__(self, memo: object) -> WeightsHash:
+        return self
+
+    def __reduce__(self) -> tuple[type[WeightsHash], tuple[str]]:
+        """Store the hash itself."""
+        return WeightsHash, (self.value,)
 
 
 def _state(module: nn.Module) -> list[tuple[str, Any]]:
@@ -97,19 +180,21 @@ def _contents(name: str, value: Any) -> Iterator[bytes | memoryview]:
 
 def change_check(state: Sequence[tuple[str, Any]]) -> Hashable:
     """Return a value, cheap to compute, that changes with the tensors: identity, version and checksum of each."""
-    parts: list[Any] = []
     by_device: dict[torch.device, list[Tensor]] = {}
-    for name, value in state:
-        if not isinstance(value, Tensor) or value.is_quantized or value.layout != torch.strided:
-            parts.append((name, id(value), repr(value)))
-            continue
-        plain = value.detach()
-        version = None if plain.is_inference() else value._version
-        parts.append((name, plain.data_ptr(), version, plain.dtype, plain.shape, plain.device))
-        if plain.numel():
-            by_device.setdefault(plain.device, []).append(plain)
+    for _, value in state:
+        if isinstance(value, Tensor) and not value.is_quantized and value.layout == torch.strided and value.numel():
+            by_device.setdefault(value.device, []).append(value.detach())
     sums = [checksums(tensors).cpu().numpy().tobytes() for tensors in by_device.values()]  # one transfer per device
-    return tuple(parts), tuple(sums)
+    return tuple(map(_place_and_version, state)), tuple(sums)
+
+
+def _place_and_version(item: tuple[str, Any]) -> Hashable:
+    """Return what tells a tensor from another one, and counts its changes in place; other values as text."""
+    name, value = item
+    if not isinstance(value, Tensor) or value.is_quantized or value.layout != torch.strided:
+        return name, id(value), repr(value)
+    version = None if value.is_inference() else value._version
+    return name, value.data_ptr(), version, value.dtype, value.shape, value.device
 
 
 _JOINED_BYTES = 2**25  # of tensors that are summed together where launching a kernel costs more than reading them

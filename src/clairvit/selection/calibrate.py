@@ -15,7 +15,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ import torch
 
 from clairvit._io import atomic_write
 from clairvit._progress import report_progress
-from clairvit._rng import check_seed, random_sets
-from clairvit.data.dataset import ErrorHandler, ImageDataset, SampleBatch, as_dataset, iter_batches
+from clairvit._rng import random_sets
+from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.data.hashing import digest, model_record, weights_hash
 from clairvit.errors import BadInput, ClairWarning, NotApplicable
-from clairvit.execution import ExecutionOptions
 from clairvit.methods.calibrated import (
     KINDS,
     PRIOR,
@@ -40,21 +39,22 @@ from clairvit.methods.calibrated import (
     scaled_layer_maps,
     table_of,
 )
-from clairvit.methods.explain import CHUNK_SIZE, explain
-from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.explain import explain
+from clairvit.methods.planner import run_all
 from clairvit.methods.recipe import Recipe
+from clairvit.methods.runs import LABEL, OnError, Question, Run, error_handler, iter_runs
+from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.confidence_intervals import EVERYWHERE, Array, outside
 from clairvit.metrics.context import fraction_counts
-from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate, resolve_batch_target
+from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.own_code import codes_of
 from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
-from clairvit.models.coerce import ModelLike, as_images, as_model
+from clairvit.models.coerce import ModelLike
 from clairvit.models.model import Model
 from clairvit.perturbation.probe import probing
 from clairvit.selection.ridge import Candidate, Fit, Indices, Moments, cross_fit, fit, held_out_correlation, log_odds
 from clairvit.selection.stats import paired_interval
-from clairvit.targets.resolve import readout_model
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 
@@ -122,39 +122,39 @@ def calibrate(
         >>> cv.explain(model, noise[:1], mine).cost.forwards
         1
     """
-    images = as_images(images)
-    model = readout_model(as_model(model, images), target)
-    dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels)
-    default = [METRIC, *([WITH_MASKS] if dataset.has_masks else [])]
-    specs = image_metrics(default if metrics is None else metrics)
+    question = Question.of_dataset(
+        model,
+        images,
+        target,
+        masks=masks,
+        mask_kind=mask_kind,
+        labels=labels,
+        seed=seed,
+        batch_size=batch_size,
+        autocast=autocast,
+    ).of_one_output()
     request = CalibrationRequest(
-        model=model,
-        dataset=dataset,
-        target=target,
+        question,
         sets=sets,
         backwards=backwards,
         cache=None if cache is None else Path(cache),
         on_error=error_handler(on_error),
-        seed=check_seed(seed),
-        execution=ExecutionOptions.from_caller(batch_size, autocast),
     )
+    default = [METRIC, *([WITH_MASKS] if request.dataset.has_masks else [])]
+    specs = image_metrics(default if metrics is None else metrics)
     fitted = fit_calibration(request)
     return _recipe(request, fitted, specs, _cross_fitted_values(request, fitted, specs))
 
 
 @dataclass(frozen=True, eq=False)
 class CalibrationRequest:
-    """The arguments of `calibrate`, checked."""
+    """What `calibrate` is asked, about one output of the model, and how it is fitted."""
 
-    model: Model
-    dataset: ImageDataset
-    target: Any = None
+    question: Question
     sets: int = SETS
     backwards: int | None = None
     cache: Path | None = None
     on_error: ErrorHandler | None = None
-    seed: int = 0
-    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
 
     def __post_init__(self) -> None:
         if self.sets < 2:
@@ -163,9 +163,21 @@ class CalibrationRequest:
             raise BadInput(f"backwards={self.backwards} was given; expected 1 or more backward passes, or None.")
         check_count(len(self.dataset))
 
+    @property
+    def model(self) -> Model:
+        """Return the model whose scores the target is about."""
+        return self.question.model
+
+    @property
+    def dataset(self) -> ImageDataset:
+        """Return the images."""
+        assert isinstance(self.question.images, ImageDataset)
+        return self.question.images
+
     def target_of(self, row: int) -> Any:
         """Return what is explained in one image."""
-        return self.target[row] if isinstance(self.target, list | tuple) else self.target
+        items = self.question.targets.of_images([row], self.dataset)
+        return None if items is None else items[0][0] if isinstance(items[0], list) else items[0]
 
 
 def check_count(images: int) -> None:
@@ -241,8 +253,8 @@ def fit_calibration(request: CalibrationRequest) -> FittedCalibration:
     observed = [log_odds(scores) for scores in data.scores] if data.setup.has_probability else data.scores
     moments = Moments.of(data.sums, observed, [data.rates] * len(data.rows))
     candidates = _candidates(data.setup, request.backwards)
-    final = fit(moments, candidates, request.seed)
-    cross_fitted = cross_fit(moments, candidates, request.seed)
+    final = fit(moments, candidates, request.question.seed)
+    cross_fitted = cross_fit(moments, candidates, request.question.seed)
     prior = data.setup.direction(PRIOR)
     correlations = np.full((2, len(data.rows)), math.nan)
     for places, part in cross_fitted:
@@ -295,32 +307,30 @@ def observe(request: CalibrationRequest) -> Observations:
     arrays = {row: stored for row, key in keys.items() if (stored := _read_arrays(request.cache, key)) is not None}
     missing = [row for row in keys if row not in arrays]
     notes = dict.fromkeys(setup.notes)
-    size = CHUNK_SIZE.get(request.model.device.type, 8)
-    batches = iter_batches(request.dataset.take(missing), request.model, size, request.on_error)
-    with report_progress("calibrate", len(keys)) as advance, closing(batches) as parts:
+    specs = layer_specs(setup.kinds, setup.layers)
+    unseen = iter_runs(request.question.take(missing), specs, on_error=request.on_error)
+    with report_progress("calibrate", len(keys)) as advance, closing(unseen) as runs:
         advance(len(arrays))
-        for part in parts:
-            batch = replace(part, rows=tuple(missing[row] for row in part.rows))
-            sums, scores, probe_notes = _observe_batch(request, setup, batch)
+        for run in runs:
+            sums, scores, probe_notes = _observe_run(request, setup, specs, run)
             notes |= dict.fromkeys(probe_notes)
-            for row, *of_image in zip(batch.rows, sums, scores, strict=True):
+            for position, *of_image in zip(run.rows, sums, scores, strict=True):
+                row = missing[position]
                 arrays[row] = (of_image[0], of_image[1])
                 _write_arrays(request.cache, keys[row], arrays[row])
-            advance(len(batch.rows))
+            advance(len(run.rows))
     rows = tuple(sorted(arrays))
     rates = np.repeat(np.arange(len(KEEP_RATES)), request.sets)
     sums_by_row, scores_by_row = (tuple(arrays[row][place] for row in rows) for place in (0, 1))
     return Observations(replace(setup, notes=tuple(notes)), rows, sums_by_row, scores_by_row, rates)
 
 
-def _observe_batch(
-    request: CalibrationRequest, setup: Setup, batch: SampleBatch
+def _observe_run(
+    request: CalibrationRequest, setup: Setup, specs: Sequence[MethodSpec], run: Run
 ) -> tuple[Array, Array, tuple[str, ...]]:
     """Return the sums [B, S, F] of all layer maps over random token sets, the scores [B, S] with them, and notes."""
-    specs = layer_specs(setup.kinds, setup.layers)
-    recording = record_for(specs, request.model, batch.pixels, request.execution)
-    target = resolve_batch_target(request.target, recording, batch, len(request.dataset))
-    results = [result for (result,) in run_all(specs, recording, [target], seed=request.seed).values()]
+    seed = request.question.seed
+    results = [result for (result,) in run_all(specs, run.recording, run.targets, seed=seed).values()]
     error = next((result.error for result in results if result.error is not None), None)
     if error is not None:
         raise error
@@ -328,9 +338,9 @@ def _observe_batch(
     features = scaled_layer_maps(layer_maps, len(setup.kinds)).flatten(0, 1)  # [F, B, patches]
     patches = features.shape[-1]
     counts = fraction_counts(patches, KEEP_RATES)
-    trace = run_backward(recording, target.with_preferred_score("prob"), None)
+    trace = run_backward(run.recording, run.targets[0].with_preferred_score("prob"), None)
     forwards = len(counts) * request.sets
-    with probing(trace, "token", label="token sets", forwards=forwards, seed=request.seed) as probe:
+    with probing(trace, "token", label="token sets", forwards=forwards, seed=request.question.seed) as probe:
         drawn = [
             random_sets(probe.image_seeds, request.sets, patches, count, "calibrate/token sets", k)
             for k, count in enumerate(counts)
@@ -348,15 +358,12 @@ def _set_up(request: CalibrationRequest) -> Setup:
         NotApplicable: `attnlrp+plus` does not fit it.
     """
     model = request.model
-    ignore: ErrorHandler | None = None if request.on_error is None else lambda name, error: None
-    batch = next(iter_batches(request.dataset, model, 1, ignore), None)
-    if batch is None:
-        raise BadInput("None of the images could be read; expected at least one that can.")
-    target = None if _by_label(request.target) else request.target_of(batch.rows[0])
+    first = request.question.first_image(skip=request.on_error is not None)
+    target = None if request.question.targets.kind == LABEL else request.target_of(first.rows[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClairWarning)  # of zero maps: this is about shapes
         try:
-            reference = explain(model, batch.pixels, PRIOR_METHOD, target, layers=True)
+            reference = explain(model, first.pixels, PRIOR_METHOD, target, layers=True)
         except NotApplicable as error:
             raise NotApplicable(
                 f"{model.name} cannot be calibrated, as '{PRIOR_METHOD}' does not fit it: {error}"
@@ -369,32 +376,40 @@ def _set_up(request: CalibrationRequest) -> Setup:
     layers = len(reference.layers)
     specs = {kind: layer_specs([kind], layers) for kind in KINDS}
     every = [spec for group in specs.values() for spec in group]
-    recording = record_for(every, model, batch.pixels, request.execution)
-    goal = resolve_batch_target(request.target, recording, batch, len(request.dataset))
-    results = run_all(every, recording, [goal], seed=request.seed)
+    with closing(iter_runs(request.question.take(first.rows), every)) as runs:
+        run = next(runs)
+    results = run_all(every, run.recording, run.targets, seed=request.question.seed)
     reasons: dict[str, str] = {}
     for kind, group in specs.items():
         errors = [result.error for spec in group for result in results[spec.text] if result.error is not None]
         reasons |= {kind: str(errors[0])} if errors else {}
-    (rows, cols), (height, width) = reference.maps.shape[-2:], batch.pixels.shape[-2:]
+    (rows, cols), (height, width) = reference.maps.shape[-2:], first.pixels.shape[-2:]
     return Setup(
         kinds=tuple(kind for kind in KINDS if kind not in reasons),
         layers=layers,
         grid=(int(rows), int(cols)),
         size=(int(height), int(width)),
-        has_probability=goal.with_preferred_score("prob").score == "prob",
+        has_probability=run.targets[0].with_preferred_score("prob").score == "prob",
         notes=tuple(f"the layer maps '{kind}' are left out: {reason}" for kind, reason in reasons.items()),
     )
 
 
-def _by_label(target: Any) -> bool:
-    return isinstance(target, str) and target == LABEL
-
-
 def _cache_key(request: CalibrationRequest, row: int, kinds: Sequence[str]) -> str:
     """Return a hash of all that the observations of an image depend on."""
-    settings = (CACHE_FORMAT, request.sets, KEEP_RATES, request.seed, tuple(kinds), repr(request.target_of(row)))
-    parts = (weights_hash(request.model), request.dataset.content_hash(row), repr(settings), request.execution.autocast)
+    settings = (
+        CACHE_FORMAT,
+        request.sets,
+        KEEP_RATES,
+        request.question.seed,
+        tuple(kinds),
+        repr(request.target_of(row)),
+    )
+    parts = (
+        weights_hash(request.model),
+        request.dataset.content_hash(row),
+        repr(settings),
+        request.question.execution.autocast,
+    )
     return digest(repr(parts).encode())
 
 
@@ -449,18 +464,18 @@ def _evaluate_part(
     metrics: Sequence[MetricSpec],
     normalize: str,
 ) -> Scores:
-    target = [request.target[row] for row in rows] if isinstance(request.target, list | tuple) else request.target
+    part = request.question.take(rows)
     return evaluate(
         request.model,
-        request.dataset.take(rows),
+        part.images,
         list(methods),
         [spec.text for spec in metrics],
-        target=target,
+        target=None if part.targets.items is None else part.targets.items[0],
         normalize=normalize,
         baselines=False,
-        seed=request.seed,
-        batch_size=request.execution.batch_size,
-        autocast=request.execution.autocast,
+        seed=request.question.seed,
+        batch_size=request.question.execution.batch_size,
+        autocast=request.question.execution.autocast,
     )
 
 
@@ -477,9 +492,9 @@ def _cross_fitted_values(
         hashes = [request.dataset.content_hash(row) for row in rows]
         targets = [repr(request.target_of(row)) for row in rows]
         texts = [spec.text for spec in metrics]
-        settings = (CACHE_FORMAT, methods, texts, request.seed, hashes, targets)
+        settings = (CACHE_FORMAT, methods, texts, request.question.seed, hashes, targets)
         own = [codes for codes in codes_of((), texts) if codes]
-        key = digest(repr((weights_hash(request.model), settings, request.execution.autocast, *own)).encode())
+        key = digest(repr((weights_hash(request.model), settings, request.question.execution.autocast, *own)).encode())
         stored = _read_arrays(request.cache, key)
         if stored is None:
             scores = _evaluate_part(request, rows, methods, metrics, "raw")
@@ -500,7 +515,7 @@ def _recipe(
     request: CalibrationRequest, fitted: FittedCalibration, metrics: Sequence[MetricSpec], values: Array
 ) -> Recipe:
     """Return the recipe: weights, settings, cross-fitted scores of both methods and the paired gain."""
-    seed, spec = request.seed, calibrated_spec(fitted.calibration)
+    seed, spec = request.question.seed, calibrated_spec(fitted.calibration)
     rows = [_comparison(metric, values[:, place], seed) for place, metric in enumerate(metrics)]
     by_sets = "correlation on held-out token sets"
     rows.append(_compared(by_sets, "higher", (-1, 1), fitted.correlations, seed))
@@ -512,7 +527,7 @@ def _recipe(
         metrics=tuple(metric.text for metric in metrics),
         by=metrics[0].text,
         settings={
-            "target": "predicted" if request.target is None else LABEL if _by_label(request.target) else "given",
+            "target": request.question.targets.kind,
             "sets": request.sets,
             "keep_rates": list(KEEP_RATES),
             "strength": "prior" if math.isinf(fitted.fit.strength) else fitted.fit.strength,

@@ -13,28 +13,26 @@ import numpy as np
 from torch import Tensor
 
 from clairvit._cost import Cost
-from clairvit._rng import check_seed
-from clairvit.data.dataset import ErrorHandler, ImageDataset, as_dataset, iter_batches
+from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
-from clairvit.execution import ExecutionOptions
 from clairvit.methods.calibrated import PRIOR_METHOD, Calibration, calibrated_spec
 from clairvit.methods.explain import explain
 from clairvit.methods.recommended import defaults_for
+from clairvit.methods.runs import LABEL, OnError, Question, error_handler
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.confidence_intervals import Array
-from clairvit.metrics.evaluate import LABEL, OnError, error_handler, evaluate
+from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
-from clairvit.models.coerce import ModelLike, model_and_images
+from clairvit.models.coerce import ModelLike
 from clairvit.models.model import Model
 from clairvit.selection.calibrate import CalibrationRequest, cross_fitted_scores, fit_calibration, image_metrics
 from clairvit.selection.ranking import RankingInput, join, rank_methods, summarise
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer, base_method, tune_start_layers
 from clairvit.selection.stats import mean_ranks, spearman
-from clairvit.targets.resolve import readout_model, readout_models
 from clairvit.tracing.structure import model_structure
 
 # Well known, of every family, and all of them computed from the same trace.
@@ -111,46 +109,50 @@ def choose(
         >>> len(picked.ranking), picked.by
         (4, 'deletion(steps=3)')
     """
-    model, images = model_and_images(model, images, inputs)
-    readouts = readout_models(model.for_row(0), target)
-    if not model.has_input_rows and (
-        calibrate or tune_start or len(readouts) == 1
-    ):  # what is fitted is fitted to one output of the model
-        model = readout_model(model, target)
+    question = Question.of_dataset(
+        model,
+        images,
+        target,
+        masks=masks,
+        mask_kind=mask_kind,
+        labels=labels,
+        distractors=distractors,
+        seed=seed,
+        batch_size=batch_size,
+        autocast=autocast,
+        inputs=inputs,
+    )
+    readouts, dataset = question.models, question.images
+    assert isinstance(dataset, ImageDataset)
+    if not question.model.has_input_rows and (calibrate or tune_start or len(readouts) == 1):
+        question = question.of_one_output()  # what is fitted is fitted to one output of the model
+    chosen_model = question.model
     on_read_error = error_handler(on_error)
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
-    seed = check_seed(seed)
     panel = [resolve_method(text).text for text in (PANEL if methods is None else methods)]
     panel += [PRIOR_METHOD] if calibrate and PRIOR_METHOD not in panel else []
     if not tune_start and all(text in BASELINES for text in panel):
         raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
     bases = list(dict.fromkeys(base_method(str(text)) for text in tune_start))
-    dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
     specs = _metric_specs(metrics, dataset)
     criteria = criterion(by, specs)
-    pixels, first = _first_image(dataset, model, on_read_error)
+    first = question.first_image(skip=on_read_error is not None)
+    pixels, first_row = first.pixels, first.rows[0]
     panel = list(dict.fromkeys((*panel, *(_quick_default(readouts[0], pixels) if methods is None else ()))))
     options: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
     calibrated = None
     if calibrate:
-        request = CalibrationRequest(
-            model,
-            dataset,
-            target=target,
-            on_error=_silenced(on_read_error),
-            seed=seed,
-            execution=ExecutionOptions.from_caller(batch_size, autocast),
-        )
+        request = CalibrationRequest(question, on_error=_silenced(on_read_error))
         calibrated = _calibrated(request, specs, normalize)
     starts: Mapping[str, StartLayer] = {}
     if bases:
         starts = tune_start_layers(
-            model, dataset, bases, criteria[0], target, pixels, on_error=_silenced(on_read_error), **options
+            chosen_model, dataset, bases, criteria[0], target, pixels, on_error=_silenced(on_read_error), **options
         )
     candidates = list(dict.fromkeys((*panel, *(start.method for start in starts.values()), *BASELINES)))
     texts = [spec.text for spec in specs]
     scores = evaluate(
-        model,
+        chosen_model,
         dataset,
         candidates,
         texts,
@@ -160,20 +162,22 @@ def choose(
         on_error=on_read_error,
         **options,
     )
-    compared = _without_skipped(model, candidates, scores)
+    compared = _without_skipped(chosen_model, candidates, scores)
     if calibrated is not None:
         compared = [*compared, calibrated.method]
         scores.update({(calibrated.method, metric): score for metric, score in calibrated.scores.items()})
-    by_label = isinstance(target, str) and target == LABEL
-    first_target = None if by_label else target[first] if isinstance(target, list | tuple) else target
-    costs = tuple(_map_cost(model.for_row(first), pixels, text, first_target, batch_size) for text in compared)
+    named = None if question.targets.kind == LABEL else question.targets.of_images([first_row], dataset)
+    first_target = None if named is None else named[0][0] if isinstance(named[0], list) else named[0]
+    costs = tuple(
+        _map_cost(chosen_model.for_row(first_row), pixels, text, first_target, batch_size) for text in compared
+    )
     data = _ranking_input(compared, scores, specs, criteria, by, starts, panel, costs, seed)
     settings = {
-        "target": "predicted" if target is None else LABEL if by_label else "given",
+        "target": question.targets.kind,
         "maps": normalize,
         "activation": ", ".join(dict.fromkeys(readout.activation for readout in readouts)),
     }
-    return _selection(model, scores, data, specs, starts, settings, calibrated)
+    return _selection(chosen_model, scores, data, specs, starts, settings, calibrated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,14 +313,6 @@ def _quick_default(model: Model, pixels: Tensor) -> tuple[str, ...]:
 def _silenced(on_read_error: ErrorHandler | None) -> ErrorHandler | None:
     """Return a handler that skips unreadable images without a report, which the evaluation makes; None raises."""
     return None if on_read_error is None else lambda name, error: None
-
-
-def _first_image(dataset: ImageDataset, model: Model, on_read_error: ErrorHandler | None) -> tuple[Tensor, int]:
-    """Return the first image that can be read, [1, 3, H, W], and its row."""
-    batch = next(iter_batches(dataset, model, 1, _silenced(on_read_error)), None)
-    if batch is None:
-        raise BadInput("None of the images could be read; expected at least one that can.")
-    return batch.pixels, batch.rows[0]
 
 
 def _map_cost(model: Model, pixels: Tensor, text: str, target: Any, batch_size: int | None) -> Cost:

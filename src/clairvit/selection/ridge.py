@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from clairvit._rows import Rows, per_row
 from clairvit.metrics.confidence_intervals import Array
 
 Indices = NDArray[np.int64]
@@ -36,13 +37,12 @@ def log_odds(probabilities: Array) -> Array:
     return np.asarray(np.log(clipped) - np.log1p(-clipped))
 
 
-@dataclass(frozen=True, eq=False)
-class Moments:
+class Moments(Rows):
     """Moments of n images: AᵀA [n, F, F], Aᵀy [n, F] and yᵀy [n]."""
 
-    gram: Array
-    cross: Array
-    power: Array
+    gram: Array = per_row()
+    cross: Array = per_row()
+    power: Array = per_row()
 
     @classmethod
     def of(cls, sums: Sequence[Array], scores: Sequence[Array], groups: Sequence[Indices]) -> Moments:
@@ -61,13 +61,6 @@ class Moments:
             crosses.append(design.T @ observed * scale)
             powers.append(float(observed @ observed) * scale**2)
         return cls(np.stack(grams), np.stack(crosses), np.array(powers))
-
-    def __len__(self) -> int:
-        return len(self.power)
-
-    def take(self, rows: Indices) -> Moments:
-        """Return the moments of some images."""
-        return Moments(self.gram[rows], self.cross[rows], self.power[rows])
 
     def losses(self, weights: Array) -> Array:
         """Return ‖y − A w‖² of each image, [n]."""
@@ -129,7 +122,7 @@ def fit(moments: Moments, candidates: Sequence[Candidate], seed: int) -> Fit:
     """Return the weights fitted to all images; candidate and strength have the least loss in cross-validation."""
     losses = np.zeros((len(candidates), len(STRENGTHS)))
     for held_out in folds(len(moments), seed):
-        training, rest = moments.take(without(len(moments), held_out)), moments.take(held_out)
+        training, rest = moments.take(without(len(moments), held_out).tolist()), moments.take(held_out.tolist())
         for number, candidate in enumerate(candidates):
             losses[number] += [rest.losses(weights).sum() for weights in ridge_path(training, candidate)]
     # Of equal losses the strongest: nothing speaks for leaving the prior.
@@ -144,7 +137,7 @@ def cross_fit(moments: Moments, candidates: Sequence[Candidate], seed: int) -> l
     Strength and candidate are chosen without them too, by cross-validation inside the other images.
     """
     count = len(moments)
-    return [(rows, fit(moments.take(without(count, rows)), candidates, seed)) for rows in folds(count, seed)]
+    return [(rows, fit(moments.take(without(count, rows).tolist()), candidates, seed)) for rows in folds(count, seed)]
 
 
 def held_out_correlation(sums: Array, scores: Array, groups: Indices, weights: Array) -> float:

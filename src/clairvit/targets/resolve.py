@@ -24,6 +24,10 @@ from clairvit.targets.base import (
 from clairvit.targets.class_ import ClassTarget
 from clairvit.targets.function import FunctionTarget
 
+DIFFERENT_OUTPUTS = (
+    "The targets of the list read different outputs of the model (regions, queries or tokens of their own for each "
+    "image); expected one that all images share. Call this once for each image."
+)
 TargetLike = None | int | str | Target | Function | Sequence[Any]
 
 
@@ -102,10 +106,7 @@ def readout_model(model: Model, spec: TargetLike) -> Model:
     """Return the model whose scores a target is about; raise BadInput for a list that is about several outputs."""
     models = readout_models(model, spec)
     if len(models) > 1:
-        raise BadInput(
-            "The targets of the list read different outputs of the model (regions, queries or tokens of their own for "
-            "each image); expected one that all images share. Call this once for each image."
-        )
+        raise BadInput(DIFFERENT_OUTPUTS)
     return models[0] if models else model
 
 

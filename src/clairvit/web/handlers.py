@@ -6,6 +6,7 @@ import base64
 import io
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,12 +17,11 @@ from torch import Tensor
 from clairvit._io import dumps_json
 from clairvit._rng import make_generator
 from clairvit.errors import BadInput
-from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import compare, explain
 from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.explanation_files import npz_bytes
 from clairvit.methods.plain_language import plain_words
-from clairvit.methods.planner import record_for
+from clairvit.methods.runs import Question, Run, iter_runs
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.methods.token_features import PatchFeatures, features, unit_vectors
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
@@ -30,7 +30,6 @@ from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.plotting.overlay import denormalised_photo
-from clairvit.targets.resolve import readout_model, resolve_for
 from clairvit.targets.similar import Similar
 from clairvit.targets.text import Text
 from clairvit.tracing.module_state import own_grad_mode
@@ -315,25 +314,17 @@ def curve_response(
 ) -> CurveResponse:
     """Return the score while patches are removed and inserted in the order of the map, and in random orders."""
     target = one_target(model, request, other)
-    execution = ExecutionOptions.from_caller(batch_size(model))
-    return _curve_response(readout_model(model, target), photo, explanation, request, target, execution)
+    batch = Batch(photo.pixels[model.name], (photo.id,))
+    question = Question.of(model, batch, target, batch_size=batch_size(model), scored="always")
+    with own_grad_mode(), closing(iter_runs(question, ())) as runs:
+        return _curve_of_run(next(runs), photo, explanation, request)
 
 
-@own_grad_mode()
-def _curve_response(
-    model: Model,
-    photo: Upload,
-    explanation: Explanation,
-    request: CurveRequest,
-    target: Any,
-    execution: ExecutionOptions,
-) -> CurveResponse:
-    spec = resolve_method(explanation.method)
-    recording = record_for([], model, photo.pixels[model.name], execution)
-    logits = recording.logits.detach()
-    (resolved,) = resolve_for(model, target, logits)
-    trace = run_backward(recording, resolved, None)
-    maps = explanation.maps.to(logits.device)
+def _curve_of_run(run: Run, photo: Upload, explanation: Explanation, request: CurveRequest) -> CurveResponse:
+    """Return the curves of one recorded photo."""
+    spec, resolved = resolve_method(explanation.method), run.targets[0]
+    trace = run_backward(run.recording, resolved, None)
+    maps = explanation.maps.to(run.passes.logits.device)
     random_maps = [_random_map(trace.layout.plane, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]
     context = EvalContext(trace=trace, specs=(spec,), raw=(maps, *random_maps), seed=request.seed)
     schedule = RemovalSchedule(steps=request.steps, ends=True)
@@ -345,7 +336,7 @@ def _curve_response(
     bands = {name: _bands(x, y[:, 0], counts, higher_is_better=name == "insertion") for name, (x, y) in curves.items()}
     return CurveResponse(
         photo=photo.id,
-        model=model.name,
+        model=run.model.name,
         method=spec.text,
         target=resolved.names[0],
         meaning=context.meaning("prob"),

@@ -1,0 +1,104 @@
+"""The passes over one batch: recorded as they run or, on a GPU, replayed by a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from clairvit.execution import ExecutionOptions
+from clairvit.methods.collect import MapChecks, checks_of_maps
+from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest, ReplayResult
+from clairvit.methods.executor import Result
+from clairvit.methods.planner import record_for, run_all
+from clairvit.methods.spec import MethodSpec
+from clairvit.models.model import Model
+from clairvit.models.state_hash import WeightsHash
+from clairvit.targets.base import TargetBatch
+from clairvit.tracing.recording import Recording
+from clairvit.tracing.structure import ModelStructure
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a CUDA graph depends on next to the passes: it may serve class targets of a classifier."""
+
+    score: str | None
+    seed: int
+    layers: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The recorded forward of a batch, from which methods are run.
+
+    Args:
+        recording: The recording; after a replay without activations.
+        logits: The scores [B, C], on the CPU after a replay.
+        weights_hash: That of the weights that were used.
+        on_host: Returns the copy of a tensor on the CPU.
+    """
+
+    recording: Recording
+    logits: Tensor
+    weights_hash: WeightsHash
+    on_host: Callable[[Tensor], Tensor] = Tensor.cpu
+    _request: PassesRequest | None = None  # a graph could serve it
+    _replayed: ReplayResult | None = None
+
+    def run_all(
+        self, specs: Sequence[MethodSpec], targets: Sequence[TargetBatch], *, seed: int, layers: bool
+    ) -> tuple[dict[str, list[Result]], list[MapChecks]]:
+        """Return method text -> one result per target, and the checks of their maps."""
+        if self._replayed is not None:
+            return self._replayed.results, self._replayed.checks
+        results = run_all(specs, self.recording, targets, seed=seed, layers=layers)
+        if self._request is not None:
+            GRAPHS.count(self._request, targets[0], self.recording, results)
+        return results, checks_of_maps(results)
+
+
+def record_passes(
+    model: Model,
+    specs: Sequence[MethodSpec],
+    pixels: Tensor,
+    execution: ExecutionOptions,
+    structure: ModelStructure | None = None,
+    named: Sequence[Any] | None = None,
+    replay: Replay | None = None,
+) -> Passes:
+    """Record all that these methods require of pixels [B, 3, H, W], or replay the graph of such passes.
+
+    Args:
+        model: The model.
+        specs: The methods.
+        pixels: The images.
+        execution: How perturbed inputs are run.
+        structure: That of the model for these images, where it is known in this call.
+        named: The targets as the user named them.
+        replay: What a graph depends on; None: passes are never replayed.
+    """
+    request = None if replay is None else _graph_request(model, specs, pixels, named, replay)
+    replayed = None if request is None else GRAPHS.replay(request)
+    if replayed is not None:
+        logits = replayed.on_host(replayed.recording.logits)
+        weights = WeightsHash(replayed.weights_hash())
+        return Passes(replayed.recording, logits, weights, replayed.on_host, request, replayed)
+    recording = record_for(specs, model, pixels, execution, structure)
+    weights = WeightsHash.of(model.module, model.name, recording.structure.weights)
+    return Passes(recording, recording.logits.detach(), weights, _request=request)
+
+
+def _graph_request(
+    model: Model, specs: Sequence[MethodSpec], pixels: Tensor, named: Sequence[Any] | None, replay: Replay
+) -> PassesRequest | None:
+    """Return the passes of a batch if a CUDA graph could serve them: for one class target, of a classifier."""
+    targets = named or (None,)
+    label = targets[0]
+    if len(targets) > 1 or isinstance(label, bool) or not isinstance(label, int | str | None):
+        return None
+    score = "logit" if replay.score is None else replay.score
+    request = PassesRequest(model, tuple(specs), pixels, label, score, replay.seed, replay.layers)
+    return request if request.is_capturable else None
