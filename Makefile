@@ -98,6 +98,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --strict
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 # Lines that a sample of the tests runs; the floor is the share below which the target fails.
 FLOOR ?= 75

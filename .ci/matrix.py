@@ -1,5 +1,7 @@
 """Test the versions that pyproject.toml claims: the lowest on the oldest Python, the newest on every Python there is.
 
+Families of models that need a newer transformers than others are tested with theirs, and the lowest of all else.
+
 Each combination gets a virtual environment of its own, into which the package itself (no editable copy) is installed.
 Prints a Markdown table, for docs/testing.md; exit status 1 if a combination failed.
 
@@ -26,9 +28,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from clairvit.models.sources.hf_versions import FAMILIES  # noqa: E402 - imports no torch
+
 PYTHONS = ("3.11", "3.12", "3.13")
-EXTRAS = ("hf", "clip", "web")
+EXTRAS = ("study", "superpixels", "tiff", "hf", "clip", "web")
 TESTS = ("tests/models", "tests/targets", "tests/tracing", "tests/methods", "tests/perturbation", "tests/metrics")
+FAMILY_TESTS = (
+    "tests/targets/test_next_token.py",
+    "tests/targets/test_neuron.py",
+)  # that have the families of FAMILIES
 TEST_PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "networkx", "h5py", "httpx")
 SHOWN = ("torch", "torchvision", "timm", "transformers", "open_clip_torch", "numpy")
 MARKERS = "not (slow or browser or ray or cuda)"
@@ -41,6 +51,7 @@ class Combination:
     python: str  # "3.11"
     interpreter: str
     versions: str  # "lowest" or "newest"
+    transformers: str = ""  # a version above the lowest, for the families that need it
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class Outcome:
     passed: bool
 
 
-def lowest_versions(pyproject: str, extras: Sequence[str]) -> list[str]:
+def lowest_versions(pyproject: str, extras: Sequence[str], transformers: str = "") -> list[str]:
     """Return "name==minimum" for every "name>=minimum" of the dependencies and of these extras."""
     project = tomllib.loads(pyproject)["project"]
     optional = project["optional-dependencies"]
@@ -62,7 +73,8 @@ def lowest_versions(pyproject: str, extras: Sequence[str]) -> list[str]:
     unpinned = [entry for entry, match in zip(listed, minima, strict=True) if match is None]
     if unpinned:
         raise ValueError(f"{unpinned} have no lowest version; expected NAME>=VERSION.")
-    return [f"{match[1]}=={match[2]}" for match in minima if match]
+    pins = {match[1]: match[2] for match in minima if match} | ({"transformers": transformers} if transformers else {})
+    return [f"{name}=={minimum}" for name, minimum in pins.items()]
 
 
 def find_interpreter(python: str) -> str | None:
@@ -81,27 +93,36 @@ def find_interpreter(python: str) -> str | None:
 def combinations(only: str | None, pythons: Sequence[str] = PYTHONS) -> list[Combination]:
     """Return the rows that can be run here; the lowest versions are for the oldest Python."""
     present = [(python, path) for python in pythons if (path := find_interpreter(python))]
-    rows = [Combination(python, path, "lowest") for python, path in present if python == PYTHONS[0]]
+    rows = [
+        Combination(python, path, "lowest", transformers)
+        for python, path in present
+        if python == PYTHONS[0]
+        for transformers in ("", *sorted(set(FAMILIES.values())))
+    ]
     rows += [Combination(python, path, "newest") for python, path in present]
     return [row for row in rows if only in (None, row.versions)]
 
 
 def run(combination: Combination, folder: Path, tests: Sequence[str], jobs: int) -> Outcome:
     """Install into a fresh environment and run the tests against the installed package."""
-    environment = folder / f"{combination.python}-{combination.versions}"
+    parts = (combination.python, combination.versions, combination.transformers)
+    environment = folder / "-".join(filter(None, parts))
     subprocess.run([combination.interpreter, "-m", "venv", str(environment)], check=True)
     python = str(environment / "bin" / "python")
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if combination.versions == "lowest":
         constraints = folder / "lowest.txt"
-        pins = lowest_versions((ROOT / "pyproject.toml").read_text(encoding="utf-8"), EXTRAS)
+        pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        pins = lowest_versions(pyproject, EXTRAS, combination.transformers)
         constraints.write_text("\n".join(pins) + "\n", encoding="utf-8")
         install += ["--constraint", str(constraints)]
     done = subprocess.run([*install, f"{ROOT}[{','.join(EXTRAS)}]", *TEST_PACKAGES], check=False)
     if done.returncode:
         return Outcome(combination, {}, "could not be installed", passed=False)
     settings = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", "PYTHONPATH": ""}
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(jobs), "--cases", "1", "-m", MARKERS, *tests]
+    chosen = FAMILY_TESTS if combination.transformers else tests
+    options = ["-p", "no:cacheprovider", "-n", str(jobs), "--cases", "1", "-m", MARKERS]
+    command = [python, "-m", "pytest", *options, *chosen]
     done_tests = subprocess.run(command, cwd=ROOT, env=settings, check=False, capture_output=True, text=True)
     sys.stderr.write(done_tests.stdout[-4000:] if done_tests.returncode else "")
     lines = [line for line in done_tests.stdout.splitlines() if re.search(r"\b(passed|failed|error)", line)]

@@ -67,6 +67,7 @@ TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.NotIn: ast.In,
 }
 LEFT_OUT = {"abs", "relu", "clamp", "clamp_min", "softmax", "sqrt", "square", "flip", "cumsum", "sigmoid", "strip"}
+LIBRARIES = {"torch", "np", "math", "F", "nn"}  # torch.abs(x) is another call than x.abs()
 EXCHANGED = {"max": "min", "min": "max", "amax": "amin", "sum": "mean", "mean": "sum", "any": "all", "all": "any"}
 EXCHANGED |= {"argmax": "argmin", "zeros_like": "ones_like", "ones_like": "zeros_like", "zeros": "ones", "triu": "tril"}
 
@@ -108,23 +109,20 @@ def _short(text: str) -> str:
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     """Yield the mistakes that can be made at one node: the kind, the expression that changes, and what it becomes."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in TURNED:
-        changed = copy.deepcopy(node)
-        changed.ops[0] = TURNED[type(node.ops[0])]()
-        yield "comparison", node, changed
+        operators = [TURNED[type(node.ops[0])](), *node.ops[1:]]
+        yield "comparison", node, ast.Compare(node.left, operators, node.comparators)
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and not _of_text(node):
-        changed = copy.deepcopy(node)
-        changed.op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
-        yield "sign", node, changed
+        yield "sign", node, ast.BinOp(node.left, ast.Sub() if isinstance(node.op, ast.Add) else ast.Add(), node.right)
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div) and not _of_text(node):
-        changed = copy.deepcopy(node)
-        changed.op = ast.Div() if isinstance(node.op, ast.Mult) else ast.Mult()
-        yield "factor", node, changed
+        yield (
+            "factor",
+            node,
+            ast.BinOp(node.left, ast.Div() if isinstance(node.op, ast.Mult) else ast.Mult(), node.right),
+        )
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
         yield "sign" if isinstance(node.op, ast.USub) else "negation", node, node.operand
     elif isinstance(node, ast.BoolOp):
-        changed = copy.deepcopy(node)
-        changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        yield "and, or", node, changed
+        yield "and, or", node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
     elif isinstance(node, ast.Call):
         yield from _call_changes(node)
     elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Store):
@@ -146,13 +144,15 @@ def _call_changes(node: ast.Call) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     of_names = isinstance(first, ast.Name) and isinstance(second, ast.Name) and ast.dump(first) != ast.dump(second)
     if of_names and name not in ("isinstance", "issubclass", "getattr", "hasattr"):
-        changed = copy.deepcopy(node)
-        changed.args[:2] = [second, first]
-        yield "arguments swapped", node, changed
+        yield (
+            "arguments swapped",
+            node,
+            ast.Call(node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords),
+        )
     if (
         isinstance(node.func, ast.Attribute)
         and node.func.attr in LEFT_OUT
-        and not isinstance(node.func.value, ast.Name)
+        and not (isinstance(node.func.value, ast.Name) and node.func.value.id in LIBRARIES)
     ):
         yield "call left out", node, node.func.value
     if name in EXCHANGED and (isinstance(node.func, ast.Attribute) or name in ("max", "min", "any", "all")):

@@ -20,7 +20,7 @@ How good is a map? `clairvit evaluate photos/ --method legrad,rollout --metric d
 `cv.evaluate(model, images, "legrad", "deletion")`. Every score comes with a value for each image, its mean,
 standard error and 95 % interval over images, and what a random and a centred map score on the same images.
 A score that is not defined (a map with NaN, an image without a mask) is NaN; it is counted and left out of the mean.
-The range below is that of the default options; an option may change it (`faf(lift=true)`, `aopc(area=trapezoid)`), and
+The range below is that of the default options; an option may change it (`faf(lift=true)`, `aopc(preset=quantus)`), and
 so may a target that is not the probability of one class. [Intervals](#intervals) are cut at the range that applies.
 
 ↑ higher is better, ↓ lower is better. *Forwards* are of one map of 14 × 14 patches with the default options. A metric

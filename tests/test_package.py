@@ -9,21 +9,37 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Mapping, Sequence
 from email.parser import Parser
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 import clairvit as cv
+from clairvit.models.sources import hf_versions
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LARGEST_WHEEL = 20 * 2**20  # bytes
 # Packages of the extras, and of integrations: loaded by the one function that needs them.
 OPTIONAL = (
-    *("transformers", "open_clip", "ray", "fastapi", "uvicorn", "starlette"),
+    *(
+        "pyarrow",
+        "duckdb",
+        "skimage",
+        "tifffile",
+        "pandas",
+        "transformers",
+        "open_clip",
+        "ray",
+        "fastapi",
+        "uvicorn",
+        "starlette",
+    ),
     *(
         "captum",
         "quantus",
@@ -194,6 +210,14 @@ web = ["fastapi>=0.115"]
         matrix().lowest_versions('[project]\ndependencies = ["torch"]\noptional-dependencies = {}', [])
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert len(matrix().lowest_versions(pyproject, matrix().EXTRAS)) > len(PROJECT["dependencies"])
+    assert matrix().lowest_versions(text, ["hf"], "5.3")[-1] == "transformers==5.3"
+
+
+def test_the_matrix_runs_every_version_that_a_family_of_transformers_needs() -> None:
+    (required,) = PROJECT["optional-dependencies"]["hf"]
+    assert required == f"transformers>={hf_versions.OLDEST}"
+    rows = [row for row in matrix().combinations("lowest") if row.transformers]
+    assert {row.transformers for row in rows} == set(hf_versions.FAMILIES.values())
 
 
 def test_the_matrix_finds_interpreters_of_pyenv_and_no_shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,26 +257,50 @@ def test_the_wheel_is_small_and_complete(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (place,) = [name for name in names if name.endswith(".dist-info/METADATA")]
-        metadata = Parser().parsestr(archive.read(place).decode("utf-8"))
+        message = Parser().parsestr(archive.read(place).decode("utf-8"))
     sources = {p.relative_to(ROOT / "src").as_posix() for p in (ROOT / "src").rglob("*") if p.is_file()}
     assert {name for name in sources if "__pycache__" not in name} <= names, "data files too"
     assert "clairvit/py.typed" in names
     assert not [name for name in names if name.startswith(("tests/", "docs/", "benchmarks/"))]
-    assert metadata["Version"] == cv.__version__
-    assert metadata["License-Expression"] == "Apache-2.0"
-    licences = metadata.get_all("License-File") or []
+    assert message["Version"] == cv.__version__
+    assert message["License-Expression"] == "Apache-2.0"
+    licences = message.get_all("License-File") or []
     assert {"LICENSE", "NOTICE", "src/clairvit/models/builtin/pets/README.md"} <= set(licences)
+
+
+def distributions_of(requirements: Sequence[str]) -> dict[str, metadata.Distribution]:
+    """Return the installed distributions that requirements without extras ask for, and those that these ask for."""
+    needed: dict[str, metadata.Distribution] = {}
+    remaining = list(requirements)
+    while remaining:
+        requirement = Requirement(remaining.pop())
+        if requirement.name in needed or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        needed[requirement.name] = metadata.distribution(requirement.name)
+        remaining += needed[requirement.name].requires or []
+    return needed
+
+
+def files_of(distributions: Mapping[str, metadata.Distribution]) -> set[Path]:
+    """Return the modules, packages and metadata of distributions, as they lie in site-packages."""
+    files = (file for distribution in distributions.values() for file in distribution.files or ())
+    return {
+        Path(str(file.locate())).parents[len(file.parts) - 2] if len(file.parts) > 1 else Path(str(file.locate()))
+        for file in files
+        if file.parts[0] != ".."
+    }
 
 
 @pytest.mark.slow
 def test_the_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
-    """Install it next to the dependencies of the running environment, and explain the demo without a network."""
+    """Install it next to what the core depends on, and nothing else, and explain the demo without a network."""
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     packages = Path(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
-    dependencies = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (packages / "dependencies.pth").write_text("\n".join(dependencies), encoding="utf-8")
+    for path in files_of(distributions_of(PROJECT["dependencies"])):
+        if not (packages / path.name).exists():
+            (packages / path.name).symlink_to(path)
     install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
     subprocess.run([*install, "--force-reinstall", str(wheel)], check=True)
 
@@ -264,3 +312,7 @@ def test_the_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> 
     assert subprocess.run([command, "--version"], **run).stdout == f"clairvit {cv.__version__}\n"  # type: ignore[call-overload]
     subprocess.run([command, "explain", "demo", "--out", "demo.png"], **run)  # type: ignore[call-overload]
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+    study = [command, "bench", "--data", "scenes", "--model", "scenes", "--method", "saliency", "--metric", "deletion"]
+    refused = subprocess.run([*study, "--out", "store"], **run | {"check": False})  # type: ignore[call-overload]
+    assert refused.returncode == 2
+    assert 'type: pip install "clairvit[study]"' in refused.stderr

@@ -167,3 +167,18 @@ with ThreadPoolExecutor(4) as pool:
 answer = ["token-length" in listed for listed in lists]
 """
     assert answers_of(code, tmp_path)[0] == [True] * 4
+
+
+def test_the_code_of_an_installed_package_is_part_of_what_it_computes(tmp_path: Path) -> None:
+    """Also what its other modules define; what is said of a method changes no number."""
+    method = METHOD.replace("layer.x", "halved(layer.x)").replace(
+        "import clairvit", "from .sums import halved\nimport clairvit"
+    )
+    codes = []
+    for place, (half, facts) in enumerate((("x / 2", FACTS), ("x / 2", ""), ("x / 3", FACTS))):
+        files = {"maps.py": method, "maps.toml": facts, "sums.py": f"def halved(x):\n    return {half}\n"}
+        write_package(tmp_path / str(place), "lengths", files, methods="maps")
+        code = "from clairvit.metrics.own_code import codes_of\nanswer = codes_of(['token-length', 'rollout'], [])"
+        codes.append(answers_of(code, tmp_path / str(place))[0][0])
+    assert [[text for text, _ in pairs] for pairs in codes] == [["token-length"]] * 3
+    assert codes[0] == codes[1] != codes[2]

@@ -1,6 +1,7 @@
 """Presets: published variants of a method or metric by name, as options (data) or as a function of their own.
 
-An entry of a registry, `Method` or `Metric`, has `presets`: name -> options, or the entry of a variant. A variant has
+An entry of a registry, `Method` or `Metric`, has `presets`: name -> options (`preset` among them is another preset that
+they come on top of), or the entry of a variant. A variant has
 the name, the family and the references of the entry, and a function with a formula and options of its own; `preset` is
 its name, and it has no presets itself. What other people's code computes, bugs included, is a variant in
 `clairvit.compat`, so that the entry's own function has the options that a person would choose.
@@ -74,7 +75,11 @@ def choose_preset(entry: E, preset: str) -> tuple[E, dict[str, Any]]:
             f"'{entry.name}' has no preset '{preset}'; it has {listed}.{did_you_mean(preset, entry.presets)}"
         )
     chosen = entry.presets[preset]
-    return (entry, dict(chosen)) if isinstance(chosen, Mapping) else (chosen, {})
+    if not isinstance(chosen, Mapping):
+        return chosen, {}
+    settings = dict(chosen)
+    entry, more = choose_preset(entry, settings.pop("preset")) if "preset" in settings else (entry, {})
+    return entry, more | settings
 
 
 def with_preset(entry: E, options: Mapping[str, Any]) -> tuple[E, dict[str, Any], dict[str, Any]]:
@@ -119,7 +124,7 @@ def moved_option(entry: Entry, chosen: Entry, option: str, value: Any) -> str:
     """
     for moved in (option, f"{option}={value}"):
         names = [name for name, variant in entry.presets.items() if moved in getattr(variant, "moved", ())]
-        if names and not (moved == option and option in chosen.options):
+        if names and not (option in chosen.options and (chosen.preset or moved == option)):
             presets = " and ".join(f"{entry.name}(preset={name})" for name in names)
             return f"'{entry.name}' takes no {moved} any more; it is part of {presets}."
     return ""

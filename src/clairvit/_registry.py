@@ -114,11 +114,10 @@ class Registry(Generic[T]):
         else:
             self._values[name], self._position[name] = value, position
 
-    @property
-    def names_so_far(self) -> tuple[str, ...]:
-        """The names of the package and of what others registered already; no other package is imported."""
+    def registered_so_far(self, name: str) -> T | None:
+        """Return the value of a name of the package, or of what others registered already; import no other package."""
         self.load_own()
-        return tuple(self._values)
+        return self._values.get(name)
 
     def registered(self, name: str) -> T | None:
         """Return the value of a name if it is registered already; import nothing."""

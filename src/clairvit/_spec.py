@@ -127,9 +127,9 @@ def check_name(name: object, kind: str) -> None:
         )
 
 
-def check_is_free(name: str, kind: str, taken: Collection[str], by_user: Collection[str]) -> None:
+def check_is_free(name: str, kind: str, present: Registered | None, reserved: Collection[str] = ()) -> None:
     """Refuse the name of a built-in; what a user registered may be registered again, as by a cell that runs twice."""
-    if name in taken and name not in by_user:
+    if name in reserved or (present is not None and is_built_in(present.function)):
         raise BadInput(
             f"There is a built-in {kind} '{name}'; expected another name, such as 'my-{name}'. overwrite=True replaces "
             "it in this process."

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clairvit._io import csv_text, write_json, write_text
-from clairvit.errors import BadInput, ClairError
+from clairvit.errors import BadInput, importing
 
 SUFFIXES = (".json", ".csv")
 TableRow = dict[str, Any]  # column -> value
@@ -75,13 +75,8 @@ def check_suffix(path: str | PathLike[str], suffixes: Sequence[str]) -> str:
 
 def import_pandas() -> Any:
     """Return the module pandas, which is optional."""
-    try:
+    with importing("to_pandas()", packages="pandas"):
         return importlib.import_module("pandas")
-    except ImportError as error:
-        raise ClairError(
-            "to_pandas() needs the package pandas, which is not installed; expected it next to clairvit. Type: "
-            "pip install pandas."
-        ) from error
 
 
 def _cell(value: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -308,6 +308,38 @@ def either(names: Sequence[str]) -> str:
 def install(extra: str) -> str:
     """Return the command that installs an optional part, from an index or from a clone."""
     return f'pip install "clairvit[{extra}]", or in a clone: pip install ".[{extra}]"'
+
+
+DISTRIBUTIONS = {"skimage": "scikit-image"}  # top-level module -> package, where the names differ
+
+
+@contextlib.contextmanager
+def importing(
+    purpose: str, *, extra: str = "", packages: str = "", error: type[ClairError] | None = None
+) -> Iterator[None]:
+    """Raise an error that says what to install if an import inside the block fails.
+
+    Args:
+        purpose: What needs the package, as the subject of a sentence: "A study".
+        extra: The extra of ClairViT that has it.
+        packages: What to install instead, where no extra has it.
+        error: The class of the error.
+
+    Example:
+        >>> with importing("A study", extra="study"):
+        ...     import duckdb
+    """
+    try:
+        yield
+    except ImportError as cause:
+        module = (cause.name or "").partition(".")[0]
+        if module == "clairvit":
+            raise
+        package = f" {DISTRIBUTIONS.get(module, module)}" if module else ""
+        raise (error or ClairError)(
+            f"{purpose} needs the package{package}, which cannot be imported ({cause}); type: "
+            f"{install(extra) if extra else f'pip install {packages}'}"
+        ) from cause
 
 
 def user_stacklevel() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -239,6 +240,7 @@ def test_a_worker_with_other_code_computes_nothing(tmp_path: Path) -> None:
     own = study(tmp_path, images=2, methods=METHODS, metrics=METRICS, at_once=2).resolved()
     plan, worker = plan_study(own, None)
     register(OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
+    worker.study = pickle.loads(pickle.dumps(own))  # as a worker of another process has it
     with pytest.raises(ClairError, match="The code of 'own-norm' is another one here than where the study was planned"):
         worker.rows(plan.units[0])
 

@@ -431,7 +431,7 @@ def test_one_metric_in_full(capsys: Captured) -> None:
         "0 … 1",
         "offset",
         "focusvit",
-        "direction=lower",
+        "offset=0.0",
         "papers differ",
     ):
         assert part in printed, part
@@ -447,7 +447,7 @@ def test_metrics_as_json(capsys: Captured) -> None:
     assert listed["sparseness"]["cost"] == {"forwards": 0}
     assert listed["complexity"]["span"] == [0, None]
     assert listed["iou"]["needs"] == ["masks"]
-    assert listed["sparseness"]["presets"]["focusvit"] == {"direction": "lower"}
+    assert listed["sparseness"]["presets"]["focusvit"] == {"offset": 0.0}
 
 
 def test_an_unknown_metric(capsys: Captured) -> None:

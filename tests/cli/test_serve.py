@@ -22,7 +22,8 @@ def test_without_its_extra_it_says_what_to_type(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "clairvit.web.server", raising=False)
     assert main(["serve"]) == 2
-    assert 'needs uvicorn, which is not installed; type: pip install "clairvit[web]", or in' in capsys.readouterr().err
+    assert "needs the package uvicorn, which cannot be imported" in (message := capsys.readouterr().err)
+    assert 'type: pip install "clairvit[web]", or in' in message
 
 
 def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,5 +75,5 @@ def test_imagenet_segmentation_names_what_is_missing(tmp_path: Path, monkeypatch
     with pytest.raises(BadInput, match="expected the whole file, with value/img and value/gt"):
         open_data(f"imagenet-seg:{tmp_path}")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(BadInput, match=r"h5py, which reads it, is not installed; type: pip install h5py$"):
+    with pytest.raises(BadInput, match=r"needs the package h5py, .*; type: pip install h5py$"):
         open_data(f"imagenet-seg:{tmp_path}")

@@ -259,7 +259,7 @@ def test_data_sets_of_hugging_face(folder: Path, tmp_path: Path, monkeypatch: py
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
-        raise ImportError(f"No module named '{name}'")
+        raise ImportError(f"No module named '{name}'", name=name)
 
     monkeypatch.setattr(hugging_face.importlib, "import_module", missing)
     with pytest.raises(BadInput, match=r"needs the package datasets.*pip install datasets"):

@@ -186,6 +186,7 @@ def detr() -> nn.Module:
     config = hf.DetrConfig(
         backbone_config=backbone,
         use_timm_backbone=False,
+        use_pretrained_backbone=False,
         backbone=None,
         d_model=16,
         encoder_layers=2,

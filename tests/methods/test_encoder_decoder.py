@@ -237,7 +237,7 @@ def test_every_method_works_or_refuses_on_detr() -> None:
         "genatt+plus",
         "rollout+plus",
         "genatt+layer:0",
-        "rollout(order=forward)",
+        "rollout(preset=joita)",
     ]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* is zero everywhere")
@@ -246,7 +246,7 @@ def test_every_method_works_or_refuses_on_detr() -> None:
     assert {"genatt", "rollout", "transatt", "gradcam", "attnlrp", "decompx", "legrad", "atman"} <= set(found)
     assert (
         "not defined for a model that reads the image by the queries of a decoder"
-        in found.skipped["rollout(order=forward)"]
+        in found.skipped["rollout(preset=joita)"]
     )
     for name in ("alti", "globenc", "attin"):
         assert "by the queries of a decoder, whose layers' inputs are not recorded" in found.skipped[name]

@@ -101,7 +101,7 @@ def test_focusvit_start_layers_are_suffix_sums() -> None:
 def test_start_layers_of_what_has_none() -> None:
     assert starts("genatt+skipplus", 2) == ["genatt+from:0", "genatt+from:1"]
     assert starts("gradcam", 2) == ["gradcam+from:0", "gradcam+from:1"]
-    for text in ("saliency", "attention-flow", "rollout(order=forward)"):
+    for text in ("saliency", "attention-flow", "rollout(preset=joita)"):
         with pytest.raises(NotApplicable, match="does not start at a layer"):
             starts(text, DEPTH)
 

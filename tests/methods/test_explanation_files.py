@@ -17,6 +17,7 @@ from torch import Tensor
 import clairvit as cv
 from clairvit._io import dumps_json, parse_json
 from clairvit.errors import BadInput
+from clairvit.models.state_hash import WeightsHash
 from helpers.families import videomae
 from helpers.tiny_models import double, pixels, wrapped
 from helpers.vision_language import SIDE, images, own_text, tiny_language_model
@@ -88,7 +89,9 @@ def explanation(request: pytest.FixtureRequest) -> cv.Explanation:
 def assert_equal(value: Any, other: Any, place: str) -> None:
     """Compare bit by bit; NaN equals NaN, and types are equal too."""
     assert type(value) is type(other), place
-    if is_dataclass(value):
+    if isinstance(value, WeightsHash):  # hashes that are not known are not equal
+        assert value.value == other.value, place
+    elif is_dataclass(value):
         for entry in fields(value):
             if entry.name not in LOST:
                 assert_equal(getattr(value, entry.name), getattr(other, entry.name), f"{place}.{entry.name}")

@@ -18,6 +18,7 @@ from clairvit.methods.fullgrad import completeness_sums
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, one_target, run_backward
+from helpers.covering import covering_array, model_traits
 from helpers.exact_models import TARGETS, both_ways, build, images_for, wrapped
 from helpers.reference_vit import ACTIVATIONS, Attention, Linear, Mlp, Norm, ViT, score, written_out
 from helpers.rounding import assert_same
@@ -248,8 +249,15 @@ def float32_softmax(kind: str) -> bool:
     return kind.startswith("hf-") and kind.endswith("eager")
 
 
-@pytest.mark.parametrize(("biases", "table"), [("implicit", "plain"), ("learned", "linear")])
-@pytest.mark.parametrize("kind", [kind for kind in TINY if kind != "home-loop"])
+@pytest.mark.parametrize(
+    ("kind", "biases", "table"),
+    [
+        (kind, *way)
+        for kind, way in covering_array(
+            [kind for kind in TINY if kind != "home-loop"], [("implicit", "plain"), ("learned", "linear")], model_traits
+        )
+    ],
+)
 def test_every_model_adds_up(kind: str, biases: str, table: str) -> None:
     made = traced(tiny_model(kind, torch.float64), pixels(kind, dtype=torch.float64), biases, table)
     exact = 1e-6 if float32_softmax(kind) and biases == "implicit" else 1e-12

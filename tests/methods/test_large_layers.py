@@ -32,7 +32,7 @@ TARGET = 3
 ONE_TRACE = [name for name, method in METHODS.items() if not method.slow and method.family != "perturbation"]
 PLAIN = [f"{name}(relu=false)" if METHODS[name].relu else name for name in ONE_TRACE]
 OPTIONS = [
-    *("genatt+skipplus", "genatt(fusion=max)", "rollout(order=forward)", "rollout(plus_mode=subnetwork)+plus"),
+    *("genatt+skipplus", "genatt(fusion=max)", "rollout(preset=joita)", "rollout(plus_mode=subnetwork)+plus"),
     *("rollout(preset=jacobgil)", "grad-rollout(preset=jacobgil)", "grad-rollout(preset=cmi)"),
     *("gmar-l1(preset=joita,normalise=none)", "focusvit(head_weights=uniform)+rollout", "legrad+plus"),
 ]

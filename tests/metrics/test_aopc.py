@@ -55,16 +55,16 @@ def test_squares_of_pixels_are_patches_where_they_have_their_size() -> None:
     assert score.curve is not None
     assert_same(score.curve.y[0], [0, *falls.tolist()], magnitude=TOTAL)
     assert score.curve.x.tolist() == pytest.approx([k / 36 for k in range(37)])
-    under = of_map(ORACLE, "aopc(region=4,upsampling=nearest,area=trapezoid)")
+    under = of_map(ORACLE, "aopc(preset=quantus,region=4,upsampling=nearest)")
     assert_same(under.mean, falls.sum() - (falls[0] + falls[-1]) / 2, magnitude=36 * TOTAL)
-    half = of_map(ORACLE, "aopc(region=12,regions=1,upsampling=nearest,area=trapezoid)")
+    half = of_map(ORACLE, "aopc(preset=quantus,region=12,regions=1,upsampling=nearest)")
     quarters = ORACLE.reshape(2, 3, 2, 3).sum((1, 3))
     assert half.curve is not None
     assert_same(half.curve.y.flatten(), quarters.max()[None], magnitude=TOTAL)
 
 
 def test_a_random_order_is_nobody_s_and_of_the_seed() -> None:
-    for own in ("", ",region=8", ",region=8,draws=quantus"):
+    for own in ("", ",region=8", ",preset=quantus"):
         first, again = (of_map(maps, f"aopc(order=random{own})").mean for maps in (ORACLE, RANDOM))
         assert_same(first, again, magnitude=TOTAL)
         assert of_map(ORACLE, f"aopc(order=random{own})", seed=1).mean != pytest.approx(first, abs=1e-6)

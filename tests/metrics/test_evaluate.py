@@ -119,7 +119,7 @@ def test_the_curve_is_what_the_area_is_of() -> None:
     assert score.curve.x.tolist() == pytest.approx([k / 10 for k in range(10)])
     area = torch.trapezoid(expected, dx=0.1)
     assert_same(score.values[0], area / 0.9, magnitude=float(expected.abs().max()))
-    plain = cv.evaluate(model, image, ex, "deletion", score="logit", removal="mean", auc="none")
+    plain = cv.evaluate(model, image, ex, "deletion", preset="skipplus", score="logit", removal="mean")
     assert_same(plain.values[0], area, magnitude=float(expected.abs().max()))
 
 
@@ -229,7 +229,7 @@ def test_paired_differences_are_narrower() -> None:
         ("aopc(regions=3)", "higher"),
         ("aopc(order=lerf,regions=3)", "lower"),
         ("road(order=morf,steps=1)", "lower"),
-        ("sparseness(direction=lower)", "lower"),
+        ("sparseness(preset=focusvit)", "lower"),
     ],
 )
 def test_which_way_is_good_may_depend_on_the_options(text: str, better: str) -> None:

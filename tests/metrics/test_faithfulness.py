@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
+from clairvit._presets import preset_settings
 from clairvit.errors import BadInput
 from clairvit.metrics.registry import find_metric, list_metrics, resolve_metric
 from clairvit.metrics.similarity import pearson
@@ -72,9 +73,10 @@ def held_to(text: str, model: cv.Model, images: Tensor, maps: Tensor) -> Tensor:
 
 # Presets too, but for those in which the map is to be in another unit (the gradient) or equal to the last bit.
 SWEPT = NAMES + [
-    f"{metric.name}(preset={preset}{',at_once=768' if preset == 'quantus' and 'at_once' in metric.options else ''})"
+    f"{metric.name}(preset={preset}{',at_once=768' if preset == 'quantus' and 'at_once' in settings else ''})"
     for metric in FAMILY
     for preset in metric.presets
+    for settings in [preset_settings(metric, preset)]
     if (metric.name, preset) not in (("infidelity", "quantus"), ("completeness", "quantus"))
 ]
 
@@ -151,8 +153,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
     for text, said in [
         ("faithfulness-correlation(subset=1.5)", "subset=1.5 was given; expected a part"),
         ("faithfulness-correlation(subset=36)", "subset=36.0 was given; expected a part .* or a count of 1 to 35"),
-        ("faithfulness-correlation(draws=quantus)", "draws=quantus was given for patches"),
-        ("faithfulness-estimate(features=channel,at_once=577)", "at_once=577 was given; expected 1 to 576"),
+        ("faithfulness-estimate(preset=quantus,at_once=577)", "at_once=577 was given; expected 1 to 576"),
         ("faithfulness-correlation(runs=1)", "runs=1 was given; expected 3 or more"),
         ("monotonicity(steps=1)", "steps=1 was given; expected 2 or more"),
     ]:

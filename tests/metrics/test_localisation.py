@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, UnknownName
 from clairvit.metrics.localisation import SWEEP, binarise, otsu, score_thresholded
 from clairvit.metrics.registry import MetricOutput, resolve_metric
 from clairvit.numerics import min_max
@@ -124,7 +124,7 @@ def test_chefers_presets() -> None:
     for name, same in (
         ("pixel-accuracy", "pixel-accuracy(threshold=mean,over=set)"),
         ("iou", "iou(threshold=mean,over=set,classes=two)"),
-        ("f1", "f1(threshold=mean,rows=true)"),
+        ("f1", "f1(preset=chefer,threshold=mean)"),
     ):
         assert resolve_metric(f"{name}(preset=chefer)") == resolve_metric(same)
         assert values(f"{name}(preset=coporan)", context).equal(values(name, context)), "0.5, image by image"
@@ -168,9 +168,10 @@ def test_what_has_no_common_threshold_is_refused() -> None:
     for name in ("pixel-accuracy", "iou", "f1"):
         with pytest.raises(BadInput, match=r"threshold=best and over=set were given"):
             resolve_metric(f"{name}(threshold=best,over=set)")(context)
-    for more in ("over=set", "threshold=sweep", "threshold=best"):
-        with pytest.raises(BadInput, match=r"rows=True was given"):
-            resolve_metric(f"f1(rows=true,{more})")(context)
+    with pytest.raises(BadInput, match=r"threshold=sweep was given; expected 'half' or 'mean' or 'otsu'"):
+        resolve_metric("f1(preset=chefer,threshold=sweep)")
+    with pytest.raises(UnknownName, match=r"'f1' takes no rows any more; it is part of f1\(preset=chefer\)\."):
+        resolve_metric("f1(rows=true)")
 
 
 def test_the_threshold_is_strict() -> None:

@@ -35,7 +35,7 @@ def test_the_average_counts_the_original_and_ours_does_not() -> None:
     assert FIXTURE["top_down average"] == pytest.approx(curve.mean(1))
     module, images = vit()
     model = cv.wrap(module, name="tiny", size=tuple(images.shape[-2:]))
-    found = cv.evaluate(model, images, METHOD, "mprt(by=quantus,layers=None)", target=TARGETS, seed=SEED)
+    found = cv.evaluate(model, images, METHOD, "mprt(preset=quantus,original=false)", target=TARGETS, seed=SEED)
     assert found.values.numpy() == pytest.approx(curve[:, 1:].mean(1), abs=1e-9)
     assert found.curve.x[0] > 0
 

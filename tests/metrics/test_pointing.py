@@ -57,25 +57,30 @@ def test_tolerance_is_a_circle_and_nothing_is_the_mask_itself() -> None:
         peak_beside(0, tolerance=-1)
 
 
-@pytest.mark.parametrize(("ties", "expected"), [("share", [1 / 3, 2 / 3]), ("any", [1, 1]), ("first", [0, 1])])
+TIES = {"share": "constant=luck", "any": "preset=quantus", "first": "preset=coporan", "first too": "preset=torchray"}
+
+
+@pytest.mark.parametrize(
+    ("ties", "expected"), [("share", [1 / 3, 2 / 3]), ("any", [1, 1]), ("first", [0, 1]), ("first too", [0, 1])]
+)
 def test_several_highest_points(ties: str, expected: list[float]) -> None:
     maps = torch.zeros(2, SIZE, SIZE)
     maps[:, [0, 5, 9], [3, 5, 9]] = 1
     masks = torch.zeros(2, SIZE, SIZE, dtype=torch.bool)
     masks[0, 5, 5] = True
     masks[1, :6, :6] = True
-    assert values(f"pointing-game(tolerance=0,ties={ties})", case_of(maps, masks=masks))[0].tolist() == pytest.approx(
+    assert values(f"pointing-game({TIES[ties]},tolerance=0)", case_of(maps, masks=masks))[0].tolist() == pytest.approx(
         expected
     )
 
 
-@pytest.mark.parametrize("ties", ["share", "any", "first"])
+@pytest.mark.parametrize("ties", TIES)
 def test_a_constant_map_scores_as_a_random_point(ties: str) -> None:
     context = case_of(torch.ones(3, 4, 4), masks=square(0, 0, 8))
-    assert values(f"pointing-game(tolerance=0,ties={ties})", context)[0].tolist() == [0.25] * 3
+    assert values(f"pointing-game({TIES[ties]},tolerance=0)", context)[0].tolist() == [0.25] * 3
     dilated = float(dilate(square(0, 0, 8)[0], 3).double().mean())
-    assert values(f"pointing-game(tolerance=3,ties={ties})", context)[0].tolist() == pytest.approx([dilated] * 3)
-    assert values(f"pointing-game(constant=nan,ties={ties})", context).isnan().all()
+    assert values(f"pointing-game({TIES[ties]},tolerance=3)", context)[0].tolist() == pytest.approx([dilated] * 3)
+    assert values("pointing-game(constant=nan)", context).isnan().all()
     assert values("pointing-game(constant=nan)", case_of(noise(), masks=square(0, 0, 8))).isfinite().all()
 
 

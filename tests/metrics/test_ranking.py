@@ -66,7 +66,7 @@ def test_the_ap_of_a_cut_map_has_one_threshold(threshold: str) -> None:
         expected.append(recall * precision + (1 - recall) * float(mask.double().mean()))
     assert values(f"ap(on=binary,threshold={threshold})", context)[0].tolist() == pytest.approx(expected, abs=1e-12)
     assert not torch.allclose(values("ap", context), values(f"ap(on=binary,threshold={threshold})", context), atol=1e-3)
-    both = values(f"ap(on=binary,threshold={threshold},pooled=true)", context)[0]
+    both = values(f"ap(preset=chefer,on=binary,threshold={threshold},upsampling=nearest)", context)[0]
     for cut, mask, found in zip(said, MASK, both, strict=True):
         pooled = slowly(torch.cat([~cut, cut]).double().numpy(), torch.cat([~mask, mask]).numpy(), "ap")
         assert float(found) == pytest.approx(pooled, abs=1e-12)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
+from torch import Tensor
 
 import clairvit as cv
 from clairvit._rng import image_seeds, make_generator
+from clairvit.compat.quantus import numpy_generator, replace_zeros
 from clairvit.errors import BadInput
-from clairvit.metrics.registry import list_metrics
-from clairvit.metrics.robustness import away_from_zero
+from clairvit.metrics.registry import METRICS, list_metrics
+from clairvit.metrics.robustness import away_from_zero, scaled_noise, steepest_slope
 from helpers.rounding import assert_same, rounding_bound
 from helpers.tiny_models import double, pixels, wrapped
 
@@ -118,12 +122,16 @@ def test_redrawn_copies_by_hand() -> None:
 @pytest.mark.parametrize(("distance", "p"), [("euclidean", 2), ("manhattan", 1)])
 def test_pixels_of_a_patch_count_each(distance: str, p: int) -> None:
     model, images = double(KIND, 2)
-    patch, pixel = (
-        cv.evaluate(
-            model, images, "ixg", "local-lipschitz(samples=2)", target=3, distance=distance, resolution=resolution
+
+    def slope(context: cv.EvalContext, resolution: Literal["patch", "pixel"] = "patch") -> Tensor:
+        return steepest_slope(context, 2, scaled_noise(context, "normal", 0.1), distance, resolution)
+
+    with METRICS.restored():
+        cv.metric("slope", better="lower")(slope)
+        patch, pixel = (
+            cv.evaluate(model, images, "ixg", "slope", target=3, resolution=resolution)
+            for resolution in ("patch", "pixel")
         )
-        for resolution in ("patch", "pixel")
-    )
     grid = cv.explain(model, images, "ixg", target=3).maps.shape[1:]
     pixels_a_patch = images.shape[-1] * images.shape[-2] / (grid[0] * grid[1])
     assert_same(pixel.values, patch.values * pixels_a_patch ** (1 / p))
@@ -132,9 +140,9 @@ def test_pixels_of_a_patch_count_each(distance: str, p: int) -> None:
 def test_copies_of_another_class_are_kept_left_out_or_nan() -> None:
     """Noise so large that some copies change their class, and some do not."""
     model, images = double(KIND, 3)
-    text = "relative-stability(samples=6,radius=1.5,near_zero=exact)"
-    kept, left, strict = (
-        cv.evaluate(model, images, "ixg", text, target=3, changed=word) for word in ("keep", "leave", "nan")
+    kept, left = (
+        cv.evaluate(model, images, "ixg", "relative-stability(samples=6,radius=1.5)", target=3, changed=word)
+        for word in ("keep", "leave")
     )
     with torch.no_grad():
         before = model.logits(images).argmax(1)
@@ -142,16 +150,27 @@ def test_copies_of_another_class_are_kept_left_out_or_nan() -> None:
     moved = after != before
     assert moved.any(0).any(), "some image changes its class"
     assert (~moved).any(0).any(), "and some copy does not"
-    assert torch.equal(strict.values.isnan(), moved.any(0))
     assert torch.equal(left.values.isnan(), moved.all(0))
     there = ~left.values.isnan()
     assert (left.values[there] <= kept.values[there]).all()
-    one = ~moved.any(0)
-    assert torch.equal(kept.values[one], strict.values[one])
+    unmoved = ~moved.any(0)
+    assert torch.equal(kept.values[unmoved], left.values[unmoved])
     assert kept.values.isfinite().all()
-    out = [cv.evaluate(model, images, "ixg", text, target=3, of="output", changed=word) for word in ("keep", "nan")]
-    assert out[0].values.isfinite().all()
-    assert torch.equal(out[1].values.isnan(), moved.any(0))
+
+
+@pytest.mark.parametrize("of", ["input", "output"])
+def test_quantus_has_no_score_where_a_copy_is_of_another_class(of: str) -> None:
+    model, images = double(KIND, 3)
+    text = f"relative-stability(preset=quantus,samples=6,radius=0.3,of={of})"
+    kept, strict = (cv.evaluate(model, images, "ixg", text, target=3, changed=word) for word in ("keep", "nan"))
+    generator = numpy_generator(0)
+    noises = [torch.from_numpy(generator.uniform(0.02, 0.3, images.shape[1:])) for _ in range(6)]
+    with torch.no_grad():
+        before = model.logits(images).argmax(1)
+        moved = torch.stack([model.logits(images + noise).argmax(1) for noise in noises]) != before
+    assert torch.equal(strict.values.isnan(), moved.any(0))
+    assert torch.equal(kept.values[~moved.any(0)], strict.values[~moved.any(0)])
+    assert kept.values.isfinite().all()
 
 
 def test_a_radius_below_the_least_noise_is_refused() -> None:
@@ -161,5 +180,5 @@ def test_a_radius_below_the_least_noise_is_refused() -> None:
 
 def test_what_relative_changes_are_taken_of() -> None:
     values = torch.tensor([[[0.0, 1e-9], [-1e-9, -2.0]]], dtype=torch.float64)
-    assert away_from_zero(values, (1, 2), "exact").flatten().tolist() == [1e-6, 1e-9, -1e-9, -2]
-    assert away_from_zero(values, (1, 2), "largest").flatten().tolist() == pytest.approx([2e-6, 2e-6, 2e-6, -2])
+    assert replace_zeros(values).flatten().tolist() == [1e-6, 1e-9, -1e-9, -2]
+    assert away_from_zero(values, (1, 2)).flatten().tolist() == pytest.approx([2e-6, 2e-6, 2e-6, -2])

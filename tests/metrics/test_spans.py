@@ -31,9 +31,10 @@ def variants(metric: Metric) -> Iterator[MetricSpec]:
     quick = {key: value for key, value in QUICK.items() if key in metric.options}
     hints = get_type_hints(metric.function)
     yield resolve_metric(metric.name, **quick)
-    for chosen in metric.presets.values():
-        fewer = {key: value for key, value in quick.items() if chosen.get(key, value) is not None}
-        yield resolve_metric(metric.name, **{**chosen, **fewer})
+    for preset in metric.presets:
+        options = dict(resolve_metric(metric.name, preset=preset).options)
+        fewer = {key: value for key, value in QUICK.items() if options.get(key) is not None}
+        yield resolve_metric(metric.name, preset=preset, **fewer)
     for option, default in metric.options.items():
         choices = get_args(hints[option]) if get_origin(hints[option]) is Literal else ()
         for value in (not default,) if isinstance(default, bool) else choices:
@@ -110,15 +111,14 @@ def test_the_span_of_a_difference_or_a_function_is_not_that_of_a_probability(nam
     [
         ("faf", (0, 1)),
         ("faf(lift=true)", (0, math.inf)),
-        ("aopc(area=trapezoid)", EVERYWHERE),
         ("aopc(preset=quantus)", EVERYWHERE),
         ("relevance-mass(preset=quantus)", EVERYWHERE),
         ("relevance-mass(preset=quantus-attribution-localisation)", (0, 1)),
         ("irof", (-math.inf, 1)),
         ("irof(score=logit)", EVERYWHERE),
         ("completeness(preset=quantus)", (0, 1)),
-        ("complexity(offset=1)", (-math.log(2), math.inf)),
-        ("deletion(score=drop,auc=steps)", EVERYWHERE),
+        ("complexity(preset=quantus)", (-math.log1p(1e-12), math.inf)),
+        ("deletion(preset=quantus,score=drop)", EVERYWHERE),
     ],
 )
 def test_the_span_follows_the_options(text: str, span: tuple[float, float]) -> None:

@@ -148,9 +148,7 @@ def test_the_numbers_are_evaluates(results: dict[str, Reproduction]) -> None:
 
 def test_skipplus_scores_the_true_class_and_turns_two_measures(results: dict[str, Reproduction]) -> None:
     cells = {row.entry.name: row.cells for row in results["skipplus"].rows}
-    scores = cv.evaluate(
-        MODEL, dataset(), ["ixg+skipplus"], ["deletion(preset=skipplus,auc=width)", "ap"], target="label"
-    )
+    scores = cv.evaluate(MODEL, dataset(), ["ixg+skipplus"], ["deletion(score=accuracy)", "ap"], target="label")
     assert isinstance(scores, Scores)
     curve, ap = scores.values()
     assert cells["IxG∘SkipPLUS"]["Deletion Accuracy"].ours == pytest.approx(100 - 100 * curve.mean, abs=1e-9)
@@ -196,7 +194,7 @@ def test_confident_images_only(tmp_path: Path) -> None:
     every.predictions = tuple(Prediction(f"{k}", 0, p, None) for k, p in enumerate((0.9, 0.85, 0.86)))
     own = replace(wish("coporan"), effort="paper")
     jaccard, pointing = own.paper.measures[0], own.paper.measures[-1]
-    for metric in ("iou", "pointing-game(ties=first,tolerance=0)"):
+    for metric in ("iou", "pointing-game(preset=coporan)"):
         every["attcam", metric] = Score(
             metric,
             "attcam",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,8 @@ def test_scores_are_means_of_what_the_model_returns(name: str) -> None:
 def test_maskformer_agrees_with_its_own_post_processing() -> None:
     model, pixels = model_of(SEGMENTERS["maskformer"]), images()
     processor = hf.MaskFormerImageProcessor()
+    if "return_segmentation_scores" not in inspect.signature(processor.post_process_semantic_segmentation).parameters:
+        pytest.skip("transformers returns no scores of segments in this version")
     with torch.no_grad():
         output = model.module(pixels)
         results = processor.post_process_semantic_segmentation(

@@ -24,7 +24,7 @@ from clairvit._registry import Registry
 from clairvit.bench.plan import Study, Unit
 from clairvit.bench.store import Row
 from clairvit.bench.worker import Worker, compute_rows
-from clairvit.errors import Argument, BadInput, ClairError, install
+from clairvit.errors import Argument, BadInput, ClairError, importing
 from clairvit.plugins import Import, imported
 
 ATTEMPTS = 2  # for a unit whose worker died
@@ -253,13 +253,10 @@ def on_ray(
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # an actor without GPUs leaves the variable alone
-    try:
+    with importing("The engine 'ray'", extra="ray"):
         import ray
-    except ImportError as error:
-        raise ClairError(
-            f"The engine 'ray' needs Ray, which cannot be imported ({error}); type: {install('ray')}"
-        ) from error
-    return ray
+
+        return ray
 
 
 def _connect(ray: Any, address: str | None) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from clairvit._registry import Registry
-from clairvit.errors import ClairError
+from clairvit.errors import importing
 
 
 class RunLogger(Protocol):
@@ -90,12 +90,8 @@ def _mlflow_name(name: str) -> str:
 
 
 def _import(module: str, package: str) -> Any:
-    try:
+    with importing(f"The logger '{package}'", packages=package):
         return importlib.import_module(module)
-    except ImportError as error:
-        raise ClairError(
-            f"The logger '{package}' needs {package}, which cannot be imported ({error}); type: pip install {package}"
-        ) from error
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +18,10 @@ from clairvit.data.hashing import digest
 from clairvit.data.pipeline import decode_workers, read_ahead
 from clairvit.errors import BadInput, ClairError
 from clairvit.execution import precision_name
-from clairvit.methods.spec import resolve_method
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.own_code import Codes
-from clairvit.metrics.registry import resolve_metric
+from clairvit.metrics.registry import MetricSpec, resolve_metric
 
 _NO_CODES = Codes()
 USUAL_PATCHES = 196  # of an image, by which costs are estimated
@@ -87,6 +87,8 @@ class Study:
         Raises:
             BadInput: If a name is unknown, or the study makes no sense.
         """
+        if self.is_resolved:
+            return self
         if not (self.models and self.data and self.methods and self.metrics):
             raise BadInput("A study needs models, data, methods and metrics; expected at least one of each.")
         if self.target not in (None, "label"):
@@ -94,9 +96,30 @@ class Study:
         if self.at_once < 1:
             raise BadInput(f"at_once={self.at_once} was given; expected 1 or more images in a unit.")
         autocast = None if self.autocast is None else precision_name(self.autocast)
-        methods = dict.fromkeys((*(resolve_method(text).text for text in self.methods), *BASELINES))
-        metrics = dict.fromkeys(resolve_metric(text).text for text in self.metrics)
-        return replace(self, methods=tuple(methods), metrics=tuple(metrics), autocast=autocast)
+        methods = {spec.text: spec for spec in map(resolve_method, (*self.methods, *BASELINES))}
+        metrics = {spec.text: spec for spec in map(resolve_metric, self.metrics)}
+        study = replace(self, methods=tuple(methods), metrics=tuple(metrics), autocast=autocast)
+        study.__dict__.update(method_specs=methods, metric_specs=metrics, is_resolved=True)
+        return study
+
+    @cached_property
+    def is_resolved(self) -> bool:
+        """Whether `resolved` made it, in this process."""
+        return False
+
+    @cached_property
+    def method_specs(self) -> Mapping[str, MethodSpec]:
+        """Its methods by their names."""
+        return {text: resolve_method(text) for text in self.methods}
+
+    @cached_property
+    def metric_specs(self) -> Mapping[str, MetricSpec]:
+        """Its metrics by their names."""
+        return {text: resolve_metric(text) for text in self.metrics}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle names: another process resolves them once it has imported what registers them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def as_document(self) -> dict[str, Any]:
         """Return the study as JSON values; without autocast as versions that had none wrote it."""
@@ -300,7 +323,7 @@ def _units(
     study: Study, model: int, data: int, weights: str, images: Sequence[str], done: CellSet, codes: Codes
 ) -> Iterator[Unit]:
     """Yield units of at most `study.at_once` images that lack the same cells, then those of metrics of whole sets."""
-    of_image = tuple(text for text in study.metrics if not resolve_metric(text).metric.needs_whole_set)
+    of_image = tuple(text for text, spec in study.metric_specs.items() if not spec.metric.needs_whole_set)
     of_set = tuple(text for text in study.metrics if text not in of_image)
     settings, every_row = settings_of(study), tuple(range(len(images)))
 
@@ -309,7 +332,9 @@ def _units(
         own = codes.among(methods, metrics)
         content = (weights, hashes, tuple(methods), tuple(metrics), settings, image_set)
         key = digest(repr((*content, *([tuple(own)] if any(own) else []))).encode())
-        forwards = len(rows) * forwards_of(methods, metrics)
+        forwards = len(rows) * forwards_of(
+            [study.method_specs[text] for text in methods], [study.metric_specs[text] for text in metrics]
+        )
         texts = tuple(methods), tuple(metrics)
         return Unit(key, weights, model, data, tuple(rows), hashes, *texts, forwards, image_set, own)
 
@@ -347,12 +372,12 @@ def _lacking(methods: tuple[str, ...], metrics: tuple[str, ...], computed: froze
     return tuple((tuple(group), missing) for missing, group in groups.items())
 
 
-def forwards_of(methods: Sequence[str], metrics: Sequence[str]) -> int:
+def forwards_of(methods: Sequence[str | MethodSpec], metrics: Sequence[str | MetricSpec]) -> int:
     """Return about how many forward passes one image costs: the maps, then each metric for each map."""
-    maps = 1 + sum(resolve_method(text).own_cost(USUAL_PATCHES).forwards for text in methods)
+    maps = 1 + sum(resolve_method(method).own_cost(USUAL_PATCHES).forwards for method in methods)
     scores = 0
-    for text in metrics:
-        spec = resolve_metric(text)
+    for metric in metrics:
+        spec = resolve_metric(metric)
         if spec.metric.cost is not None:
             forwards = spec.metric.cost(patches=USUAL_PATCHES, **dict(spec.options)).forwards
             scores += forwards * maps if "methods" in spec.metric.needs else forwards * len(methods)

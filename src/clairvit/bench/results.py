@@ -15,9 +15,9 @@ from clairvit._cost import Cost
 from clairvit.bench.plan import Cell, CellSet, StoredPlan, image_set_hash, settings_of
 from clairvit.bench.store import Store, sql_text
 from clairvit.errors import BadInput, ClairWarning, UnknownName
-from clairvit.methods.spec import resolve_method
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.registry import resolve_metric
+from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Curve, Prediction, Score, Scores
 
 Record = dict[str, Any]  # a row of the store
@@ -73,23 +73,25 @@ def read_scores(
         for record in records
         if record["predicted"] is None and record["image"] in predictions and record["note"]
     }
-    by_key = {key: _score(group, *key) for key, group in _resolvable(groups).items()}
+    known, metrics = _resolvable(groups)
+    by_key = {key: _score(group, *key, metrics[key[1]]) for key, group in known.items()}
     for (method, metric), score in by_key.items():
         baselines = {name: by_key[name, metric] for name in BASELINES if (name, metric) in by_key}
         scores[method, metric] = replace(score, baselines=baselines)
     return scores
 
 
-def _resolvable(groups: Groups) -> Groups:
-    """Return the groups whose method and metric this version has; warn about the others."""
+def _resolvable(groups: Groups) -> tuple[Groups, dict[str, MetricSpec]]:
+    """Return the groups whose method and metric this version has, and these metrics; warn about the others."""
     unknown: dict[str, str] = {}
+    specs: dict[str, MethodSpec | MetricSpec] = {}
     for texts, resolve in (
         ({method for method, _ in groups}, resolve_method),
         ({metric for _, metric in groups}, resolve_metric),
     ):
         for text in sorted(texts):
             try:
-                resolve(text)
+                specs[text] = resolve(text)
             except (BadInput, UnknownName) as error:
                 unknown[text] = str(error)
     for text, reason in unknown.items():
@@ -99,7 +101,8 @@ def _resolvable(groups: Groups) -> Groups:
             ClairWarning,
             stacklevel=3,
         )
-    return {key: group for key, group in groups.items() if unknown.keys().isdisjoint(key)}
+    known = {key: group for key, group in groups.items() if unknown.keys().isdisjoint(key)}
+    return known, {text: spec for text, spec in specs.items() if isinstance(spec, MetricSpec)}
 
 
 def unreadable_images(
@@ -135,8 +138,8 @@ def _records(
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _score(records: Sequence[Record], method: str, metric: str) -> Score:
-    first, spec = records[0], resolve_metric(metric)
+def _score(records: Sequence[Record], method: str, metric: str, spec: MetricSpec) -> Score:
+    first = records[0]
     values = [math.nan if record["value"] is None else record["value"] for record in records]
     options, curve, counts = json.loads(first["options"]), None, None
     if first["x"] is not None:
@@ -235,7 +238,7 @@ def _missing(plan: StoredPlan, model: int, data: int, cells: CellSet) -> Missing
     missing_scores = dict.fromkeys(images, 0)
     lacking: dict[tuple[str, int], list[str]] = {}  # metric and number of images -> methods
     for metric in study.metrics:
-        image_set = image_set_hash(images) if resolve_metric(metric).metric.needs_whole_set else ""
+        image_set = image_set_hash(images) if study.metric_specs[metric].metric.needs_whole_set else ""
         pairs = {image: cells.pairs(weights, image, settings, image_set) for image in images}
         for method in study.methods:
             unscored = [image for image in images if (method, metric) not in pairs[image]]

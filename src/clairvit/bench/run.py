@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-
-from filelock import BaseFileLock
+from typing import TYPE_CHECKING
 
 from clairvit._progress import report_progress
 from clairvit._version import __version__
@@ -20,6 +19,9 @@ from clairvit.bench.worker import Worker
 from clairvit.data.hashing import model_record
 from clairvit.errors import ClairWarning
 from clairvit.metrics.own_code import Codes, codes_of
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 POLL = 0.5  # seconds between looks at units that another process computes
 
@@ -69,7 +71,7 @@ def plan_study(study: Study, store: Store | None, worker: Worker | None = None) 
             ClairWarning,
             stacklevel=2,
         )
-    codes = codes_of(study.methods, study.metrics)
+    codes = codes_of(study.method_specs.values(), study.metric_specs.values())
     if store is None:
         return make_plan(study, hashes, datasets, frozenset(), codes), worker
     expected = store.codes_with(study, codes)
@@ -164,7 +166,7 @@ def run_study(
     plan, worker = plan_study(study, store, worker)
     models = {worker.model_hash(index): worker.model(index) for index in range(len(study.models))}
     store.add_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
-    store.add_codes(study, codes_of(study.methods, study.metrics))
+    store.add_codes(study, codes_of(study.method_specs.values(), study.metric_specs.values()))
     store.write_plan(StoredPlan.of(study, plan).as_document())
     if shard is not None:
         plan = replace(plan, units=tuple(unit for unit in plan.units if shard.holds(unit)))

@@ -24,16 +24,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from typing import TYPE_CHECKING, Any
 
 from clairvit._io import replace_file
 from clairvit._version import __version__
 from clairvit.bench.plan import CellSet, Study, Unit
 from clairvit.data.locations import is_url
-from clairvit.errors import BadInput, ClairError, ClairWarning
+from clairvit.errors import BadInput, ClairError, ClairWarning, importing
 from clairvit.metrics.own_code import Codes
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 FORMAT = 1  # raised with every change that makes older stores unreadable; a column that a part lacks is null
 STALE = 3600.0  # seconds after which a temporary file has no writer any more
@@ -387,6 +388,8 @@ class Store:
         """Return the lock on a file, or None where another process holds it and `blocking` is false."""
         with self._os_errors():
             path.touch()
+        from filelock import FileLock, SoftFileLock, Timeout
+
         lock: BaseFileLock = FileLock(path, thread_local=False)
         error: Exception = OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         try:
@@ -445,8 +448,18 @@ class Store:
             replace_file(target, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
+def check_packages() -> None:
+    """Raise a ClairError unless the packages of studies can be imported: now, and not after the first unit."""
+    with importing("A study", extra="study"):
+        import duckdb  # noqa: F401
+        import filelock  # noqa: F401
+        import jinja2  # noqa: F401
+        import pyarrow.parquet  # noqa: F401
+
+
 def check_place(path: str | Path, *, create: bool = True) -> None:
     """Raise `BadInput` for a URL, a folder that is no store, or one of another format; create nothing."""
+    check_packages()
     if is_url(str(path)):
         raise BadInput(
             f"The store '{path}' is at a URL, where units cannot be locked nor parts renamed; expected a folder of a "

@@ -61,14 +61,15 @@ class Worker:
     def rows(self, unit: Unit) -> list[Row]:
         """Compute a unit. An image that cannot be read and a method that does not fit have rows with a note."""
         import_code(self.imports)
-        model, dataset, study = self.model(unit.model), self.dataset(unit.data), self.study
+        model, dataset = self.model(unit.model), self.dataset(unit.data)
         self._check_hashes(unit, model, dataset)
+        study = self.study
         errors: dict[str, str] = {}  # by image
         scores = evaluate(
             model,
             dataset.take(unit.rows),
-            list(unit.methods),
-            list(unit.metrics),
+            [study.method_specs[text] for text in unit.methods],
+            [study.metric_specs[text] for text in unit.metrics],
             target=study.target,
             normalize=study.maps,
             baselines=False,
@@ -93,8 +94,8 @@ class Worker:
     def _check_hashes(self, unit: Unit, model: Model, dataset: ImageDataset) -> None:
         """Raise `ClairError` if model, images or own code changed under the same name since the study was planned."""
         if self.codes is None:  # kept, because running may fill a cache that a method has as a global
-            study = self.study.resolved()
-            self.codes = codes_of(study.methods, study.metrics)
+            self.study = study = self.study.resolved()
+            self.codes = codes_of(study.method_specs.values(), study.metric_specs.values())
         here = self.codes.among(unit.methods, unit.metrics)
         others = [text for pair in zip(here, unit.codes, strict=True) for text, _ in set(pair[0]) ^ set(pair[1])]
         if others:

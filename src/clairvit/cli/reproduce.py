@@ -77,9 +77,11 @@ def reproduce(
             "without any data: --data scenes --model scenes --limit 8."
         )
     from clairvit.bench.plan import DataConfig
+    from clairvit.bench.store import check_packages
     from clairvit.papers.setup import ReproductionConfig, replace_methods
     from clairvit.perturbation.batching import check_execution_options
 
+    check_packages()  # before a model is loaded
     preset = replace_methods(preset, split_methods(*method) if method else [])
     annotations = Annotations(masks=masks, mask_kind=mask_kind, weights=weights)
     annotations.check([], None)

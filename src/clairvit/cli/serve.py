@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from clairvit.cli import options
 from clairvit.cli.console import print_data_notes, print_line, print_message
 from clairvit.cli.declare import option
-from clairvit.errors import BadInput, ClairError, install
+from clairvit.errors import BadInput, importing
 
 if TYPE_CHECKING:
     from clairvit.web.middleware import AccessRules
@@ -50,10 +50,8 @@ def serve(
 
     clairvit serve --host 0.0.0.0 --token auto
     """
-    try:
+    with importing("The web page", extra="web"):
         from clairvit.web.server import run
-    except ModuleNotFoundError as error:
-        raise ClairError(f"The web page needs {error.name}, which is not installed; type: {install('web')}") from error
     from clairvit.web.state import create_state
 
     names = options.model_names(model)

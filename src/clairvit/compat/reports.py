@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from torch import Tensor
 
 from clairvit.methods.aggregation import Product
-from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads
+from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads, rollout
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.registry import Requires, WeightedHeads, add_presets, preset
+from clairvit.methods.registry import Requires, WeightedHeads, preset
 
-add_presets("rollout", cmi={"alpha": 1.0, "order": "forward"}, joita={"order": "forward"})
+_FORWARD = Product(residual=1.0, normalise="rows", order="forward")  # the first layer on the left
+
+
+@preset("rollout", "cmi", moved=("order",), aggregation=replace(_FORWARD, alpha=1.0))
+def forward_product_of_attention(
+    layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0
+) -> Tensor:
+    """prod_l mean_h A, row-normalised, the first layer on the left: the product reversed, and no residual (alpha=1)."""
+    return rollout(layer, fusion, discard_ratio)
+
+
+@preset("rollout", "joita", moved=("order",), aggregation=_FORWARD)
+def forward_rollout(layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0) -> Tensor:
+    """prod_l (mean_h A + I), row-normalised, the first layer on the left: the product reversed."""
+    return rollout(layer, fusion, discard_ratio)
 
 
 @preset(
     "grad-rollout",
     "cmi",
-    moved=("head_stage",),
+    moved=("head_stage", "order"),
     aggregation=Product(residual=0.0, order="forward"),
     requires=lambda discard_ratio, **_: Requires(all_rows=discard_ratio > 0),
 )
 def product_of_fused_heads(
     layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0, protect: Protect = "none"
 ) -> Tensor:
-    """prod_l relu(mean_h A * mean_h G): heads are fused before they are multiplied, and no residual is added.
+    """prod_l relu(mean_h A * mean_h G), the first layer on the left: heads are fused before the product, no residual.
 
     Such a product may be smaller than float32 holds, such as 1e-50: the map is then a multiple of it.
     """
@@ -42,18 +57,15 @@ def _requires_mean_weights(p: int) -> Requires:
     return Requires(heads=WeightedHeads("A", functools.partial(_mean_head_weights, p=p), ("|G|",) if p == 1 else ()))
 
 
-_FORWARD = Product(residual=1.0, normalise="rows", order="forward")
-
-
-@preset("gmar-l1", "joita", moved=("heads",), aggregation=_FORWARD, requires=_requires_mean_weights(1))
+@preset("gmar-l1", "joita", moved=("heads", "order"), aggregation=_FORWARD, requires=_requires_mean_weights(1))
 def mean_of_l1_weighted_heads(layer: LayerView) -> Tensor:
-    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L1 norm: a mean of weighted heads."""
+    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the L1 norm of G: their mean, the first layer left."""
     return layer.weighted("A", _mean_head_weights(layer, 1))  # [B, rows, N]
 
 
-@preset("gmar-l2", "joita", moved=("heads",), aggregation=_FORWARD, requires=_requires_mean_weights(2))
+@preset("gmar-l2", "joita", moved=("heads", "order"), aggregation=_FORWARD, requires=_requires_mean_weights(2))
 def mean_of_l2_weighted_heads(layer: LayerView) -> Tensor:
-    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the gradient's L2 norm: a mean of weighted heads."""
+    """prod_l (1/H sum_h w_h A_h + I), w_h a head's share of the L2 norm of G: their mean, the first layer left."""
     return layer.weighted("A", _mean_head_weights(layer, 2))  # [B, rows, N]
 
 

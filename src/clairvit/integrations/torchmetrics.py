@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clairvit.errors import ClairError
+from clairvit.errors import importing
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.registry import MetricSpec, resolve_metric
@@ -17,12 +17,8 @@ from clairvit.models.coerce import ModelLike, as_model
 if TYPE_CHECKING:
     from torch.nn import Module as Metric
 else:
-    try:
+    with importing("clairvit.integrations.torchmetrics", packages="torchmetrics"):
         Metric = importlib.import_module("torchmetrics").Metric
-    except ModuleNotFoundError as _error:
-        raise ClairError(
-            "clairvit.integrations.torchmetrics needs torchmetrics; type: pip install torchmetrics"
-        ) from _error
 
 
 class ExplanationMetric(Metric):

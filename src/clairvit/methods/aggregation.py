@@ -181,10 +181,7 @@ class Product:
         Literal["rows", "none", "columns"],
         Doc("what adds up to 1 in each layer: its rows, nothing, or its columns (a mistake of one code base)"),
     ] = "none"
-    order: Annotated[
-        Literal["later-left", "forward"],
-        Doc("the side on which later layers stand; forward is the reverse, as in two papers"),
-    ] = "later-left"
+    order: Literal["later-left", "forward"] = "later-left"  # no option of methods: presets of compat set it
     start_layer: Annotated[int, Doc("the first layer of the product; negative numbers count from the end")] = 0
 
     matrices_only = True

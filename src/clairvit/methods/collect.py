@@ -58,6 +58,7 @@ def collect(
     count, logits = len(targets), recording.logits.detach()
     repeated, names = logits.repeat(count, 1), batch.names * count
     classes = tuple(index for target in targets for index in target.classes)
+    by_row = [target.by_row(recording.logits) for target in targets]
     probabilities = model.probabilities(on_host(recording.logits).detach().repeat(count, 1))
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
     about_model = (*activated, *recording.structure.notes, *_precision_note(model), *_softmax_note(model, batch.notes))
@@ -79,7 +80,7 @@ def collect(
         "activation": model.activation_of(logits),
         "weights": run.passes.weights_hash,
         "versions": versions(),
-        "origin": Origin.of(model, TargetBatch.concat(target.by_row(recording.logits) for target in targets)),
+        "origin": Origin.of(model, by_row[0] if count == 1 else TargetBatch.concat(by_row)),
     }
     comparison = Comparison()
     comparison.cost = Cost(recording.forwards, recording.backwards, seconds)

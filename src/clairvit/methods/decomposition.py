@@ -55,7 +55,7 @@ def attended_norms(
     heads: Annotated[
         Literal["sum", "mean"], Doc("the norm of the heads' sum, or the mean of the heads' norms")
     ] = "sum",
-    ln: Annotated[Ln, Doc("which norm is applied to the sum; without a residual in it there is none")] = "none",
+    ln: Ln = "none",
 ) -> Tensor:
     """||sum_h A_ij f(x_j)||: the norm of the vector that a token gets from each other token, not the attention to it.
 

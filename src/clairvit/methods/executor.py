@@ -90,10 +90,7 @@ def run(
     with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
         for spec, result in zip(specs, results, strict=True):
             with _Timed(result):
-                _check_structure(spec, trace)
-                _check_gradient(spec, trace)
-                result.notes += _notes_on_gradient(spec, trace)
-                _check_layout(spec, trace)
+                result.notes += _check_fit(spec, trace)
                 if spec.aggregation is None:
                     _run_image_method(spec, trace, seed, result)
                 elif reads_queries(spec, trace):
@@ -128,13 +125,16 @@ def _notes_on_rules(spec: MethodSpec, trace: Trace, others: Mapping[RuleTable, T
 
 def layer_groups(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
     """Yield groups of layers whose N×N matrices are computed at once: single ones on a CPU, up to a bound on a GPU."""
+    if not _launch_bound(trace):
+        yield from ([index] for index in indices)
+        return
     group: list[int] = []
     for index in indices:
         layer, first = trace.layers[index], trace.layers[group[0] if group else index]
         fits = layer.call is not None and (len(group) + 1) * _bytes_per_layer(layer.call, layer.count) <= _stack_limit(
             layer
         )
-        if group and not (_launch_bound(trace) and fits and _has_gradients(first) == _has_gradients(layer)):
+        if group and not (fits and _has_gradients(first) == _has_gradients(layer)):
             yield group
             group = []
         group.append(index)
@@ -221,38 +221,31 @@ def _sums_pay(view: LayerView) -> bool:
     return view.reductions.use_kernels
 
 
-def _check_structure(spec: MethodSpec, trace: Trace) -> None:
-    """Raise NotApplicable where a method that reads inside the model would read another one than it is meant for."""
-    recording = trace.recording
+def _check_fit(spec: MethodSpec, trace: Trace) -> list[str]:
+    """Raise NotApplicable for a method that does not fit what was recorded; return notes on what it leaves out.
+
+    A method that reads inside the model could read another one than it is meant for, a gradient may be blocked, patches
+    may lie on no plane, and the head may pool in a way that the method is not defined for.
+    """
+    recording, structure = trace.recording, trace.recording.structure
     if spec.requires.recorders or set(spec.gradients) - {"pixels"}:
-        recording.structure.check_members(recording.model.name, f"'{spec.text}'")
+        structure.check_members(recording.model.name, f"'{spec.text}'")
     for table in spec.tables:
-        recording.structure.check_rules(table, f"'{spec.text}'")
-
-
-def _check_gradient(spec: MethodSpec, trace: Trace) -> None:
-    structure = trace.recording.structure
+        structure.check_rules(table, f"'{spec.text}'")
     if structure.barriers and spec.reads_gradients:
         raise blocked_gradient(structure.barriers, f"'{spec.text}'", attention=bool(structure.sites))
-
-
-def _notes_on_gradient(spec: MethodSpec, trace: Trace) -> list[str]:
     lost = "the forward calls detach(), so that the gradient leaves out what the scores owe to the detached tensors"
-    return [f"{spec.text}: {lost}"] if trace.recording.structure.is_detached and spec.reads_gradients else []
-
-
-def _check_layout(spec: MethodSpec, trace: Trace) -> None:
-    allowed = spec.requires.poolings
+    notes = [f"{spec.text}: {lost}"] if structure.is_detached and spec.reads_gradients else []
     if spec.requires.plane:
         check_plane(trace, spec.method.name)
-    if not trace.layers:
-        return  # reported by the layer pass
-    if allowed and trace.layout.pooling not in allowed:
+    allowed = spec.requires.poolings
+    if allowed and trace.layers and trace.layout.pooling not in allowed:  # without layers the layer pass says so
         raise NotApplicable(
             f"'{spec.method.name}' is defined for models whose head reads {' or '.join(allowed)} pooling, and "
-            f"{trace.recording.model.name} has {trace.layout.pooling} pooling.",
+            f"{recording.model.name} has {trace.layout.pooling} pooling.",
             methods=("gradcam", "decompx"),
         )
+    return notes
 
 
 class _LayerPass:

@@ -136,18 +136,17 @@ def explain(
 
 def _explain_by_default(question: Question, *, layers: bool, by_head: bool) -> Explanation:
     """Explain with the default method for this kind of model, or the first of its fallbacks that fits; notes say so."""
-    model = question.readouts[0][0]
-    structure = model_structure(model, question.first_image().pixels)
+    model, images = question.readouts[0][0], question.images
+    pixels = images.pixels if isinstance(images, Batch) else question.first_image().pixels
+    structure = model_structure(model, pixels)
     notes = [
         f"{model.name} gives no gradient: {barrier.reason}." for barrier in structure.barriers[:1] if barrier.reason
     ]
-    known = structure if isinstance(question.images, Batch) else None
+    known = structure if isinstance(images, Batch) else None
     items = defaults_for(structure)
     for item in items:
         try:
-            comparison = _explain(
-                question, [resolve_method(item.method)], layers=layers, by_head=by_head, once=True, structure=known
-            )
+            comparison = _explain(question, [item.spec], layers=layers, by_head=by_head, once=True, structure=known)
         except NotApplicable as error:
             if item is items[-1]:
                 raise
@@ -328,7 +327,8 @@ def _explain_run(
     variants_and_specs = list((by_text | {spec.text: spec for spec in specs}).values())
     results, checks = run.passes.run_all(variants_and_specs, targets, seed=seed, layers=layers or by_head)
     comparison = collect(run, specs, targets, results, checks, seed=seed, skip=skip)
-    _add_regions(run, comparison)
+    if run.named:
+        _add_regions(run, comparison)
     for text, explanation in comparison.items():
         if not explanation.class_specific and (run.model.classifier or run.named is not None):
             comparison[text] = _for_any_class(explanation, run.targets if run.named is not None else ())

@@ -109,7 +109,8 @@ class Origin(Rows):
     @classmethod
     def of(cls, model: Model, target: TargetBatch) -> Origin:
         """Return the origin of maps of one model, given a target with one row per map."""
-        return cls((model,) * len(target), tuple(target.take([row]) for row in range(len(target))))
+        count = len(target.names)
+        return cls((model,) * count, (target,) if count == 1 else tuple(target.take([row]) for row in range(count)))
 
     def groups(self) -> list[tuple[list[int], Model, TargetBatch]]:
         """Return the maps that one model and one kind of score made: their rows, the model, and their target."""

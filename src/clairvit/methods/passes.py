@@ -80,7 +80,7 @@ def record_passes(
         named: The targets as the user named them.
         replay: What a graph depends on; None: passes are never replayed.
     """
-    request = None if replay is None else _graph_request(model, specs, pixels, named, replay)
+    request = None if replay is None or not pixels.is_cuda else _graph_request(model, specs, pixels, named, replay)
     replayed = None if request is None else GRAPHS.replay(request)
     if replayed is not None:
         logits = replayed.on_host(replayed.recording.logits)

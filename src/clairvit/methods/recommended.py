@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.tracing.structure import ModelStructure
 
 
@@ -45,12 +46,18 @@ class DefaultMethod:
     reason: str
     evidence: str = ""  # the figures that speak for it, as docs/which-method.md has them
 
+    @functools.cached_property
+    def spec(self) -> MethodSpec:
+        """Return the method as a value."""
+        return resolve_method(self.method)
+
 
 @functools.cache
 def _tables() -> dict[str, list[dict[str, Any]]]:
     return tomllib.loads(resources.files("clairvit.methods").joinpath("recommendations.toml").read_text("utf-8"))
 
 
+@functools.cache
 def default_methods() -> tuple[DefaultMethod, ...]:
     """Return the default methods, one per kind of models; each is the fallback of those before it."""
     return tuple(DefaultMethod(**entry) for entry in _tables()["default"])

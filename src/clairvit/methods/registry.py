@@ -51,7 +51,6 @@ PLUS_MODE = Option(
     Annotated[Literal["layer", "subnetwork"], Doc("what a sum adds up: layer maps, or rollouts from each layer on")],
 )
 RESERVED = ("all", "smooth", "shift", "ensemble", "calibrated")  # names that stand for other methods
-_by_users: set[str] = set()  # methods that users registered: these may be registered again
 _INJECTED = ("layer", "trace", "seed", "maps")  # parameters of a method's function that are no options
 
 
@@ -273,11 +272,11 @@ def function_options(function: Callable[..., Any]) -> dict[str, Option]:
 def layer_options(method: Method, aggregation: Aggregation | None) -> dict[str, Option]:
     """Return the fields of an aggregation that are options of this method, with its values as defaults.
 
-    One number per token has no rows to choose.
+    One number per token has no rows to choose, and the order of a product is the later layer on the left.
     """
     if aggregation is None:
         return {}
-    without = {*method.option_overrides.refused, *(() if method.output == "matrix" else ("rows",))}
+    without = {"order", *method.option_overrides.refused, *(() if method.output == "matrix" else ("rows",))}
     fields = options_of(type(aggregation), without)
     return {name: replace(option, default=getattr(aggregation, name)) for name, option in fields.items()}
 
@@ -360,10 +359,8 @@ def method(
 
     def register(function: F) -> F:
         check_function(name, function, "trace" if output == "image" else "layer")
-        if not is_built_in(function):
-            if not overwrite:
-                check_is_free(name, "method", (*RESERVED, *METHODS.names_so_far), _by_users)
-            _by_users.add(name)
+        if not is_built_in(function) and not overwrite:
+            check_is_free(name, "method", METHODS.registered_so_far(name), RESERVED)
         facts = facts_of(name, function.__module__)
         registered = Method(
             name=name,

@@ -14,7 +14,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -39,6 +39,10 @@ from clairvit.tracing.structure import ModelStructure
 LABEL = "label"  # as a target of images that may have labels: the true class
 CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # images
 OnError = Literal["raise", "skip"] | Callable[[str, ClairError], None] | None
+
+
+def _report_nothing(further: int) -> None:
+    """Report no progress."""
 
 
 def chunk_size(model: Model) -> int:
@@ -97,9 +101,6 @@ class TargetList:
             raise BadInput("An empty list of targets was given; name at least one, or leave it out for the prediction.")
         return cls(listed, needed=needed)
 
-    def __len__(self) -> int:
-        return 1 if self.items is None else len(self.items)
-
     @property
     def kind(self) -> Literal["predicted", "label", "given"]:
         """Return what is explained: the predicted class, the true class, or what the user named."""
@@ -134,7 +135,7 @@ class TargetList:
                 each = models if len(models) > 1 else itertools.repeat(model, len(item))
                 read = [as_target(entry).readout(own) for own, entry in zip(each, item, strict=False)]
             else:
-                single = None if _listed(item) is not None else item  # arrays hold class indices
+                single = None if item is None or _listed(item) is not None else item  # arrays hold class indices
                 read = [as_target(single).readout(own) for own in models]
             same = len({id(readout) for readout in read}) == 1
             if not same and len(read) != len(images):
@@ -244,7 +245,7 @@ class Question:
         """Return the same question to the one model that all targets are about; raise BadInput for several."""
         if len(self.models) > 1:
             raise BadInput(DIFFERENT_OUTPUTS)
-        return replace(self, model=self.models[0], readouts=((self.models[0],),) * len(self.targets))
+        return replace(self, model=self.models[0], readouts=((self.models[0],),) * len(self.readouts))
 
     def take(self, rows: Sequence[int]) -> Question:
         """Return the question about chosen images of a data set."""
@@ -332,19 +333,20 @@ def iter_runs(
     count = len(images) if label and not isinstance(images, StreamedImages) else 0
     one_by_one = alone and any(len(models) > 1 for models in question.readouts)
     with (
-        report_progress(label, count) as advance,
+        report_progress(label, count) if label else nullcontext(_report_nothing) as advance,
         closing(iter_batches(images, question.model, size, on_error)) as batches,
     ):
         for batch in batches:
             for positions, places, model in _groups(question, batch.rows, one_by_one):
                 part = batch if len(positions) == len(batch.rows) else batch.take(positions)
-                named = targets.of_images(part.rows, images)
-                if named is not None:
+                named = None
+                if targets.items is not None:
+                    named = targets.of_images(part.rows, images)
                     entries = (named[place] for place in places)
                     named = tuple(item[0] if one_by_one and isinstance(item, list) else item for item in entries)
                 yield _run(question, specs, model, part, places, named, structure, replay)
                 structure = None
-                if not places or places[-1] == len(targets) - 1:
+                if not places or places[-1] == len(question.readouts) - 1:
                     advance(len(positions))
 
 
@@ -364,7 +366,7 @@ def _run(
     logits = passes.logits
     if named is None and not question.targets.needed and not model.classifier:
         return Run(model, batch, places, named, passes, (_without_target(model, specs, len(logits)),), started)
-    if question.targets.kind == LABEL:
+    if named is not None and question.targets.kind == LABEL:
         classes = class_indices(batch.labels, model, logits.shape[-1])
         if classes is None or None in classes:
             raise BadInput(

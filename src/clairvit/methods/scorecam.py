@@ -90,10 +90,8 @@ def varies(cells: Tensor) -> Tensor:
 def score_cam(
     trace: Trace,
     *,
-    top_k: Annotated[
-        Channels | None, Doc("only so many channels, those that vary most over the image; None: all")
-    ] = None,
-    weights: Annotated[Weights, Doc("the softmax of the scores, or the scores as they are")] = "softmax",
+    top_k: Channels | None = None,
+    weights: Weights = "softmax",
     removal: Background = "mean",
     seed: int = 0,
 ) -> MapResult:

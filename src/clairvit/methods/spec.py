@@ -327,7 +327,8 @@ def _check_preset(
     method: Method, name: str, settings: Mapping[str, Any], aggregation: Aggregation | None, combinator: str
 ) -> None:
     """Refuse a preset that says how layers are combined together with a combinator that does it another way."""
-    options = {*function_options(method.function), *layer_options(method, aggregation), RELU.name}
+    fields = () if aggregation is None else (field.name for field in dataclasses.fields(aggregation))
+    options = {*function_options(method.function), *fields, RELU.name}
     replaced = [key for key in settings if method.option_overrides.aliases.get(key, key) not in options]
     if replaced and combinator:
         raise NotApplicable(

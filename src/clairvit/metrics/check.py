@@ -42,7 +42,7 @@ from clairvit.metrics.check_result import (
     percent_in_words,
 )
 from clairvit.metrics.context import EvalContext, planar_maps
-from clairvit.metrics.robustness import explain_noisy_copies
+from clairvit.metrics.robustness import explain_noisy_copies, scaled_noise
 from clairvit.metrics.similarity import spearman
 from clairvit.models.activation import probabilities
 from clairvit.models.coerce import ModelLike, as_model
@@ -430,7 +430,7 @@ def _stability(context: EvalContext, spec: MethodSpec | None) -> tuple[list[floa
     if own.forwards + own.backwards:
         passes = f"{own.forwards + own.backwards:,} passes of its own per image"
         return None, (f"check: stability was not measured, as {spec.text} makes {passes}",)
-    ((maps, _),) = explain_noisy_copies(context, 1, NOISE, "normal")
+    ((maps, _),) = explain_noisy_copies(context, 1, scaled_noise(context, "normal", NOISE))
     return _correlations(context.maps[0], maps[0]), ()
 
 

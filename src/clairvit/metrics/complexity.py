@@ -11,12 +11,9 @@ from torch import Tensor
 from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.registry import metric
 from clairvit.numerics import over_largest
-from clairvit.option_types import Doc, Range
+from clairvit.option_types import Doc
 
 Resolution = Annotated[Literal["patch", "pixel"], Doc("whether patches are counted, or pixels of the enlarged map")]
-Offset = Annotated[
-    float, Range(ge=0, example=1e-7), Doc("a small number added to the relevance, against a logarithm or division of 0")
-]
 
 
 @metric(
@@ -25,24 +22,15 @@ Offset = Annotated[
     better="higher",
     span=(0, 1),
     paper="Chalasani et al., ICML 2020",
-    presets={"focusvit": {"direction": "lower"}},
 )
 def sparseness(
     context: EvalContext,
     resolution: Resolution = "patch",
     upsampling: Upsampling = "bilinear",
-    offset: Offset = 0.0,
-    direction: Annotated[
-        Literal["higher", "lower"], Doc("which direction is said to be better; it changes no number")
-    ] = "higher",
 ) -> Tensor:
-    """Return the Gini index Σ_i (2i − n − 1) |a|_(i) / (n Σ |a|): 0 for a constant map, 1 − 1/n for a single patch.
-
-    `offset` is added to |a| / max |a| (Quantus: 1e-7). `direction` says which direction is better and changes no
-    number.
-    """
+    """Return the Gini index Σ_i (2i − n − 1) |a|_(i) / (n Σ |a|): 0 for a constant map, 1 − 1/n for a single patch."""
     maps = magnitudes(context, resolution, upsampling)
-    return torch.stack([gini(over_largest(values, 1) + offset) for values in maps])
+    return torch.stack([gini(over_largest(values, 1)) for values in maps])
 
 
 def gini(values: Tensor) -> Tensor:
@@ -59,21 +47,15 @@ def gini(values: Tensor) -> Tensor:
     family="complexity",
     better="lower",
     span=(0, math.inf),
-    span_with=lambda offset, **_: (-math.log1p(offset), math.inf),  # Σ p = 1, so −Σ p ln(p + c) ≥ −ln(1 + c)
     paper="Bhatt et al., IJCAI 2020",
 )
-def entropy(
-    context: EvalContext, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear", offset: Offset = 0.0
-) -> Tensor:
-    """Return the entropy −Σ_i p_i ln p_i of p = |a| / Σ |a|, in nats: ln n for a constant map.
-
-    `offset` is added inside the logarithm.
-    """
-    return torch.stack([_entropy(values, offset) for values in magnitudes(context, resolution, upsampling)])
+def entropy(context: EvalContext, resolution: Resolution = "patch", upsampling: Upsampling = "bilinear") -> Tensor:
+    """Return the entropy −Σ_i p_i ln p_i of p = |a| / Σ |a|, in nats: ln n for a constant map."""
+    return torch.stack([entropy_of(values) for values in magnitudes(context, resolution, upsampling)])
 
 
-def _entropy(values: Tensor, offset: float) -> Tensor:
-    """Return the entropy [B] of values [B, n] >= 0; where all are 0, that of a constant map."""
+def entropy_of(values: Tensor, offset: float = 0.0) -> Tensor:
+    """Return −Σ p ln(p + offset), [B], of values [B, n] >= 0; where all are 0, that of a constant map."""
     all_zero = values.sum(1, keepdim=True) == 0
     p = torch.where(all_zero, torch.ones_like(values), values)
     p = p / p.sum(1, keepdim=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from clairvit._cost import Cost
 from clairvit._rng import make_generator
-from clairvit.compat.quantus import Draws, numpy_generator
 from clairvit.errors import BadInput
 from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.metrics.context import (
@@ -33,23 +33,21 @@ Steps = Annotated[int, Range(ge=1, example=9), Doc("how many points of the curve
 AtOnce = Annotated[
     int, Range(ge=1, example=224), Doc("how many are removed (or shown) per step, in place of a number of steps")
 ]
-Width = Annotated[
-    Literal["width", "none", "steps"],
-    Doc("how the area is measured: over the width of the curve, as it is, or with steps 1 wide"),
-]
+Regions = Annotated[int, Range(ge=1, example=100), Doc("how many patches or squares are removed, one after the other")]
+Region = Annotated[int | None, Doc("remove squares with so many pixels per side; None: patches")]
+Ends = Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")]
+Reverse = Annotated[bool, Doc("start with the least relevant; higher is then better")]
+Width = Literal["width", "none", "steps"]  # an area over the width of the curve, as it is, or with steps 1 wide
 CurveScore = Annotated[
     Literal["prob", "logit", "logprob", "accuracy", "drop", "log-odds"],
     Doc("the y axis: probability, logit, log-probability, accuracy, or a drop from the whole image"),
 ]
-Granularity = Annotated[
-    Literal["patch", "pixel", "channel"],
-    Doc("what is ordered: patches, pixels of the enlarged map, or their channel values"),
-]
-Counting = Annotated[Literal["round", "down", "equal"], Doc("how a fraction of the patches becomes a whole number")]
+Granularity = Annotated[Literal["patch", "pixel"], Doc("what is ordered: patches, or pixels of the enlarged map")]
+Unit = Literal["patch", "pixel", "channel"]  # what a schedule removes; single channel values for compat
+Counting = Literal["round", "down", "equal"]  # how a fraction of the patches becomes a whole number
 RegionOrder = Annotated[
     Literal["morf", "lerf", "random"], Doc("which patches go first: most relevant, least relevant, or any")
 ]
-Summary = Annotated[Literal["mean", "trapezoid"], Doc("what is read of the drops: their mean, or the area under them")]
 RoadOrder = Annotated[
     Literal["combined", "morf", "lerf"],
     Doc("which patches go first: most relevant, least relevant, or half the difference of the two"),
@@ -57,13 +55,7 @@ RoadOrder = Annotated[
 SMALLEST_PROBABILITY = 1e-12  # under a logarithm
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the patches, as in ERASER
 _PIXELS: dict[str, Any] = {"granularity": "pixel"}
-_CHEFER: dict[str, Any] = {**_PIXELS, "removal": "black", "score": "accuracy", "counting": "down", "whole": False}
-_SKIPPLUS: dict[str, dict[str, Any]] = {
-    "skipplus": {"score": "accuracy", "auc": "none"},
-    "skipplus-aopc": {"score": "drop", "auc": "none"},
-    "skipplus-log-odds": {"score": "log-odds", "auc": "none"},
-}
-_DROP_SCORES = (("score", "drop"), ("score", "log-odds"))
+DROP_SCORES = (("score", "drop"), ("score", "log-odds"))
 
 
 def passes(
@@ -81,9 +73,9 @@ class RemovalSchedule:
 
     steps: Steps = 9
     at_once: AtOnce | None = None  # parts per step, instead of a number of steps
-    granularity: Granularity = "patch"
+    granularity: Unit = "patch"
     counting: Counting = "round"
-    ends: Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")] = False
+    ends: Ends = False
     upsampling: Upsampling = "bilinear"
 
     def __post_init__(self) -> None:
@@ -119,15 +111,11 @@ class RemovalSchedule:
     paper="Petsiuk et al., BMVC 2018 (RISE)",
     in_score=True,
     rank_only=True,
-    flipped_by=(("reverse", True), *_DROP_SCORES),
+    flipped_by=(("reverse", True), *DROP_SCORES),
     cost=passes,
     presets={
         "rise": {**_PIXELS, "removal": "mean", "at_once": 1792},
         "rise-demo": {**_PIXELS, "removal": "mean", "at_once": 224},
-        "coporan": {**_PIXELS, "removal": "black", "steps": 99, "ends": True, "counting": "equal"},
-        "chefer": _CHEFER,
-        "chefer-negative": {**_CHEFER, "reverse": True},
-        **_SKIPPLUS,
     },
 )
 def deletion(
@@ -137,29 +125,23 @@ def deletion(
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
-    counting: Counting = "round",
-    ends: Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")] = False,
-    whole: Annotated[bool, Doc("count the point where nothing is removed")] = True,
-    reverse: Annotated[bool, Doc("start with the least relevant; higher is then better")] = False,
-    auc: Width = "width",
+    ends: Ends = False,
+    reverse: Reverse = False,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return the area under p(target) while patches are removed, most relevant first: low if the map is faithful.
 
-    `steps=9` removes 10 %, …, 90 %; the point with nothing removed is included unless `whole=False`, and `ends` adds
-    the one with everything removed. `at_once=224` removes so many per step instead, until nothing is left. `counting`
-    says how 10 % of 1024 are rounded: 102 (`round`), int(102.4) (`down`), or k times a tenth rounded down, so that a
-    few are never removed (`equal`). `reverse` starts with the least relevant (Chefer's negative perturbation; higher is
-    better then). `auc=width` divides the area by the width of the curve, so that a constant 1 gives 1; `none` does not,
-    and `steps` counts each step as 1 wide. `granularity=pixel` orders the pixels of the upsampled map, `channel` their
-    single values. `score=accuracy` is 1 while the target is the predicted class; `drop` is p(x) − p(x̃), `log-odds`
-    ln p(x) − ln p(x̃) with p at least 1e-12: higher is better for these two. Of a model whose scores are raw (a
-    regression, a cosine) the curve is of (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides
-    by 0.
+    `steps=9` removes 10 %, …, 90 %, after the point with nothing removed; `ends` adds the one with everything removed.
+    `at_once=224` removes so many per step instead, until nothing is left. `reverse` starts with the least relevant:
+    higher is better then. `granularity=pixel` orders the pixels of the upsampled map. `score=accuracy` is 1 while the
+    target is the predicted class; `drop` is p(x) − p(x̃), `log-odds` ln p(x) − ln p(x̃) with p at least 1e-12: higher is
+    better for these two. The area is over the width of the curve, so that a constant 1 gives 1. Raw scores (of a
+    regression, a cosine) are taken as (f − f(nothing left)) / |f(x) − f(nothing left)|, undefined where this divides by
+    0.
     """
-    schedule = RemovalSchedule(steps, at_once, granularity, counting, ends, upsampling)
-    x, y = deletion_curve(context, schedule, removal, score, "deletion", whole, reverse)
-    return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
+    schedule = RemovalSchedule(steps, at_once, granularity, ends=ends, upsampling=upsampling)
+    x, y = deletion_curve(context, schedule, removal, score, "deletion", reverse=reverse)
+    return MetricOutput(area_under_curve(x, y), x, y, context.meaning(score))
 
 
 @metric(
@@ -170,12 +152,11 @@ def deletion(
     paper="Petsiuk et al., BMVC 2018 (RISE)",
     in_score=True,
     rank_only=True,
-    flipped_by=_DROP_SCORES,
+    flipped_by=DROP_SCORES,
     cost=passes,
     presets={
         "rise": {**_PIXELS, "removal": "blur", "at_once": 1792},
         "rise-demo": {**_PIXELS, "removal": "blur", "at_once": 224},
-        **_SKIPPLUS,
     },
 )
 def insertion(
@@ -185,8 +166,7 @@ def insertion(
     removal: Removal = "token",
     score: CurveScore = "prob",
     granularity: Granularity = "patch",
-    ends: Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")] = False,
-    auc: Width = "width",
+    ends: Ends = False,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return the area under p(target) while patches are shown, most relevant first: high if few of them suffice.
@@ -195,9 +175,9 @@ def insertion(
     `at_once=224` starts with nothing and shows so many more per step. Other options are those of `deletion`; with
     `score=drop` and `log-odds` lower is better. Raw scores are normalised as there.
     """
-    schedule = RemovalSchedule(steps, at_once, granularity, "round", ends, upsampling)
+    schedule = RemovalSchedule(steps, at_once, granularity, ends=ends, upsampling=upsampling)
     x, y = insertion_curve(context, schedule, removal, score, "insertion")
-    return MetricOutput(area_under_curve(x, y, auc), x, y, context.meaning(score))
+    return MetricOutput(area_under_curve(x, y), x, y, context.meaning(score))
 
 
 @metric(
@@ -211,7 +191,7 @@ def insertion(
     cost=lambda steps, **_: Cost(2 * steps),
 )
 def insertion_deletion(
-    context: EvalContext, steps: Steps = 9, removal: Removal = "token", score: ScoreKind = "prob", auc: Width = "width"
+    context: EvalContext, steps: Steps = 9, removal: Removal = "token", score: ScoreKind = "prob"
 ) -> Tensor:
     """Return insertion − deletion: high if the most relevant patches are sufficient and necessary.
 
@@ -221,7 +201,7 @@ def insertion_deletion(
         curve(context, RemovalSchedule(steps), removal, score, "insertion-deletion")
         for curve in (insertion_curve, deletion_curve)
     )
-    return area_under_curve(*insertions, auc) - area_under_curve(*deletions, auc)
+    return area_under_curve(*insertions) - area_under_curve(*deletions)
 
 
 @metric(
@@ -335,7 +315,7 @@ def _curve_values(context: EvalContext, y: Tensor, score: str, removal: str, nam
     return context.normalise_raw(y, score, removal, name)
 
 
-def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
+def area_under_curve(x: Tensor, y: Tensor, auc: Width = "width") -> Tensor:
     """Return the area […] under y […, S] by the trapezoid rule: over the width of x, as it is, or with steps of 1."""
     if auc == "steps":
         return torch.trapezoid(y.double(), dim=-1)
@@ -353,36 +333,53 @@ def area_under_curve(x: Tensor, y: Tensor, auc: Width) -> Tensor:
     span=(-1, 1),
     paper="Samek et al., 2017",
     in_score=True,
-    span_with=lambda area, **_: EVERYWHERE if area == "trapezoid" else None,
     rank_only=True,
     flipped_by=("order", "lerf"),
     cost=lambda regions, **_: Cost(regions),
 )
 def aopc(
     context: EvalContext,
-    regions: Annotated[
-        int, Range(ge=1, example=100), Doc("how many patches or squares are removed, one after the other")
-    ] = 100,
+    regions: Regions = 100,
     order: RegionOrder = "morf",
     removal: Removal = "token",
     score: ScoreKind = "prob",
-    region: Annotated[int | None, Doc("remove squares with so many pixels per side; None: patches")] = None,
-    area: Summary = "mean",
-    draws: Draws = "own",
+    region: Region = None,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return 1/(K+1) Σ_k f(x) − f(x_k), the mean drop while patches are removed one by one, most relevant first.
 
     `order=lerf` removes the least relevant first (lower is better then), `random` any. `region=8` removes squares of
-    8 × 8 pixels of the upsampled map instead of patches. `area=trapezoid` is the area under the drops k = 1, …, K, each
-    step 1 wide. `draws=quantus` draws a random order as Quantus does after np.random.seed(seed). Drops of raw scores
-    are divided by |f(x) − f(nothing left)|, undefined where that is 0.
+    8 × 8 pixels of the upsampled map instead of patches. Drops of raw scores are divided by |f(x) − f(nothing left)|,
+    undefined where that is 0.
+    """
+    x, drop = region_drops(context, regions, order, removal, score, region, upsampling)
+    drop = torch.cat([torch.zeros_like(drop[..., :1]), drop], -1)
+    return MetricOutput(drop.mean(-1), x, drop, f"drop of {context.meaning(score)}")
+
+
+def region_drops(
+    context: EvalContext,
+    regions: int,
+    order: RegionOrder,
+    removal: str,
+    score: str,
+    region: int | None,
+    upsampling: Upsampling,
+    random_order: Callable[[int], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the parts removed after 0, 1, …, K steps [K + 1], and the drops f(x) − f(x_k) of k = 1, …, K, [M, B, K].
+
+    `random_order` returns the ranks [1 or B, n] in which n regions are removed with `order=random`.
     """
     rank, total = (context.rank, context.patches) if region is None else square_ranks(context, region, upsampling)
     count = min(regions, total - (region is None))  # one patch is left, as models need
     if count < 1:
         raise BadInput("aopc removes patches until one is left, and the image has one; expected more. Use region=8.")
-    rank = _region_ranks(context, rank, order, draws)
+    if order == "random":
+        draw = random_order or (lambda count: context.tie_order(count, "aopc/random order"))
+        rank = draw(rank.shape[-1]).to(rank.device).expand_as(rank)
+    elif order == "lerf":
+        rank = rank.shape[-1] - 1 - rank
     removed = torch.arange(1, count + 1, device=rank.device)
     if region is None:
         y = context.score_kept(rank[:, :, None, :] >= removed[:, None], removal, score, "aopc")
@@ -392,24 +389,7 @@ def aopc(
         y = score_without_ranks(context, rank[:, :, square], zero, removed, removal, score, "aopc")
     drop = context.normalise_raw_drop(context.original(score)[:, None] - y, score, removal, "aopc")  # [M, B, K]
     x = torch.arange(count + 1, dtype=torch.float64) / total
-    if area == "trapezoid":
-        return MetricOutput(torch.trapezoid(drop, dim=-1), x[1:], drop, f"drop of {context.meaning(score)}")
-    drop = torch.cat([torch.zeros_like(drop[..., :1]), drop], -1)
-    return MetricOutput(drop.mean(-1), x, drop, f"drop of {context.meaning(score)}")
-
-
-def _region_ranks(context: EvalContext, rank: Tensor, order: RegionOrder, draws: Draws) -> Tensor:
-    """Return the ranks [M, B, n] in which regions are removed; `rank` is by falling relevance."""
-    count = rank.shape[-1]
-    if order == "morf":
-        return rank
-    if order == "lerf":
-        return count - 1 - rank
-    if draws == "own":
-        random = context.tie_order(count, "aopc/random order")
-    else:  # the k-th number drawn is the region that is removed k-th
-        random = torch.from_numpy(numpy_generator(context.seed).permutation(count)).argsort()[None]
-    return random.to(rank.device).expand_as(rank)
+    return x, drop
 
 
 @metric(

@@ -10,18 +10,12 @@ from torch import Tensor
 
 from clairvit._cost import Cost
 from clairvit._rng import make_generator, random_sets
-from clairvit.compat.quantus import Draws, exact_completeness, infidelity_terms, numpy_subsets
 from clairvit.errors import BadInput
 from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling, fraction_counts
-from clairvit.metrics.curves import passes
 from clairvit.metrics.pixel_ranking import (
     drops_and_sums_of_segments,
     pixel_ranks,
-    random_subsets,
     score_without_ranks,
-    score_without_values,
-    sums_at_values,
-    value_ranks,
 )
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import pearson, spearman
@@ -29,11 +23,10 @@ from clairvit.option_types import Doc, Range
 from clairvit.perturbation.removal import Removal
 from clairvit.perturbation.segments import grid_cells
 
-Features = Annotated[
-    Literal["patch", "channel"], Doc("what is removed: patches, or single channel values of the pixels")
-]
 Granularity = Annotated[Literal["patch", "pixel"], Doc("whether patches are ordered, or pixels of the enlarged map")]
 Points = Annotated[int, Range(ge=3)]  # of a correlation
+Runs = Annotated[Points, Doc("how many random sets are removed")]
+Subset = Annotated[float, Doc("how much of the image a set is: a fraction, or a count")]
 
 
 @metric(
@@ -46,36 +39,18 @@ Points = Annotated[int, Range(ge=3)]  # of a correlation
 )
 def faithfulness_correlation(
     context: EvalContext,
-    runs: Annotated[Points, Doc("how many random sets of patches are removed")] = 100,
-    subset: Annotated[float, Doc("how much of the image a set is: a fraction of the patches, or a count")] = 0.25,
-    features: Features = "patch",
+    runs: Runs = 100,
+    subset: Subset = 0.25,
     removal: Removal = "token",
     score: ScoreKind = "logit",
-    draws: Draws = "own",
-    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return corr_r(sum of the map in S_r, f(x) − f(x without S_r)) over random sets of patches S_r.
 
     `subset` is a fraction of them, or a count. Each image has its own sets, the same for all methods, so that these
     share the passes. One image's score has a random error of about 1/sqrt(runs); undefined for a constant map.
-    `features=channel` removes single channel values of the pixels, for a removal that paints. `draws=quantus` draws
-    these as Quantus does for an image alone after np.random.seed(seed).
     """
-    name = "faithfulness-correlation"
-    if features == "channel":
-        total = context.trace.pixels[0].numel()
-        size = subset_size(subset, total)
-        if draws == "quantus":
-            indices = numpy_subsets(context.seed, runs, total, size)[None].to(context.maps.device)
-        else:
-            indices = random_subsets(context, runs, size)
-        drops = context.original(score)[:, None] - score_without_values(context, indices, removal, score, name)
-        sums = sums_at_values(context, indices, upsampling)
-    else:
-        if draws == "quantus":
-            raise BadInput("draws=quantus was given for patches, which Quantus does not draw; add features=channel.")
-        removed = _random_patches(context, runs, subset_size(subset, context.patches))  # [B, runs, patches]
-        drops, sums = _drops_and_sums(context, removed, removal, score, name)
+    removed = _random_patches(context, runs, subset_size(subset, context.patches))  # [B, runs, patches]
+    drops, sums = _drops_and_sums(context, removed, removal, score, "faithfulness-correlation")
     return pearson(sums, drops.expand(len(sums), -1, -1)).masked_fill(context.degenerate, math.nan)
 
 
@@ -113,50 +88,23 @@ def sensitivity_n(
     span=(-1, 1),
     paper="Alvarez-Melis & Jaakkola, NeurIPS 2018",
     rank_only=True,
-    cost=lambda patches, steps, features, at_once, **_: passes(
-        patches, features, at_once if features == "channel" else None, steps
-    ),
+    cost=lambda steps, **_: Cost(steps),
 )
 def faithfulness_estimate(
     context: EvalContext,
     steps: Annotated[Points, Doc("how many groups of patches are removed, one at a time")] = 14,
-    features: Features = "patch",
-    at_once: Annotated[int, Doc("how many channel values a group has")] = 1,
     removal: Removal = "token",
     score: ScoreKind = "logit",
-    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return corr_k(sum of the map in group k, f(x) − f(x without group k)), groups of patches by falling relevance.
 
-    There are `steps` groups; with `features=channel` they are of `at_once` channel values of the pixels each.
+    There are `steps` groups.
     """
-    if features == "channel":
-        correlation = _estimate_by_values(context, at_once, removal, score, upsampling)
-        return correlation.masked_fill(context.degenerate, math.nan)
     group = context.rank * steps // context.patches  # [M, B, patches]
     member = group[:, :, None, :] == torch.arange(steps, device=group.device)[:, None]  # [M, B, steps, patches]
     drops = context.original(score)[:, None] - context.score_kept(~member, removal, score, "faithfulness-estimate")
     sums = (context.maps.flatten(2)[:, :, None] * member).sum(-1)
     return pearson(sums, drops).masked_fill(context.degenerate, math.nan)
-
-
-def _estimate_by_values(context: EvalContext, at_once: int, removal: str, score: str, upsampling: Upsampling) -> Tensor:
-    """Return faithfulness-estimate [M, B] over groups of channel values."""
-    rank = value_ranks(context, upsampling)  # [M, B, C·H·W]
-    count = rank.shape[-1]
-    if not 1 <= at_once <= count // 3:
-        raise BadInput(
-            f"at_once={at_once} was given; expected 1 to {count // 3} channel values, so that there are 3 groups."
-        )
-    first = torch.arange(0, count, at_once, device=rank.device)
-    drops = context.original(score)[:, None] - score_without_ranks(
-        context, rank, first, (first + at_once).clamp(max=count), removal, score, "faithfulness-estimate"
-    )
-    # [M, B, H·W], the same in every channel
-    values = torch.stack([maps.flatten(1) for maps in context.pixel_maps(upsampling)])
-    values = values.repeat(1, 1, count // values.shape[-1])
-    sums = drops.new_zeros(drops.shape).scatter_add_(2, rank // at_once, values)
-    return pearson(sums, drops)
 
 
 @metric(
@@ -283,26 +231,15 @@ def monotonicity(
     family="faithfulness",
     better="lower",
     span=(0, math.inf),
-    span_with=lambda exact, **_: (0, 1) if exact else None,
     paper="Sundararajan et al., ICML 2017",
     undefined="the score with nothing left is that of the whole image",
     cost=lambda **_: Cost(1),
-    flipped_by=("exact", True),
 )
-def completeness(
-    context: EvalContext,
-    removal: Removal = "mean",
-    score: ScoreKind = "logit",
-    exact: Annotated[bool, Doc("Quantus's definition: 1 where the two are equal to the last bit, else 0")] = False,
-    upsampling: Upsampling = "bilinear",
-) -> Tensor:
+def completeness(context: EvalContext, removal: Removal = "mean", score: ScoreKind = "logit") -> Tensor:
     """Return |sum of the map − rise| / |rise|, rise = f(x) − f(nothing left): 0 if the map sums to what it explains.
 
-    Undefined where the rise is 0. `exact` is Quantus' definition: 1 where the map's pixels, divided by the largest
-    magnitude, sum to the rise from an empty first channel to the last bit, else 0; higher is better then.
+    Undefined where the rise is 0.
     """
-    if exact:
-        return exact_completeness(context, removal, score, upsampling)
     nothing = torch.zeros(1, 1, context.patches, dtype=torch.bool)
     rise = context.original(score) - context.score_shared(nothing, removal, score, "completeness")[:, 0]
     return (context.maps.sum((2, 3)) - rise).abs() / rise.abs().masked_fill(rise == 0, math.nan)
@@ -314,7 +251,7 @@ def completeness(
     better="lower",
     span=(0, math.inf),
     paper="Yeh et al., NeurIPS 2019",
-    cost=lambda runs, region, patches, **_: Cost(runs if region is None else math.ceil(patches * (16 / region) ** 2)),
+    cost=lambda runs, **_: Cost(runs),
 )
 def infidelity(
     context: EvalContext,
@@ -323,10 +260,6 @@ def infidelity(
     scaled: Annotated[bool, Doc("fit the factor between map and score, so that maps in any unit compare")] = True,
     removal: Removal = "token",
     score: ScoreKind = "logit",
-    region: Annotated[
-        int | None, Doc("Quantus's variant: squares with so many pixels per side; None: blocks of patches")
-    ] = None,
-    upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return mean_I (β · sum of the map in I − (f(x) − f(x without I)))² over random square blocks I of patches.
 
@@ -334,14 +267,9 @@ def infidelity(
     so that maps in any unit compare; without it β = 1, and the map must be in the score's own unit. Blocks have sides
     of 1 to half the grid, or `side`; each image has its own, the same for all methods, which share the passes. The
     error is in the unit of the score squared, raw scores too.
-    `region=4` is Quantus' variant: squares of 4 × 4 pixels are removed row by row and stay removed, and the upsampled
-    map, read as a gradient, is multiplied with the change of every channel.
     """
-    if region is not None:
-        sums, drops = infidelity_terms(context, region, removal, score, upsampling)
-    else:
-        removed = _random_blocks(context, runs, side).to(context.maps.device)  # [B, runs, patches]
-        drops, sums = _drops_and_sums(context, removed, removal, score, "infidelity")
+    removed = _random_blocks(context, runs, side).to(context.maps.device)  # [B, runs, patches]
+    drops, sums = _drops_and_sums(context, removed, removal, score, "infidelity")
     factor = _least_squares_factor(sums, drops) if scaled else sums.new_ones(())
     return (factor * sums - drops).square().mean(-1)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,11 @@ from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.option_types import Doc, Range
 
 GRIDS = 500  # as in the paper
+ImagesInRow = Annotated[
+    int, Range(ge=2, unit="images in a row", example=2), Doc("how many images a grid has along each side")
+]
+Sure = Annotated[float, Doc("images count only where the model is surer of their class than this")]
+Grids = Annotated[int, Range(ge=1, unit="grids", example=GRIDS), Doc("how many grids are made at most")]
 
 
 @metric(
@@ -30,29 +36,29 @@ GRIDS = 500  # as in the paper
     needs=("methods",),
     scope="set",
     cost=lambda **_: Cost(1),
-    presets={"bohle": {"smooth": 15, "empty": "zero"}},
     undefined="images that are in no grid, because the model is not sure of them or too few classes are left",
 )
 def grid_pointing_game(
     context: DatasetContext,
-    n: Annotated[
-        int, Range(ge=2, unit="images in a row", example=2), Doc("how many images a grid has along each side")
-    ] = 2,
-    sure: Annotated[float, Doc("images count only where the model is surer of their class than this")] = 0.5,
-    grids: Annotated[int, Range(ge=1, unit="grids", example=GRIDS), Doc("how many grids are made at most")] = GRIDS,
-    smooth: Annotated[int, Range(ge=0, unit="pixels", example=15), Doc("blur maps by so many pixels")] = 0,
-    empty: Annotated[
-        Literal["none", "zero"], Doc("how a map without positive value scores: not at all, or 0")
-    ] = "none",
+    n: ImagesInRow = 2,
+    sure: Sure = 0.5,
+    grids: Grids = GRIDS,
 ) -> MetricOutput:
     """Return Σ relu(map of c) in the cell of class c / Σ relu(map of c), on grids of n × n images of n² classes.
 
     Images that the model is sure of (probability above `sure`, and right where labels are given) are taken by falling
     probability, each into the first grid without its class, shrunk and put side by side, so that a grid is as large as
     one image. Each class of a grid is explained; an image's score is that of its cell. A method that does not depend on
-    the class scores 1/n² in the mean, exactly. `smooth` blurs maps by so many pixels; a map without positive value has
-    no score, or 0 with `empty=zero`. A note says how many of the classes the model still predicts in the grids.
+    the class scores 1/n² in the mean, exactly. A map without positive value has no score. A note says how many of the
+    classes the model still predicts in the grids.
     """
+    return score_grids(context, n, sure, grids, share_inside)
+
+
+def score_grids(
+    context: DatasetContext, n: int, sure: float, grids: int, share: Callable[[Tensor, Tensor], Tensor]
+) -> MetricOutput:
+    """Return `share(maps, cells)` [n²] of each image that is in a grid, [M, B]; NaN for the others."""
     if context.model.preprocess.frames is not None:
         raise NotApplicable(f"Grids are made of images, and {context.model.name} takes clips.")
     classes, chosen = _choose_grids(context, n, sure)
@@ -69,9 +75,7 @@ def grid_pointing_game(
         all_maps, logits = context.explain(grid, grid_classes)
         cells = cell_masks((int(grid.shape[-2]), int(grid.shape[-1])), n)
         for method, maps in enumerate(all_maps):
-            share = share_inside(maps, cells, smooth)
-            no_relevance = (maps <= 0).flatten(1).all(1) & (empty == "zero")
-            values[method, images] = share.masked_fill(no_relevance, 0).cpu()
+            values[method, images] = share(maps, cells).cpu()
         first = logits.topk(min(n * n, len(logits))).indices.tolist()
         recognised += sum(c in first for c in grid_classes)
     count = min(len(chosen), grids)

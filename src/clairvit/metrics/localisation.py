@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit.errors import BadInput
-from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.metrics.context import EvalContext, Upsampling
 from clairvit.metrics.pixel_ranking import rankable_maps
 from clairvit.metrics.registry import MetricOutput, metric
@@ -28,6 +27,7 @@ Threshold = Annotated[
     Literal["half", "mean", "otsu", "sweep", "best"],
     Doc("where the map is cut: at half its range, its mean, by Otsu, at every step of a sweep, or the best step"),
 ]
+Split = Annotated[Literal["half", "mean", "otsu"], Doc("where the map is cut: at half its range, its mean, or by Otsu")]
 Over = Annotated[
     Literal["images", "set"], Doc("whether images are scored one by one, or the counts of the whole set together")
 ]
@@ -35,10 +35,11 @@ Overlap = Annotated[
     Literal["area", "nearest", "soft"],
     Doc("when a patch is foreground: by half its area, by its middle pixel, or in part"),
 ]
-Ties = Annotated[
-    Literal["share", "any", "first"],
-    Doc("what counts where several points are highest: the share that hits, any, or the first"),
+Ranked = Annotated[Literal["soft", "binary"], Doc("rank the map as it is, or after it was cut")]
+Tolerance = Annotated[
+    int, Range(ge=0, unit="pixels", example=15), Doc("how many pixels beside the object still count as a hit")
 ]
+Ties = Literal["share", "any", "first"]  # which of several highest points counts
 Shares = Callable[[Tensor], Tensor]  # […, 4] counts -> […, K, 2]: parts and wholes
 MapScore = Callable[[Tensor, Tensor, Tensor], Tensor]  # (maps [B, H, W], objects, valid, both bool [B, H, W]) -> [B, …]
 SWEEP = tuple(k / 20 for k in range(1, 20))  # thresholds of maps in 0 … 1: 0.05, 0.10 … 0.95
@@ -220,40 +221,24 @@ def iou(
     span=(0, 1),
     paper="van Rijsbergen, 1979",
     needs=("masks",),
-    presets={"coporan": {}, "chefer": {"threshold": "mean", "rows": True}},
+    presets={"coporan": {}},
 )
 def f1(
     context: EvalContext,
     threshold: Threshold = "half",
     over: Over = "images",
-    rows: Annotated[bool, Doc("the mean over the rows of the image, as in one code base")] = False,
     upsampling: Upsampling = "bilinear",
 ) -> MetricOutput:
     """Return 2 TP / (2 TP + FP + FN), the harmonic mean of precision and recall of the thresholded map.
 
-    `threshold` and `over` as in iou. `rows` is the mean over the rows of the image, as in Chefer's code.
+    `threshold` and `over` as in iou.
     """
-    if rows:
-        if over == "set" or threshold in ("sweep", "best"):
-            raise BadInput(
-                f"rows=True was given with threshold={threshold} and over={over}; expected one threshold (half, mean "
-                "or otsu) and over=images, as in the code that it repeats."
-            )
-        return MetricOutput(score_against_masks(context, upsampling, lambda *masks: _f1_of_rows(threshold, *masks)))
 
     def f1_score(table: Tensor) -> Tensor:
         tp, fp, fn, _ = table.unbind(-1)
         return _pairs((2 * tp, 2 * tp + fp + fn))
 
     return score_thresholded(context, "F1", threshold, over, upsampling, f1_score)
-
-
-def _f1_of_rows(threshold: Threshold, maps: Tensor, objects: Tensor, valid: Tensor) -> Tensor:
-    """Return the mean of F1 over the rows of each image, [B]; 0 for a row without object and prediction."""
-    predicted = binarise(maps, threshold)[0]
-    table = confusion(*(each[:, :, None] for each in (predicted, objects, valid)))  # [B, H, 4]
-    tp, fp, fn, _ = table.unbind(-1)
-    return (2 * tp / (2 * tp + fp + fn).clamp(min=1)).mean(1)
 
 
 # Ranks
@@ -266,35 +251,31 @@ def _f1_of_rows(threshold: Threshold, maps: Tensor, objects: Tensor, valid: Tens
     span=(0, 1),
     paper="area under precision–recall",
     needs=("masks",),
-    presets={"chefer": {"pooled": True, "upsampling": "bilinear"}, "skipplus": {}},
+    presets={"skipplus": {}},
 )
 def average_precision(
     context: EvalContext,
-    pooled: Annotated[
-        bool, Doc("rank every pixel twice: as foreground by the map, as background by its opposite")
-    ] = False,
-    on: Annotated[Literal["soft", "binary"], Doc("rank the map as it is, or after it was cut")] = "soft",
-    threshold: Annotated[Literal["half", "mean", "otsu"], Doc("where the map is cut for on=binary")] = "half",
+    on: Ranked = "soft",
+    threshold: Annotated[Split, Doc("where the map is cut for on=binary")] = "half",
     upsampling: Upsampling = "nearest",
 ) -> Tensor:
     """Return Σ_n (R_n − R_{n−1}) P_n over the map's values as thresholds: how well it ranks object above background.
 
     The score of a set, the mean over images, is the mAP of the papers. Equal values are one threshold. Shifting or
     stretching the map changes nothing; a random map scores the mask's area. `on=binary` ranks the map after it was cut
-    at `threshold`. `pooled` ranks every pixel twice, once as foreground by r, the map in 0…1, and once as background by
-    1 − r.
+    at `threshold`.
     """
 
     def score(maps: Tensor, objects: Tensor, valid: Tensor) -> Tensor:
-        soft = on == "soft"
-        if not pooled:
-            values = maps if soft else binarise(maps, threshold)[0].double()
-            return _score_ranking(values, objects, valid, _average_precision)
-        r = min_max(maps, (1, 2)) if soft else binarise(maps, threshold)[0].double()
-        both = torch.cat([1 - r, r], 1)  # [B, 2 H, W], the background above the foreground
-        return _score_ranking(both, torch.cat([~objects, objects], 1), torch.cat([valid, valid], 1), _average_precision)
+        values = maps if on == "soft" else binarise(maps, threshold)[0].double()
+        return average_precision_of(values, objects, valid)
 
-    return score_against_masks(context, upsampling, score, ranks=not pooled)
+    return score_against_masks(context, upsampling, score, ranks=True)
+
+
+def average_precision_of(values: Tensor, objects: Tensor, valid: Tensor) -> Tensor:
+    """Return the average precision [B] of values [B, H, W] as scores of pixels, objects and valid ones bool."""
+    return _score_ranking(values, objects, valid, _average_precision)
 
 
 @metric(
@@ -415,31 +396,26 @@ def _share_of_top(maps: Tensor, objects: Tensor, valid: Tensor, sizes: Tensor) -
     paper="Zhang et al., ECCV 2016",
     needs=("masks",),
     rank_only=True,
-    presets={
-        "torchray": {"ties": "first"},
-        "coporan": {"tolerance": 0, "ties": "first"},
-    },
 )
 def pointing_game(
     context: EvalContext,
-    tolerance: Annotated[
-        int, Range(ge=0, unit="pixels", example=15), Doc("how many pixels beside the object still count as a hit")
-    ] = 15,
-    ties: Ties = "share",
+    tolerance: Tolerance = 15,
     constant: Annotated[
         Literal["luck", "nan"], Doc("how a constant map scores: as a random point would, or not at all")
     ] = "luck",
-    empty: Annotated[
-        Literal["nan", "hit"], Doc("how an image without object scores: not at all, or as a hit (Quantus)")
-    ] = "nan",
     upsampling: Upsampling = "bilinear",
 ) -> Tensor:
     """Return 1 if the map's highest point lies on the object, or less than `tolerance` pixels from it; 0 if not.
 
-    Where several points are highest, the share of them that hit (`ties=share`), whether any hits, or the first of them.
-    A constant map scores as a random point would (`constant=luck`), or NaN. `tolerance=0` hits on the mask itself.
-    `empty=hit` is Quantus's score of an empty mask.
+    Where several points are highest, the share of them that hit. A constant map scores as a random point would
+    (`constant=luck`), or NaN. `tolerance=0` hits on the mask itself.
     """
+    scores = highest_points(context, tolerance, "share", upsampling)
+    return scores.masked_fill(context.degenerate, math.nan) if constant == "nan" else scores
+
+
+def highest_points(context: EvalContext, tolerance: int, ties: Ties, upsampling: Upsampling) -> Tensor:
+    """Return whether the highest point hits, [M, B]; of several, their share, whether any does, or the first."""
 
     def hits(maps: Tensor, objects: Tensor, valid: Tensor) -> Tensor:
         near = torch.stack([dilate(mask, tolerance) for mask in objects])
@@ -453,12 +429,7 @@ def pointing_game(
         is_constant = (highest | ~valid.flatten(1)).all(1)  # a constant map has no first point
         return torch.where(is_constant, share, first if ties == "first" else (share > 0).double())
 
-    scores = score_against_masks(context, upsampling, hits, ranks=True)
-    if constant == "nan":
-        scores = scores.masked_fill(context.degenerate, math.nan)
-    if empty == "hit":
-        scores = scores.masked_fill(~_any_pixel(object_masks(context)[0]) & ~context.invalid, 1)
-    return scores
+    return score_against_masks(context, upsampling, hits, ranks=True)
 
 
 def dilate(mask: Tensor, tolerance: int) -> Tensor:
@@ -476,25 +447,19 @@ def dilate(mask: Tensor, tolerance: int) -> Tensor:
     family="localisation",
     better="higher",
     span=(0, 1),
-    span_with=lambda negative, **_: EVERYWHERE if negative == "keep" else None,
     paper="Arras et al., 2022",
     needs=("masks",),
 )
-def relevance_mass(
-    context: EvalContext,
-    negative: Annotated[
-        Literal["drop", "keep", "size"],
-        Doc("what is done with negative relevance: dropped, kept, or taken by its size"),
-    ] = "drop",
-    upsampling: Upsampling = "bilinear",
-) -> Tensor:
-    """Return sum of the map on the object / sum of the map, the object's share of the positive relevance.
+def relevance_mass(context: EvalContext, upsampling: Upsampling = "bilinear") -> Tensor:
+    """Return sum of relu(map) on the object / sum of relu(map), the object's share of the positive relevance."""
+    return share_on_object(context, lambda maps: maps.clamp(min=0), upsampling)
 
-    `negative=keep` uses signed sums, `size` absolute values.
-    """
+
+def share_on_object(context: EvalContext, relevance: Callable[[Tensor], Tensor], upsampling: Upsampling) -> Tensor:
+    """Return sum of relevance(map) on the object / sum of relevance(map), [M, B]."""
 
     def mass(maps: Tensor, objects: Tensor, valid: Tensor) -> Tensor:
-        values = {"drop": maps.clamp(min=0), "keep": maps, "size": maps.abs()}[negative] * valid
+        values = relevance(maps) * valid
         return (values * objects).sum((1, 2)) / values.sum((1, 2))
 
     return score_against_masks(context, upsampling, mass)

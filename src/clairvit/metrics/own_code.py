@@ -51,11 +51,11 @@ class Codes(NamedTuple):
         return Codes(*kept)
 
 
-def codes_of(methods: Iterable[str], metrics: Iterable[str]) -> Codes:
+def codes_of(methods: Iterable[str | MethodSpec], metrics: Iterable[str | MetricSpec]) -> Codes:
     """Return the hashes of those methods and metrics that run code from outside the package."""
     pairs = (
-        [(text, code_hash(resolve_method(text))) for text in methods],
-        [(text, code_hash(resolve_metric(text))) for text in metrics],
+        [(str(method), code_hash(resolve_method(method))) for method in methods],
+        [(str(metric), code_hash(resolve_metric(metric))) for metric in metrics],
     )
     return Codes(*(tuple(pair for pair in of_kind if pair[1]) for of_kind in pairs))
 

@@ -10,11 +10,12 @@ which the completeness of the whole set is highest, for each method.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,11 @@ ACROSS = "share of the map's sum from which a part is important"
 PIXELS_AT_ONCE = 2_000_000  # of rendered images in one pass
 USUAL_PARTS, USUAL_COMPONENTS = 5, 11  # for declared costs
 
+Threshold = Annotated[
+    float, Doc("the share of the map above which a part is important; None: the best of 80 for the whole set")
+]
+Drop = Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")]
+Dilation = Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")]
 Relevance = Annotated[
     Literal["signed", "positive"], Doc("how the map is summed over a part: signed, or its positive values alone")
 ]
@@ -259,127 +265,103 @@ def _at_best_threshold(curves: CheckCurves, values: Tensor, meaning: str) -> Met
 _COMPLETENESS_COST = Cost(2 * (USUAL_PARTS + 1) + USUAL_COMPONENTS)
 
 _part_metric = functools.partial(metric, family="parts", better="higher", span=(0, 1), paper=PAPER, needs=("parts",))
-_check_metric = functools.partial(_part_metric, cost=lambda **_: _COMPLETENESS_COST, whole_set=True)
 
 
-@_check_metric(
-    "controlled-synthetic-data-check",
-    undefined="images of which the explained class is not the predicted and the true one",
+class Check(NamedTuple):
+    """A check of completeness: which curve of `CheckCurves` it reads, and what that says."""
+
+    name: str
+    curve: str
+    meaning: str  # of the curve
+    undefined: str
+    doc: str
+
+
+CHECKS = (
+    Check(
+        "controlled-synthetic-data-check",
+        "synthetic",
+        "share of a sufficient set",
+        "images of which the explained class is not the predicted and the true one",
+        """Return max_S |S ∩ important parts| / |S| over the minimal sets S of parts that are sufficient for the class.
+
+        A part is important if the map's sum on it exceeds `threshold` times the whole sum; None takes, of 80 thresholds
+        from 0.01 to 0.5, the one at which `part-completeness` of the set is highest. `drop` is that of
+        `distractibility`, which takes part in this choice.
+        """,
+    ),
+    Check(
+        "preservation-check",
+        "preservation",
+        "same answer with the important parts alone",
+        "images of which the explained class is not the predicted one",
+        """Return 1 if the model's answer stays the same with the important parts alone, 0 if not: are they sufficient?
+
+        All other parts of the object are removed, distractors stay. Options are those of
+        `controlled-synthetic-data-check`.
+        """,
+    ),
+    Check(
+        "deletion-check",
+        "deletion",
+        "other answer without the important parts",
+        "images of which the explained class is not the predicted one",
+        """Return 1 if the model's answer changes without the important parts, 0 if not: are all important ones named?
+
+        Options are those of `controlled-synthetic-data-check`.
+        """,
+    ),
+    Check(
+        "distractibility",
+        "distractibility",
+        "irrelevant components left out",
+        "images in which every part and every distractor is relevant",
+        """Return 1 − |important ∩ irrelevant| / |irrelevant| over parts and distractors: is the irrelevant left out?
+
+        A component is irrelevant if the target's logit without it is higher, or lower by less than `drop` · |logit|.
+        Other options are those of `controlled-synthetic-data-check`.
+        """,
+    ),
+    Check(
+        "part-completeness",
+        "completeness",
+        "completeness",
+        "images in which distractibility or all of the three other checks are undefined",
+        """Return ½ ((CSDC + PC + DC) / 3 + D), FunnyBirds' completeness.
+
+        CSDC is `controlled-synthetic-data-check`, PC `preservation-check`, DC `deletion-check` and D `distractibility`,
+        at the same threshold; options are theirs. Where one of the first three is undefined, the mean is that of the
+        others.
+        """,
+    ),
 )
-def controlled_synthetic_data_check(
-    context: EvalContext,
-    threshold: Annotated[
-        float | None,
-        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
-    ] = None,
-    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
-    relevance: Relevance = "signed",
-    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
-    upsampling: Upsampling = "nearest",
-) -> MetricOutput:
-    """Return max_S |S ∩ important parts| / |S| over the minimal sets S of parts that are sufficient for the class.
-
-    A part is important if the map's sum on it exceeds `threshold` times the whole sum; None takes, of 80 thresholds
-    from 0.01 to 0.5, the one at which `part-completeness` of the set is highest. `drop` is that of `distractibility`,
-    which takes part in this choice.
-    """
-    curves = check_curves(context, threshold, drop, PartOptions(relevance, dilation, upsampling))
-    return _at_best_threshold(curves, curves.synthetic, "share of a sufficient set")
 
 
-@_check_metric(
-    "preservation-check",
-    undefined="images of which the explained class is not the predicted one",
-)
-def preservation_check(
-    context: EvalContext,
-    threshold: Annotated[
-        float | None,
-        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
-    ] = None,
-    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
-    relevance: Relevance = "signed",
-    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
-    upsampling: Upsampling = "nearest",
-) -> MetricOutput:
-    """Return 1 if the model's answer stays the same with the important parts alone, 0 if not: are they sufficient?
+def _register(check: Check) -> None:
+    """Register a check of completeness as a metric."""
 
-    All other parts of the object are removed, distractors stay. Options are those of
-    `controlled-synthetic-data-check`.
-    """
-    curves = check_curves(context, threshold, drop, PartOptions(relevance, dilation, upsampling))
-    return _at_best_threshold(curves, curves.preservation, "same answer with the important parts alone")
+    def metric_of_check(
+        context: EvalContext,
+        threshold: Threshold | None = None,
+        drop: Drop = DROP,
+        relevance: Relevance = "signed",
+        dilation: Dilation = DILATION,
+        upsampling: Upsampling = "nearest",
+    ) -> MetricOutput:
+        curves = check_curves(context, threshold, drop, PartOptions(relevance, dilation, upsampling))
+        return _at_best_threshold(curves, getattr(curves, check.curve), check.meaning)
 
-
-@_check_metric(
-    "deletion-check",
-    undefined="images of which the explained class is not the predicted one",
-)
-def deletion_check(
-    context: EvalContext,
-    threshold: Annotated[
-        float | None,
-        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
-    ] = None,
-    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
-    relevance: Relevance = "signed",
-    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
-    upsampling: Upsampling = "nearest",
-) -> MetricOutput:
-    """Return 1 if the model's answer changes without the important parts, 0 if not: are all important ones named?
-
-    Options are those of `controlled-synthetic-data-check`.
-    """
-    curves = check_curves(context, threshold, drop, PartOptions(relevance, dilation, upsampling))
-    return _at_best_threshold(curves, curves.deletion, "other answer without the important parts")
+    metric_of_check.__doc__ = inspect.cleandoc(check.doc)
+    _part_metric(
+        check.name,
+        cost=lambda **_: _COMPLETENESS_COST,
+        whole_set=True,
+        undefined=check.undefined,
+    )(metric_of_check)
 
 
-@_check_metric(
-    "distractibility",
-    undefined="images in which every part and every distractor is relevant",
-)
-def distractibility(
-    context: EvalContext,
-    threshold: Annotated[
-        float | None,
-        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
-    ] = None,
-    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
-    relevance: Relevance = "signed",
-    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
-    upsampling: Upsampling = "nearest",
-) -> MetricOutput:
-    """Return 1 − |important ∩ irrelevant| / |irrelevant| over parts and distractors: is what is irrelevant left out?
-
-    A component is irrelevant if the target's logit without it is higher, or lower by less than `drop` · |logit|. Other
-    options are those of `controlled-synthetic-data-check`.
-    """
-    curves = check_curves(context, threshold, drop, PartOptions(relevance, dilation, upsampling))
-    return _at_best_threshold(curves, curves.distractibility, "irrelevant components left out")
-
-
-@_check_metric(
-    "part-completeness",
-    undefined="images in which distractibility or all of the three other checks are undefined",
-)
-def part_completeness(
-    context: EvalContext,
-    threshold: Annotated[
-        float | None,
-        Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
-    ] = None,
-    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
-    relevance: Relevance = "signed",
-    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
-    upsampling: Upsampling = "nearest",
-) -> MetricOutput:
-    """Return ½ ((CSDC + PC + DC) / 3 + D), FunnyBirds' completeness.
-
-    CSDC is `controlled-synthetic-data-check`, PC `preservation-check`, DC `deletion-check` and D `distractibility`, at
-    the same threshold; options are theirs. Where one of the first three is undefined, the mean is that of the others.
-    """
-    curves = check_curves(context, threshold, drop, PartOptions(relevance, dilation, upsampling))
-    return _at_best_threshold(curves, curves.completeness, "completeness")
+for _check in CHECKS:
+    _register(_check)
 
 
 # Correctness and contrastivity
@@ -394,7 +376,7 @@ def single_deletion(
     context: EvalContext,
     score: ScoreKind = "logit",
     relevance: Relevance = "signed",
-    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
+    dilation: Dilation = DILATION,
     upsampling: Upsampling = "nearest",
 ) -> Tensor:
     """Return ½ + ½ ρ(importance of part p, f(x) − f(x without p)), FunnyBirds' correctness; ρ is Spearman's.
@@ -423,7 +405,7 @@ def single_deletion(
 def target_sensitivity(
     context: EvalContext,
     relevance: Relevance = "signed",
-    dilation: Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")] = DILATION,
+    dilation: Dilation = DILATION,
     upsampling: Upsampling = "nearest",
 ) -> Tensor:
     """Return ½ ([I₁(e₁) > I₁(e₂)] + [I₂(e₂) > I₂(e₁)]), FunnyBirds' contrastivity: does the map follow the class?
@@ -509,7 +491,7 @@ def _follows_parts(
 )
 def background_independence(
     context: EvalContext,
-    drop: Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")] = DROP,
+    drop: Drop = DROP,
 ) -> MetricOutput:
     """Return 1 − #relevant distractors / #distractors: a property of the model, the same for every method.
 

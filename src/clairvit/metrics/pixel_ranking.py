@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clairvit._rng import make_generator
 from clairvit.errors import BadInput
 from clairvit.metrics.context import EvalContext, Upsampling, inverse_permutation, sort_with_ties
 from clairvit.numerics import min_max
@@ -134,18 +133,6 @@ def check_paints(probe: Probe) -> None:
             f"Single pixels or channel values were asked for with removal={probe.removal}, which takes whole patches; "
             "expected one that paints: mean, image-mean, black, minimum, blur, gaussian-blur or noise."
         )
-
-
-def random_subsets(context: EvalContext, runs: int, size: int) -> Tensor:
-    """Return random indices [B, runs, size] among the C·H·W channel values of each image, none twice in a run."""
-    count = context.trace.pixels[0].numel()
-    subsets = []
-    for seed in context.image_seeds:
-        generator = make_generator(seed, "faithfulness-correlation/channel values")
-        subsets.append(
-            torch.stack([torch.randperm(count, generator=generator, device="cpu")[:size] for _ in range(runs)])
-        )
-    return torch.stack(subsets).to(context.maps.device)
 
 
 def score_without_values(context: EvalContext, indices: Tensor, removal: str, score: str, name: str) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
@@ -14,12 +15,11 @@ from torch import Tensor, nn
 from clairvit._cost import Cost
 from clairvit._progress import report_progress
 from clairvit._rng import image_noise, make_generator
-from clairvit.compat.quantus import Draws, numpy_generator, numpy_noise
 from clairvit.errors import BadInput
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import area_under_curve
 from clairvit.metrics.registry import MetricOutput, metric
-from clairvit.metrics.robustness import Copies, Resolution, at_resolution
+from clairvit.metrics.robustness import Copies
 from clairvit.metrics.similarity import Similarity, histogram_entropy, map_similarity
 from clairvit.models.load_options import seeded
 from clairvit.models.model import Model
@@ -33,16 +33,18 @@ Steps = Annotated[
     Range(ge=1, unit="steps (None: all)", example=12),
     Doc("how many steps of the cascade are explained, evenly spread; None: all"),
 ]
+Bins = Annotated[int, Range(ge=2, example=100), Doc("how many bins the map's histogram has")]
 Order = Annotated[
     Literal["top-down", "bottom-up", "independent"], Doc("from which end layers are randomised, or each one alone")
 ]
-Law = Annotated[Literal["normal", "shuffle", "reset", "quantus"], Doc("how parameters are randomised")]
+Law = Annotated[Literal["normal", "shuffle", "reset"], Doc("how parameters are randomised")]
+Signed = Annotated[bool, Doc("compare maps with their signs; false: their absolute values")]
 Summary = Annotated[
     Literal["mean", "last", "auc"],
     Doc("what is read of the curve: its mean, its last step, or its area over its width"),
 ]
 Other = Annotated[
-    Literal["random", "second", "least", "quantus"],
+    Literal["random", "second", "least"],
     Doc("the other class: drawn at random, the most or the least probable one"),
 ]
 Layer = tuple[nn.Module, tuple[nn.Parameter, ...]]  # a module and the parameters it owns itself
@@ -67,9 +69,8 @@ def mprt(
     layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
-    signed: Annotated[bool, Doc("compare maps with their signs; false: their absolute values")] = False,
+    signed: Signed = False,
     summary: Summary = "mean",
-    original: Annotated[bool, Doc("count the model itself as the first step of the curve")] = False,
 ) -> MetricOutput:
     """Return mean_l ρ(|a(x; θ)|, |a(x; θ_l)|), θ_l with l layers randomised: high if the map ignores the parameters.
 
@@ -78,16 +79,21 @@ def mprt(
     steps of the cascade are explained, evenly spread, the last one with every layer randomised; None is all.
     `by=normal` draws each parameter tensor from a normal of its own mean and standard deviation (so a tensor of equal
     entries stays), `shuffle` permutes its entries, `reset` initialises modules that can and draws the rest from the
-    normal, `quantus` initialises modules that can, each from the same seed, and nothing else. `summary=last` is the
-    last step alone, `auc` the area under the curve over its width. `original` counts the similarity 1 of the model to
-    itself as a step at the beginning.
+    normal. `summary=last` is the last step alone, `auc` the area under the curve over its width.
     """
-    fractions, maps = ([0.0], [context.maps]) if original else ([], [])
-    for fraction, model in randomised_models(context, order, layers, by):
-        fractions.append(fraction)
-        maps.append(context.explain(context.trace.pixels, model=model))
-    y = torch.stack([map_similarity(similarity, context.maps, other, signed=signed) for other in maps], -1)
-    x = torch.tensor(fractions, dtype=torch.float64)
+    steps = [
+        (fraction, context.explain(context.trace.pixels, model=model))
+        for fraction, model in randomised_models(context, order, layers, by)
+    ]
+    return compared_steps(context.maps, steps, similarity, signed, summary)
+
+
+def compared_steps(
+    reference: Tensor, steps: Sequence[tuple[float, Tensor]], similarity: Similarity, signed: bool, summary: Summary
+) -> MetricOutput:
+    """Return the similarity of the maps of each step, (fraction of the layers, maps [M, B, …]), to the reference."""
+    y = torch.stack([map_similarity(similarity, reference, maps, signed=signed) for _, maps in steps], -1)
+    x = torch.tensor([fraction for fraction, _ in steps], dtype=torch.float64)
     return MetricOutput(_summarise(x, y, summary), x, y, similarity, X_AXIS)
 
 
@@ -98,49 +104,39 @@ def mprt(
     span=(-1, 1),
     paper="Hedström et al., 2023 (Sanity checks revisited)",
     needs=("methods",),
-    cost=lambda layers, samples, original, **_: Cost(((layers or MODULES) + 1 + original) * samples),
+    cost=lambda layers, samples, **_: Cost(((layers or MODULES) + 1) * samples),
 )
 def smooth_mprt(
     context: EvalContext,
     samples: Copies = 10,
-    clean: Annotated[bool, Doc("leave the last copy without noise")] = False,
     order: Order = "top-down",
     layers: Steps | None = STEPS,
     by: Law = "normal",
     similarity: Similarity = "spearman",
-    signed: Annotated[bool, Doc("compare maps with their signs; false: their absolute values")] = False,
+    signed: Signed = False,
     summary: Summary = "mean",
-    original: Annotated[bool, Doc("count the model itself as the first step of the curve")] = False,
-    draws: Draws = "own",
 ) -> MetricOutput:
     """Return the MPRT of maps that are means over noisy copies of the image, without the noise of single gradients.
 
     The noise is normal with a tenth of the difference between the image's largest and smallest value as standard
-    deviation, the same for every model; `draws=quantus` is numpy's, and continues from model to model. `clean` leaves
-    the last copy as it is. `original` explains the original once more and counts its similarity to itself. Other
-    options are those of mprt.
+    deviation, the same for every model. Other options are those of mprt.
     """
     x = widened(context.trace.pixels)
-    axes = tuple(range(1, x.ndim))
-    std = NOISE * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True))
-    continued = numpy_noise(x, context.seed, lambda generator, shape: generator.standard_normal(shape))
-
-    def copies() -> Iterator[Tensor]:
-        noise = continued if draws == "quantus" else image_noise(x, context.image_seeds, "normal")
-        for k in range(samples):
-            yield x if clean and k == samples - 1 else x + std * next(noise)
+    std = noise_of_copies(x)
 
     def smooth_maps(model: Model) -> Tensor:
-        return torch.stack([context.explain(pixels, model=model) for pixels in copies()]).mean(0)
+        noises = itertools.islice(image_noise(x, context.image_seeds, "normal"), samples)
+        return torch.stack([context.explain(x + std * noise, model=model) for noise in noises]).mean(0)
 
     reference = smooth_maps(context.model)
-    fractions, maps = ([0.0], [smooth_maps(context.model)]) if original else ([], [])
-    for fraction, model in randomised_models(context, order, layers, by):
-        fractions.append(fraction)
-        maps.append(smooth_maps(model))
-    y = torch.stack([map_similarity(similarity, reference, other, signed=signed) for other in maps], -1)
-    steps = torch.tensor(fractions, dtype=torch.float64)
-    return MetricOutput(_summarise(steps, y, summary), steps, y, similarity, X_AXIS)
+    steps = [(fraction, smooth_maps(model)) for fraction, model in randomised_models(context, order, layers, by)]
+    return compared_steps(reference, steps, similarity, signed, summary)
+
+
+def noise_of_copies(x: Tensor) -> Tensor:
+    """Return a tenth of the difference between the largest and the smallest value of each image [B, C, H, W]."""
+    axes = tuple(range(1, x.ndim))
+    return NOISE * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True))
 
 
 @metric(
@@ -152,16 +148,16 @@ def smooth_mprt(
     needs=("methods",),
     cost=lambda **_: Cost(1),
 )
-def efficient_mprt(
-    context: EvalContext,
-    bins: Annotated[int, Range(ge=2, example=100), Doc("how many bins the map's histogram has")] = 100,
-    by: Law = "normal",
-) -> Tensor:
+def efficient_mprt(context: EvalContext, bins: Bins = 100, by: Law = "normal") -> Tensor:
     """Return (H(a_random) − H(a)) / H(a), H the entropy of the histogram of the map: higher for a random model's map.
 
     Only the fully randomised model is explained. NaN where all of a map falls into one bin, as of a constant map.
     """
-    models = randomised_models(context, "top-down", 1, by)
+    return rise_of_entropy(context, randomised_models(context, "top-down", 1, by), bins)
+
+
+def rise_of_entropy(context: EvalContext, models: Iterator[tuple[float, Model]], bins: int) -> Tensor:
+    """Return (H(a_random) − H(a)) / H(a), [M, B], of the only one of the models."""
     (maps,) = [context.explain(context.trace.pixels, model=model) for _, model in models]
     before, after = (histogram_entropy(values.flatten(2), bins) for values in (context.maps, maps))
     return ((after - before) / before).masked_fill(before == 0, math.nan)
@@ -177,22 +173,21 @@ def efficient_mprt(
     cost=lambda **_: Cost(1),
 )
 def random_logit(
-    context: EvalContext,
-    other: Other = "random",
-    similarity: Similarity = "ssim",
-    signed: Annotated[bool, Doc("compare maps with their signs; false: their absolute values")] = True,
-    resolution: Annotated[Resolution, Doc("whether patches are compared, or the pixels of the enlarged map")] = "patch",
+    context: EvalContext, other: Other = "random", similarity: Similarity = "ssim", signed: Signed = True
 ) -> Tensor:
     """Return s(a(x; y), a(x; y′)), y′ another class: 1 for maps that do not depend on the class, low for maps that do.
 
     `other=random` draws y′ from seed and image, all classes but y alike; `second` is the most probable other class,
-    `least` the least probable; `quantus` draws by numpy from the seed alone. `resolution=pixel` gives every pixel the
-    value of its patch first.
+    `least` the least probable.
     """
-    classes = [_other_class(context, row, other) for row in range(len(context.image_seeds))]
-    maps = context.explain(context.trace.pixels, target=target_of_classes(context, classes))
-    pair = [at_resolution(values, resolution, context.size) for values in (context.maps, maps)]
-    return map_similarity(similarity, pair[0], pair[1], signed=signed)
+    maps = maps_of_other_classes(context, lambda row, others: _chosen_class(context, row, others, other))
+    return map_similarity(similarity, context.maps, maps, signed=signed)
+
+
+def maps_of_other_classes(context: EvalContext, choose: Callable[[int, list[int]], int]) -> Tensor:
+    """Return maps [M, B, rows, cols] of the class that `choose(row, other classes)` returns for each image."""
+    classes = [choose(row, _other_classes(context, row)) for row in range(len(context.image_seeds))]
+    return context.explain(context.trace.pixels, target=target_of_classes(context, classes))
 
 
 def _summarise(x: Tensor, y: Tensor, summary: Summary) -> Tensor:
@@ -202,10 +197,9 @@ def _summarise(x: Tensor, y: Tensor, summary: Summary) -> Tensor:
     return y.mean(-1) if summary == "mean" else area_under_curve(x, y, "width")
 
 
-def _other_class(context: EvalContext, row: int, which: Other) -> int:
-    """Return a class that is not the one explained."""
-    logits, target = context.trace.logits[row].detach(), context.target.classes[row]
-    count = len(logits)
+def _other_classes(context: EvalContext, row: int) -> list[int]:
+    """Return the classes that are not the one explained."""
+    count, target = len(context.trace.logits[row]), context.target.classes[row]
     if target is None or count < 2:
         name = context.target.names[row]
         cause = f"'{name}', which is no class," if target is None else "a model with a single class"
@@ -213,21 +207,15 @@ def _other_class(context: EvalContext, row: int, which: Other) -> int:
             f"random-logit compares the map of a class with that of another one, and {cause} was given; expected a "
             "class of several: target=3, or nothing for the prediction."
         )
-    other_classes = [c for c in range(count) if c != target]
+    return [c for c in range(count) if c != target]
+
+
+def _chosen_class(context: EvalContext, row: int, other_classes: list[int], which: Other) -> int:
+    """Return one of the other classes of an image."""
     if which == "random":
-        return other_classes[
-            int(
-                torch.randint(
-                    count - 1,
-                    (),
-                    generator=make_generator(context.image_seeds[row], "random-logit/other class"),
-                    device="cpu",
-                )
-            )
-        ]
-    if which == "quantus":
-        return other_classes[int(numpy_generator(context.seed).randint(0, count - 1, 1)[0])]
-    scores = logits[other_classes]
+        generator = make_generator(context.image_seeds[row], "random-logit/other class")
+        return other_classes[int(torch.randint(len(other_classes), (), generator=generator, device="cpu"))]
+    scores = context.trace.logits[row].detach()[other_classes]
     return other_classes[int(scores.argmax() if which == "second" else scores.argmin())]
 
 
@@ -243,25 +231,40 @@ def target_of_classes(context: EvalContext, classes: list[int]) -> TargetBatch:
 def randomised_models(context: EvalContext, order: Order, layers: int | None, by: Law) -> Iterator[tuple[float, Model]]:
     """Yield the fraction of the layers that are randomised, and the model then; it changes with the next step.
 
+    All draws are from one generator of the seed.
+    """
+    generator = make_generator(context.seed, "mprt/parameters")
+    return models_layer_by_layer(
+        context, order, layers, parameter_layers, lambda layer: randomise(layer, by, generator), f"by={by}"
+    )
+
+
+def models_layer_by_layer(
+    context: EvalContext,
+    order: Order,
+    layers: int | None,
+    choose: Callable[[nn.Module], list[Layer]],
+    randomise_layer: Callable[[Layer], None],
+    what: str,
+) -> Iterator[tuple[float, Model]]:
+    """Yield the same, with layers that `choose` names in a module and `randomise_layer` draws anew, as `what` says.
+
     The user's model is copied, never changed. Draws come from the seed alone, so that every batch gets the same random
     models; steps that are not yielded are drawn nevertheless, so that the others do not depend on `layers`.
     """
     with frozen_eval(context.model.module):  # no other thread registers hooks meanwhile
         model = replace(context.model, module=copy.deepcopy(context.model.module))
-    randomised = parameter_layers(model.module)
-    if by == "quantus":
-        randomised = [layer for layer in randomised if can_reset(layer[0])]
+    randomised = choose(model.module)
     if not randomised:
         raise BadInput(
-            f"{context.model.name} has no parameters that by={by} can draw anew; expected some. Take by=normal, or "
+            f"{context.model.name} has no parameters that {what} can draw anew; expected some. Take by=normal, or "
             "another metric."
         )
     chosen = spread_steps(len(randomised), layers)
-    generator = make_generator(context.seed, "mprt/parameters")
     with report_progress("randomisation", len(chosen)) as advance:
         for step, layer in enumerate(reversed(randomised) if order == "top-down" else randomised, 1):
             trained = [p.detach().clone() for p in layer[1]]
-            randomise(layer, by, torch.Generator().manual_seed(context.seed + 1) if by == "quantus" else generator)
+            randomise_layer(layer)
             if step in chosen:
                 yield step / len(randomised), model
                 advance(1)
@@ -291,9 +294,8 @@ def spread_steps(layers: int, steps: int | None) -> list[int]:
 def randomise(layer: Layer, by: Law, generator: torch.Generator) -> None:
     """Draw the parameters of a layer anew, in place."""
     module, parameters = layer
-    if by in ("reset", "quantus") and can_reset(module):
-        drawn_seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
-        _reset(module, parameters, generator.initial_seed() if by == "quantus" else drawn_seed)
+    if by == "reset" and can_reset(module):
+        reset(layer, int(torch.randint(2**62, (), generator=generator, device="cpu")))
         return
     for p in parameters:
         flat = widened(p.detach()).flatten().cpu()
@@ -310,11 +312,13 @@ def can_reset(module: nn.Module) -> bool:
     return callable(getattr(module, "reset_parameters", None))
 
 
-def _reset(module: nn.Module, parameters: tuple[nn.Parameter, ...], seed: int) -> None:
+@torch.no_grad()
+def reset(layer: Layer, seed: int) -> None:
     """Initialise a module as it does itself, on the CPU: another device would draw other numbers from the same seed.
 
     torch's global generators are not changed.
     """
+    module, parameters = layer
     device = parameters[0].device
     module.cpu()
     with seeded(seed):

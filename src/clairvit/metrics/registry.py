@@ -37,6 +37,7 @@ UNBOUNDED_TARGET = "target_score"  # the setting of a score that is not the prob
 Need = Literal["masks", "others", "parts", "methods"]
 F = TypeVar("F", bound=Callable[..., Any])
 FAMILIES = ("faithfulness", "robustness", "complexity", "randomisation", "localisation", "parts")
+_PRESET_MODULES = ("quantus", "chefer", "skipplus", "coporan", "others")  # of compat: they add presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +109,6 @@ class MetricSpec(Spec):
     @property
     def better(self) -> str:
         """Which direction is better with these options, "higher" or "lower"."""
-        direction = dict(self.options).get("direction")
-        if direction is not None:
-            return str(direction)
         flipped = sum(pair in self.options for pair in self.metric.flipped_by) % 2
         return {"higher": "lower", "lower": "higher"}[self.metric.better] if flipped else self.metric.better
 
@@ -135,8 +133,6 @@ class MetricSpec(Spec):
             return chosen
         if not self.metric.in_score:
             return self.metric.span
-        if options.get("auc") == "steps":  # a sum over steps, not a mean
-            return EVERYWHERE
         if options.get("score") in ("prob", "accuracy"):
             return self.metric.span
         return (-1, 1) if options.get("score") == "drop" else EVERYWHERE
@@ -179,11 +175,10 @@ class MetricOutput:
 METRICS: Registry[Metric] = Registry(
     "metric",
     package=__package__,
-    modules=["clairvit.compat.quantus_presets"],
+    modules=[f"clairvit.compat.{module}" for module in _PRESET_MODULES],
     load_others=functools.partial(load_entry_points, "clairvit.metrics"),
     advice="`clairvit metrics` (or cv.list_metrics()) lists all of them.",
 )
-_by_users: set[str] = set()  # metrics that users registered: these may be registered again
 
 
 def metric(
@@ -259,10 +254,8 @@ def metric(
 
     def register(function: F) -> F:
         check_function(name, function)
-        if not is_built_in(function):
-            if not overwrite:
-                check_is_free(name, "metric", METRICS.names_so_far, _by_users)
-            _by_users.add(name)
+        if not is_built_in(function) and not overwrite:
+            check_is_free(name, "metric", METRICS.registered_so_far(name))
         facts = facts_of(name, function.__module__)
         registered = Metric(
             name=name,

@@ -14,8 +14,8 @@ from clairvit.numerics import average_ranks, is_constant, min_max, over_largest
 from clairvit.option_types import Doc
 
 Similarity = Annotated[
-    Literal["spearman", "pearson", "ssim", "ssim-flat", "hog"],
-    Doc("how two maps are compared: rank or linear correlation, SSIM (2-D or flat), or HOG"),
+    Literal["spearman", "pearson", "ssim", "hog"],
+    Doc("how two maps are compared: rank or linear correlation, SSIM, or HOG"),
 ]
 CELL, BLOCK, DIRECTIONS = 16, 3, 9  # of histograms of oriented gradients
 WINDOW = 7  # patches on a side, as in the paper's usual code; smaller maps are one window
@@ -25,15 +25,12 @@ def map_similarity(kind: Similarity, a: Tensor, b: Tensor, *, signed: bool = Tru
     """Return the similarity in −1 … 1, […], of maps […, rows, cols]; of |a| and |b| unless `signed`.
 
     NaN where a map is constant. SSIM depends on scale, unlike correlations, so that each map is divided by its largest
-    |value| first. `ssim-flat` is Quantus's: of the flattened maps, with the value range of both. `hog` is Pearson's
-    correlation of histograms of oriented gradients.
+    |value| first. `hog` is Pearson's correlation of histograms of oriented gradients.
     """
     if not signed:
         a, b = a.abs(), b.abs()
     if kind == "ssim":
         return ssim(_scaled(a), _scaled(b), 2.0 if signed else 1.0)
-    if kind == "ssim-flat":
-        return _flat_ssim(_scaled(a).flatten(-2), _scaled(b).flatten(-2))
     if kind == "hog":
         invalid = _not_finite(a.flatten(-2)) | _not_finite(b.flatten(-2))
         return pearson(hog(_scaled(a)), hog(_scaled(b))).masked_fill(invalid, math.nan)
@@ -66,8 +63,9 @@ def ssim(a: Tensor, b: Tensor, value_range: float) -> Tensor:
     return _windowed_ssim(a, b, torch.as_tensor(value_range, dtype=torch.float64), (side, side))
 
 
-def _flat_ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Return SSIM […] of […, n] in windows of 7 neighbours; the value range is that of both together."""
+def flat_ssim(a: Tensor, b: Tensor) -> Tensor:
+    """Return SSIM […] of flattened maps […, rows, cols] in windows of 7 neighbours, with the value range of both."""
+    a, b = (_scaled(maps).flatten(-2) for maps in (a, b))
     both = torch.cat([a, b], -1)
     window = (1, min(WINDOW, a.shape[-1]))
     return _windowed_ssim(a[..., None, :], b[..., None, :], both.amax(-1) - both.amin(-1), window)

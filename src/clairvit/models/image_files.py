@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from clairvit.errors import BadInput, ClairWarning, did_you_mean, install, user_stacklevel
+from clairvit.errors import BadInput, ClairWarning, did_you_mean, importing, install, user_stacklevel
 
 _COMMON = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
 SUFFIXES = (*_COMMON, ".heic", ".heif")
 HEIF = "HEIF"  # Pillow's name of the format, once pillow-heif is registered
 HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
-DEMO = "demo"  # scikit-image's cat
+DEMO = "demo"
+DEMO_FILE = Path(__file__).with_name("demo.png")  # a cat, see NOTICE
 # Decoders that run no program and open no other file: EPS runs Ghostscript, and IPTC, WMF, GRIB, … hand over to others.
 FORMATS = (
     *("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "AVIF", "JPEG2000", HEIF, "ICO", "PSD", "DIB", "PCX", "SGI"),
@@ -326,7 +327,8 @@ def _read_bands(source: Path | io.BytesIO, name: str, channels: int, quoted: str
         with open_image(source) as image:
             load_pixels(image)
             return _bands(np.asarray(upright(image, quoted)), channels, quoted)
-    import tifffile
+    with importing(f"The TIFF '{name}' of {channels} channels", extra="tiff", error=BadInput):
+        import tifffile
 
     try:
         with tifffile.TiffFile(source) as file:
@@ -383,9 +385,7 @@ def _read_rgb(source: Source) -> tuple[Image.Image, tuple[str, ...]]:
     refuse_url(source)
     path = as_path(source)
     if str(source) == DEMO and not path.exists():
-        from skimage import data
-
-        return Image.fromarray(data.chelsea()), ()
+        return _decode(DEMO_FILE, DEMO)
     check_file(path)
     return _decode(path, str(path))
 

@@ -80,6 +80,8 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
         BadInput: An image cannot be read, or a tensor has the wrong shape, type or values.
     """
     batch = prepare_part(images, model)
+    if not batch.unusual:
+        return batch
     notes = unusual_notes([(item, batch.names) for item in batch.unusual], len(batch), model.preprocess)
     return replace(batch, notes=(*batch.notes, *notes), unusual=())
 

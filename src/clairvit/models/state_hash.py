@@ -210,23 +210,22 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
     sum if one value changes. Values that changed places show in the sample. On a GPU tensors are joined first.
     """
     if tensors[0].is_cpu:
-        return torch.from_numpy(np.concatenate([_sum_and_sample(_array_words(tensor)) for tensor in tensors]))
+        arrays: list[Any] = []
+        for tensor in tensors:
+            common = tensor.dtype in (torch.float32, torch.float64) and tensor.is_contiguous()
+            if common and tensor.nbytes % 8 == 0:  # without a copy
+                words = tensor.numpy().reshape(-1).view(np.int64)
+            else:
+                words = _words(_bits(tensor)).numpy()
+            arrays += [words.sum()[None], words[:: max(1, len(words) // _SAMPLED)]]
+        return torch.from_numpy(np.concatenate(arrays))
     joined = _joined_groups([_bits(tensor) for tensor in tensors])
     return torch.cat([_sum_and_sample(_words(group[0] if len(group) == 1 else torch.cat(group))) for group in joined])
 
 
-def _array_words(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the bits of a tensor on the CPU as whole numbers of 8 bytes: for common tensors without a copy."""
-    if tensor.dtype in (torch.float32, torch.float64) and tensor.is_contiguous() and tensor.nbytes % 8 == 0:
-        return tensor.numpy().reshape(-1).view(np.int64)
-    words: np.ndarray[Any, np.dtype[np.int64]] = _words(_bits(tensor)).numpy()
-    return words
-
-
-def _sum_and_sample(words: Any) -> Any:
-    """Return the sum of numbers, and about 64 of them; of a tensor or an array."""
-    concatenate: Any = torch.cat if isinstance(words, Tensor) else np.concatenate
-    return concatenate([words.sum()[None], words[:: max(1, len(words) // _SAMPLED)]])
+def _sum_and_sample(words: Tensor) -> Tensor:
+    """Return the sum of numbers, and about 64 of them."""
+    return torch.cat([words.sum()[None], words[:: max(1, len(words) // _SAMPLED)]])
 
 
 def _bits(tensor: Tensor) -> Tensor:

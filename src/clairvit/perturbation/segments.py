@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clairvit._rng import make_generator
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import BadInput, NotApplicable, importing
 from clairvit.models.images import displayed
 from clairvit.models.preprocess import Preprocess
 from clairvit.option_types import Doc, Range, check_range
@@ -114,7 +114,8 @@ def superpixels(image: Tensor, preprocess: Preprocess) -> Tensor:
 
 @lru_cache(maxsize=32)  # the same images come again for each randomised model; 7 MB at 224 pixels
 def _quickshift(colours: bytes, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
-    from skimage.segmentation import quickshift
+    with importing("The segmentation into superpixels", extra="superpixels"):
+        from skimage.segmentation import quickshift
 
     image = np.frombuffer(colours, np.uint8).reshape(*shape, 3) / 255
     labels: np.ndarray[Any, Any] = quickshift(image, rng=0, **QUICKSHIFT)

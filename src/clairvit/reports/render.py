@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
 from clairvit._io import csv_text
+from clairvit.errors import importing
 from clairvit.reports.blocks import Cell, Column, Document
+
+with importing("A report", extra="study"):
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
 ONE_SHEET = 24  # rows of a table that is kept together when it is printed
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]|#~])")

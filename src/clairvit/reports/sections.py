@@ -281,7 +281,7 @@ def radar_section(results: StudyResults) -> Section:
     )
     if data.focusvit and arrows[data.axes[FOCUSVIT.index("sparseness")]] == ARROWS["higher"]:
         text += (
-            " Sparseness is good when high here, and when low in FocusViT (direction=lower): areas do not compare with "
+            " Sparseness is good when high here, and when low in FocusViT (preset=focusvit): areas do not compare with "
             "its table."
         )
     chart = radar_chart(data, arrows, highlighted_styles(results.methods))

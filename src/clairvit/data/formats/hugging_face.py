@@ -12,7 +12,7 @@ from clairvit.data.formats.encoded import encoded_entries, index_labels
 from clairvit.data.formats.entry import DatasetIndex
 from clairvit.data.formats.registry import DataRequest, dataset_format
 from clairvit.data.locations import read_bytes
-from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.errors import BadInput, UnknownName, did_you_mean, importing
 
 LABELS = ("label", "labels", "fine_label", "class", "target")
 TREE = """
@@ -63,13 +63,8 @@ def hugging_face(request: DataRequest) -> DatasetIndex:
 
 
 def _import_datasets() -> Any:
-    try:
+    with importing("hfds:NAME:SPLIT", packages="datasets", error=BadInput):
         return importlib.import_module("datasets")
-    except ImportError as error:
-        raise BadInput(
-            f"hfds:NAME:SPLIT needs the package datasets, which cannot be imported ({error}); type: "
-            "pip install datasets"
-        ) from error
 
 
 def _load(datasets: Any, location: str, split: str) -> tuple[Any, str]:

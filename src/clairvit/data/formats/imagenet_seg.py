@@ -15,7 +15,7 @@ from PIL import Image
 from clairvit.data.formats.entry import Annotation, DatasetIndex, Entry
 from clairvit.data.formats.imagenet import class_indices, class_names
 from clairvit.data.formats.registry import DataRequest, dataset_format
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, importing
 
 FILE = "gtsegs_ijcv.mat"
 TREE = """
@@ -82,12 +82,8 @@ def _entry(path: Path, row: int, wnid: str | None) -> Entry:
 @contextmanager
 def _open_hdf5(path: Path) -> Iterator[Any]:
     """Open a MATLAB 7.3 file; raise BadInput if h5py is missing or the file is broken."""
-    try:
+    with importing(f"'{path}', an HDF5 file (MATLAB 7.3),", packages="h5py", error=BadInput):
         h5py = importlib.import_module("h5py")
-    except ImportError as error:
-        raise BadInput(
-            f"'{path}' is an HDF5 file (MATLAB 7.3), and h5py, which reads it, is not installed; type: pip install h5py"
-        ) from error
     try:
         with h5py.File(path, "r") as file:
             yield file

@@ -1,4 +1,8 @@
-"""Rasterise polygons, boxes and run lengths to masks. A pixel belongs to a polygon if its centre does."""
+"""Rasterise polygons, boxes and run lengths to masks. A pixel belongs to a polygon if its centre does.
+
+Libraries are no replacement: scikit-image fills polygons whose corners are whole numbers otherwise at the edge,
+pycocotools fills other pixels at edges and reads damaged run lengths without a word.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import threading
@@ -18,7 +17,7 @@ from clairvit.data.formats.encoded import Label, encoded_entries, index_labels, 
 from clairvit.data.formats.entry import DatasetIndex, quoted_list
 from clairvit.data.formats.registry import DataRequest, dataset_format
 from clairvit.data.locations import expand_location, joined, opened, parent, read_bytes
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, importing
 
 IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "jpg", "png")
 LABEL_COLUMNS = ("label", "class", "cls", "target")
@@ -161,9 +160,9 @@ class _ParquetFile:
     @classmethod
     def open(cls, location: str) -> _ParquetFile:
         """Read the schema, the labels and the names."""
-        arrow_parquet: Any = importlib.import_module("pyarrow.parquet")
+        arrow = _import_arrow(location)
         with _readable(location), opened(location) as source:
-            file = arrow_parquet.ParquetFile(source)
+            file = arrow.parquet.ParquetFile(source)
             columns = _columns(location, file.schema_arrow.names)
             image = str(columns["image"])
             paths = f"{image}.path"
@@ -183,13 +182,21 @@ class _ParquetFile:
         return cls(location, image, tuple(names) or ("",) * total, tuple(labels), tuple(starts), classes)
 
 
+def _import_arrow(location: str) -> Any:
+    """Return the package pyarrow, with its module `parquet`; raise BadInput if it is missing."""
+    with importing(f"The Parquet file '{location}'", extra="study", error=BadInput):
+        import pyarrow
+        import pyarrow.parquet
+
+        return pyarrow
+
+
 @contextmanager
 def _readable(location: str) -> Iterator[None]:
     """Raise BadInput for what is no Parquet file."""
-    arrow: Any = importlib.import_module("pyarrow")
     try:
         yield
-    except arrow.ArrowException as error:
+    except _import_arrow(location).ArrowException as error:
         raise BadInput(
             f"'{location}' cannot be read ({error}); expected a Parquet file with the column image."
         ) from error
@@ -225,8 +232,8 @@ class _RowGroups:
             return self.loaded[number, group][row - starts[group]]
 
     def _load(self, file: _ParquetFile, group: int) -> list[Any]:
-        arrow_parquet: Any = importlib.import_module("pyarrow.parquet")
+        arrow = _import_arrow(file.location)
         with _readable(file.location), opened(file.location) as source:
-            table = arrow_parquet.ParquetFile(source).read_row_group(group, columns=[file.image_column])
+            table = arrow.parquet.ParquetFile(source).read_row_group(group, columns=[file.image_column])
         cells: list[Any] = table.column(file.image_column).to_pylist()
         return cells

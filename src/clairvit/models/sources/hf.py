@@ -32,6 +32,7 @@ from clairvit.models.sources.adapters import (
     takes_images,
 )
 from clairvit.models.sources.hf_outputs import no_scores
+from clairvit.models.sources.hf_versions import check_version
 from clairvit.models.sources.hub import extra, fetching, hub_blocked, offline, quiet
 from clairvit.models.text_encoder import TextEncoder, TextTower, transformers_tokens
 
@@ -67,6 +68,7 @@ def build(request: LoadOptions) -> Model:
 def _load_module(transformers: Any, location: str, request: LoadOptions) -> tuple[Any, Kind, nn.Module]:
     """Return the configuration, the kind and the module of a hub id or a folder."""
     config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
+    check_version(config.model_type)
     kind = model_kind(transformers, config, request.spec)
     if request.pretrained:
         return config, kind, _with_weights(transformers, config, kind, location, request)
@@ -122,6 +124,7 @@ def _from_type(transformers: Any, request: LoadOptions) -> Model:
         )
     with fetching(request.spec, local=True), seeded(), torch.no_grad():
         config = transformers.AutoConfig.for_model(request.identifier)
+        check_version(config.model_type)
         kind = model_kind(transformers, config, request.spec)
         if kind == "other":  # often billions of parameters, and random ones explain nothing
             raise NotApplicable(

@@ -13,6 +13,7 @@ from torch import nn
 
 from clairvit.errors import Argument, Call, Message, NotApplicable, Placeholder
 from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder, takes_images, takes_patches
+from clairvit.models.sources.hf_versions import check_version
 
 _ROW = "one row of class scores [B, classes]"
 _OUTPUT = "Say what to read of that: target=cv.Output(function), with one number per image"
@@ -77,6 +78,7 @@ def adapted(module: nn.Module) -> tuple[nn.Module, str]:
     """
     if not is_transformers(module):
         return module, ""
+    check_version(getattr(module.config, "model_type", ""))
     name = type(module).__name__
     reason = no_scores(type(module), module.config)
     if reason:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from urllib.parse import urlparse
 
-from clairvit.errors import Argument, ClairError, Message, ModelUnavailable, install
+from clairvit.errors import Argument, ClairError, Message, ModelUnavailable, importing
 
 TIMEOUT = 5.0  # seconds to wait for a hub's first answer
 _LOGGERS = ("huggingface_hub", "timm", "transformers", "open_clip")
@@ -20,12 +20,8 @@ _LOGGERS = ("huggingface_hub", "timm", "transformers", "open_clip")
 
 def extra(library: str, name: str, spec: str) -> ModuleType:
     """Return an imported optional library; raise ModelUnavailable with the extra to install."""
-    try:
+    with importing(f"'{spec}'", extra=name, error=ModelUnavailable):
         return importlib.import_module(library)
-    except ImportError as error:
-        raise ModelUnavailable(
-            f"'{spec}' needs the package {library}, which cannot be imported ({error}); type: {install(name)}"
-        ) from error
 
 
 def hub_blocked() -> str | None:
