@@ -20,7 +20,7 @@ PACKAGES = (
     (("methods", "layer maps, aggregations, explain, compare"),),
     (("metrics", "evaluate: scores of explanations"),),
     (("selection", "choose"), ("bench", "studies"), ("papers", "reproduce"), ("training", "fine-tune")),
-    (("diagnostics", "doctor"), ("plotting", "figures"), ("report", "HTML, Markdown, CSV")),
+    (("diagnostics", "doctor"), ("plotting", "figures"), ("reports", "HTML, Markdown, CSV")),
     (("cli", "command line"), ("web", "server and page")),
 )
 STEPS = (

@@ -9,7 +9,7 @@ from PIL import Image
 
 import clairvit as cv
 from clairvit.data.masks import read_mask
-from clairvit.errors import user_stacklevel
+from clairvit.errors import Argument, user_stacklevel
 
 
 def test_errors_are_the_built_in_kind_that_a_caller_expects() -> None:
@@ -24,10 +24,10 @@ def test_errors_are_the_built_in_kind_that_a_caller_expects() -> None:
 
 @pytest.mark.parametrize("kind", [cv.BadInput, cv.WrongType, cv.UnknownName, cv.NotApplicable, cv.ModelUnavailable])
 def test_messages_are_not_quoted_and_survive_another_process(kind: type[cv.ClairError]) -> None:
-    error = kind("There is no 'x'.", parameters={"arch": "timm:NAME"})
+    error = kind("There is no 'x'.", advice=[Argument("arch", "timm:NAME")])
     assert str(error) == "There is no 'x'."
     again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), again.parameters) == (kind, str(error), error.parameters)
+    assert (type(again), str(again), again.advice) == (kind, str(error), error.advice)
 
 
 def test_unknown_names_of_every_kind() -> None:

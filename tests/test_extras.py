@@ -48,7 +48,7 @@ answers = []
 for package, command in json.loads(sys.argv[1]):
     modules = dict(sys.modules)
     sys.modules[package] = None
-    for name in [name for name in modules if name.startswith(("clairvit.web", "clairvit.report"))]:
+    for name in [name for name in modules if name.startswith(("clairvit.web", "clairvit.reports"))]:
         del sys.modules[name]  # they import their package when they are imported
     output = io.StringIO()
     with contextlib.redirect_stderr(output):

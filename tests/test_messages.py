@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
+import importlib
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.request import urlretrieve
 
-import click
 import pytest
 import typer
 from PIL import Image
 
+import clairvit as cv
 from clairvit.cli import main
 from clairvit.cli.app import HIDDEN_ALIASES, app
-from clairvit.cli.hints import COMMANDS, option_of, parameters_as_options, with_options
-from clairvit.errors import BadInput, ModelUnavailable
+from clairvit.cli.declare import TypedCommand
+from clairvit.cli.hints import SUFFIXES, with_options, worded
+from clairvit.errors import Advice, Argument, BadInput, Call, Message, ModelUnavailable, Placeholder, Verb
 from clairvit.models.image_files import read_image
 from helpers.source_files import source_trees, violations
 
 LIBRARY = tuple({place.partition("/")[0] for place in source_trees()} - {"cli", "web"})
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 OTHER_PROGRAM = re.compile(r"`(?!clairvit)[^`]*`")  # `ray start --head`
-GROUP = typer.main.get_command(app)
+GROUP: Any = typer.main.get_command(app)
 
 
 # Flags
@@ -95,32 +100,82 @@ def test_library_errors_advise_no_flags() -> None:
     assert violations(lambda tree: [text for text in raised_strings(tree) if FLAG.search(text)], LIBRARY) == {}
 
 
-def advised() -> set[str]:
-    """Return the parameter names that errors of the library hand to the command line."""
-    names: set[str] = set()
+def typed(name: str) -> TypedCommand:
+    """Return a command of the app as `cli/hints.py` sees it."""
+    options = {flag: str(option.metavar or "") for option in GROUP.commands[name].params for flag in option.opts}
+    return TypedCommand(name, options)
+
+
+class Unknown(str):
+    """Stand for a local variable of a function that gives advice, a text or a number."""
+
+    def __truediv__(self, other: float) -> float:
+        return 1 / other
+
+
+class Locals(dict[str, Any]):
+    """Stand for all of its local variables."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Unknown("x"))
+
+
+@functools.cache
+def advice_of_the_library() -> tuple[Advice, ...]:
+    """Return every piece of advice in the source of the library; what is only known at run time is "x" in it."""
+    pieces: dict[str, Advice] = {}
     for place, tree in source_trees().items():
-        for node in ast.walk(tree) if place.partition("/")[0] in LIBRARY else ():
-            if isinstance(node, ast.keyword) and node.arg == "parameters":
-                names |= {
-                    str(key.value)
-                    for inner in ast.walk(node.value)
-                    if isinstance(inner, ast.Dict)
-                    for key in inner.keys
-                    if isinstance(key, ast.Constant)
-                }
-    return names
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        calls = [node for node in calls if node.func.id in ("Argument", "Verb")]  # type: ignore[attr-defined]
+        if not calls or place == "errors.py" or place.partition("/")[0] not in LIBRARY:
+            continue
+        module = importlib.import_module(f"clairvit.{place.removesuffix('.py').replace('/', '.')}")
+        for node in calls:
+            piece = eval(ast.unparse(node), {}, Locals(vars(module)))
+            if not isinstance(piece.name, Unknown):
+                pieces[str(piece)] = piece
+    return tuple(pieces.values())
 
 
-def test_every_advised_parameter_is_an_option_of_some_command() -> None:
-    options = {option for command in GROUP.commands.values() for given in command.params for option in given.opts}
-    names = advised()
-    assert {"arch", "out", "truth", "tune_start", "fresh"} <= names
-    assert {name for name in names if name not in COMMANDS and option_of(name) not in options} == set()
-    for text in COMMANDS.values():
-        words = text.strip("`").format("x").split()
-        command = GROUP.commands[words[1]]
-        known = {option for given in command.params for option in given.opts}
-        assert {word for word in words if word.startswith("--")} <= known
+def parsed(text: str, command: str) -> None:
+    """Parse options, or a whole command in backticks, by the app; an option that does not exist is an error."""
+    if text.startswith("`"):
+        program, command, *words = shlex.split(text.strip("`"))
+        assert program == "clairvit"
+    else:
+        words = shlex.split(text)
+        words += [
+            "x" for entry in GROUP.commands[command].params if entry.required and not entry.opts[0].startswith("-")
+        ]
+    GROUP.commands[command].make_context(command, words)
+
+
+@pytest.mark.parametrize("piece", advice_of_the_library(), ids=str)
+def test_advice_is_an_option_that_exists_or_stays_python(piece: Advice) -> None:
+    """Of every command: what the command line prints can be typed as it is, and no command is told what it lacks."""
+    reached = []
+    for name in GROUP.commands:
+        text = worded(Message(piece), typed(name))
+        if text == str(piece):
+            continue
+        reached.append(name)
+        assert "cv." not in text
+        for suffix in SUFFIXES.values():
+            text = text.removesuffix(suffix)
+        parsed(f"{text} 1" if getattr(piece, "value", ...) is None else text, name)
+    assert reached, "some command can do what the library advises"
+
+
+def test_the_advice_of_the_library_is_found() -> None:
+    names = {str(piece) for piece in advice_of_the_library()}
+    assert {"arch='timm:NAME'", "mask_kind='trimap'", "fresh=True", "target=cv.Query(INDEX)", "masks=[…]"} <= names
+    assert any(name.startswith("cv.choose(model, images, tune_start=") for name in names)
+    assert len(names) > 25
+
+
+def test_options_that_do_not_exist_are_found_by_the_test() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parsed("--nosuch 3", "explain")
 
 
 def test_hints_are_options_as_the_help_shows_them() -> None:
@@ -128,45 +183,73 @@ def test_hints_are_options_as_the_help_shows_them() -> None:
     shown = {option for command in GROUP.commands.values() for given in command.params for option in given.opts}
     assert not shown & {f"--{alias}" for alias in HIDDEN_ALIASES}
     assert {f"--{name}" for name in HIDDEN_ALIASES.values()} <= shown
-    assert not {option_of(name) for name in advised()} & {f"--{alias}" for alias in HIDDEN_ALIASES}
 
 
-def test_parameters_in_notes_are_written_as_options() -> None:
-    note = "Masks have three values; mask_kind='trimap' reads them."
-    assert parameters_as_options(note) == "Masks have three values; --mask-kind trimap reads them."
-    note = "m is 6; cv.choose(model, images, tune_start=['focusvit']) looks for m*"
-    command = "`clairvit choose IMAGES --tune-start focusvit --out recipe.json`"
-    assert parameters_as_options(note) == f"m is 6; {command} looks for m*"
+def test_the_library_writes_advice_in_python() -> None:
+    box = tuple(map(Placeholder, ("LEFT", "TOP", "RIGHT", "BOTTOM")))
+    message = Message(
+        "Name ", Argument("target", Call("Region", Placeholder("CLASS"), box=box)), "; or give ", Argument("mean")
+    )
+    assert message == "Name target=cv.Region(CLASS, box=(LEFT, TOP, RIGHT, BOTTOM)); or give mean="
+    assert worded(message, typed("explain")) == "Name --region CLASS@LEFT,TOP,RIGHT,BOTTOM; or give --mean"
+    assert (
+        worded(message, typed("finetune"))
+        == "Name target=cv.Region(CLASS, box=(LEFT, TOP, RIGHT, BOTTOM)); or give --mean"
+    )
+    assert worded(message) == message, "outside a command"
+    assert worded("mask_kind='trimap' in a text", typed("evaluate")) == "mask_kind='trimap' in a text", (
+        "no text is read"
+    )
+
+
+def test_messages_in_messages_keep_their_advice() -> None:
+    inner = Message("pass ", Argument("mask_kind", "trimap"), also=[Argument("size")])
+    outer = Message("cat.png: ", inner, ".")
+    assert outer == "cat.png: pass mask_kind='trimap'."
+    assert worded(outer, typed("evaluate")) == "cat.png: pass --mask-kind trimap. On the command line: --crop."
+    assert BadInput("cat.png: ", inner).advice == (Argument("mask_kind", "trimap"), Argument("size"))
+
+
+def test_verbs_are_commands() -> None:
+    search = Verb("choose", file="recipe.json", tune_start=["focusvit(m=auto)"])
+    assert str(search) == "cv.choose(model, images, tune_start=['focusvit(m=auto)']).save('recipe.json')"
+    command = "`clairvit choose IMAGES --tune-start 'focusvit(m=auto)' --out recipe.json`"
+    assert worded(Message(search), typed("explain")) == command
+    layers = Message("ask for them with ", Verb("explain", layers=True))
+    assert worded(layers, typed("explain")) == "ask for them with --layers"
+    assert worded(layers, typed("compare")) == "ask for them with `clairvit explain IMAGES --layers`"
 
 
 def test_hints_are_options_of_the_command_that_was_typed() -> None:
-    error = BadInput("No.", parameters={"arch": "timm:NAME", "by_head": "True", "fresh": "True", "pretrained": "False"})
-    explain, finetune = GROUP.commands["explain"], GROUP.commands["finetune"]
-    assert with_options(error, explain) == "No. On the command line: --arch timm:NAME, --heads, --no-pretrained."
-    assert with_options(error, finetune) == "No. On the command line: --arch timm:NAME, --fresh, --no-pretrained."
+    fresh, arch = Argument("fresh", True), Argument("arch", "timm:NAME")
+    error = BadInput("No.", advice=[arch, Argument("by_head", True), fresh, Argument("pretrained", False)])
+    hint = "No. On the command line: --arch timm:NAME"
+    assert with_options(error, typed("explain")) == f"{hint}, --heads, --no-pretrained."
+    assert with_options(error, typed("finetune")) == f"{hint}, --fresh, --no-pretrained."
     assert with_options(error) == "No."
-    with click.Context(finetune):
-        assert "--fresh" in with_options(error)
-    assert with_options(ValueError("no"), explain) == "no"
-    error = BadInput("No.", parameters={"tune_start": "focusvit(m=auto)"})
-    assert "--tune-start 'focusvit(m=auto)' --out" in with_options(error, explain)
+    assert with_options(ValueError("no"), typed("explain")) == "no"
+    labels = BadInput("Expected ", Argument("labels", [...], of="evaluate"), ".")
+    assert with_options(labels, typed("evaluate")) == "Expected --truth FILE."
 
 
-def test_parameters_survive_another_process() -> None:
-    error = pickle.loads(pickle.dumps(ModelUnavailable("No.", parameters={"arch": "timm:NAME"})))
-    assert (str(error), error.parameters) == ("No.", {"arch": "timm:NAME"})
+def test_advice_survives_another_process() -> None:
+    error = ModelUnavailable("Add ", Argument("arch", "timm:NAME"), ".", advice=[Argument("out", "PATH")])
+    copied = pickle.loads(pickle.dumps(error))
+    assert (str(copied), copied.advice) == ("Add arch='timm:NAME'.", error.advice)
+    assert with_options(copied, typed("explain")) == with_options(error, typed("explain"))
 
 
-def test_the_command_line_adds_its_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_line_writes_its_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     import torch
     from safetensors.torch import save_file
 
     save_file({"head.weight": torch.zeros(2, 3)}, weights)
     assert main(["explain", "demo", "--model", f"file:{weights}"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "add arch='timm:NAME'" in said
-    assert said.endswith("On the command line: --arch timm:NAME.")
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.endswith("add --arch timm:NAME, such as --arch timm:vit_base_patch16_224.")
+    with pytest.raises(BadInput, match="add arch='timm:NAME', such as arch='timm:vit_base_patch16_224'"):
+        cv.load(f"file:{weights}")
 
 
 # Asserts

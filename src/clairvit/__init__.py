@@ -18,6 +18,8 @@ from clairvit._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from clairvit._cost import Cost as Cost
+    from clairvit.bench.plan import Study as Study
+    from clairvit.bench.run import run_study as run_study
     from clairvit.citations import cite as cite
     from clairvit.diagnostics.doctor import doctor as doctor
     from clairvit.diagnostics.report import Check as Check
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from clairvit.registry import list_models as list_models
     from clairvit.registry import parse_method as parse_method
     from clairvit.registry import parse_metric as parse_metric
+    from clairvit.reports.files import report as report
     from clairvit.selection.calibrate import calibrate as calibrate
     from clairvit.selection.choose import choose as choose
     from clairvit.selection.result import Selection as Selection
@@ -179,6 +182,10 @@ _MODULES = {
     "calibrate": "clairvit.selection.calibrate",
     "Selection": "clairvit.selection.result",
     "Recipe": "clairvit.methods.recipe",
+    # studies
+    "Study": "clairvit.bench.plan",
+    "run_study": "clairvit.bench.run",
+    "report": "clairvit.reports.files",
     # diagnosis
     "doctor": "clairvit.diagnostics.doctor",
     "Diagnosis": "clairvit.diagnostics.report",

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clairvit.errors import BadInput
+from clairvit.errors import Argument, BadInput
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # A terminal obeys control characters (C1 ones too), and text after marks of direction is shown backwards.
@@ -73,7 +73,7 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise BadInput(
-            f"Cannot write '{path}' ({reason}); choose a place you may write to.", parameters={"out": "PATH"}
+            f"Cannot write '{path}' ({reason}); choose a place you may write to.", advice=[Argument("out", "PATH")]
         ) from error
 
 

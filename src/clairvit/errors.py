@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 # Kinds of methods that may fit where another does not. Packages below `methods` name a kind; `methods/alternatives.py`
 # knows the methods of each.
@@ -23,13 +23,115 @@ Alternative = Literal[
 SIMILAR = 0.7  # difflib's ratio; at 0.67 'chefer' is still like 'center'
 
 
+class Placeholder(str):
+    """A word that stands for a value in an example: LEFT, not 'LEFT'."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Advice:
+    """Something to pass or to call, as data: `str` writes it in Python, `clairvit/cli/hints.py` as an option."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+class Argument(Advice):
+    """Advise to pass a parameter: `arch='timm:NAME'`, on the command line `--arch timm:NAME`.
+
+    Args:
+        name: The parameter.
+        value: An example; without one only the parameter is named. In it `...` stands for more of the same.
+        of: The verb that takes it, where several have a parameter of that name.
+    """
+
+    def __init__(self, name: str, value: Any = None, of: str | None = None) -> None:
+        self.name, self.value, self.of = name, value, of
+
+    def __str__(self) -> str:
+        return f"{self.name}={'' if self.value is None else _in_python(self.value)}"
+
+
+class Call(Advice):
+    """Advise to make something of `cv`: `cv.Region(CLASS, box=(LEFT, TOP, RIGHT, BOTTOM))`.
+
+    Args:
+        name: Of the class.
+        positional: Examples of its first arguments.
+        named: Examples of others.
+    """
+
+    def __init__(self, name: str, *positional: Any, **named: Any) -> None:
+        self.name, self.positional, self.named = name, positional, named
+
+    def __str__(self) -> str:
+        values = [
+            *map(_in_python, self.positional),
+            *(str(Argument(name, value)) for name, value in self.named.items()),
+        ]
+        return f"cv.{self.name}({', '.join(values)})"
+
+
+class Verb(Advice):
+    """Advise to call a verb: `cv.choose(model, images, tune_start=['genatt']).save('recipe.json')`.
+
+    Args:
+        name: Of the verb, which is a command too.
+        file: Where its result is saved, if it is.
+        named: Arguments besides the model and the images.
+    """
+
+    def __init__(self, name: str, *, file: str | None = None, **named: Any) -> None:
+        self.name, self.file, self.named = name, file, named
+
+    def __str__(self) -> str:
+        call = Call(self.name, Placeholder("model"), Placeholder("images"), **self.named)
+        return f"{call}.save({self.file!r})" if self.file else str(call)
+
+
+def _in_python(value: Any) -> str:
+    if value is ...:
+        return "…"
+    if isinstance(value, list | tuple):
+        opening, closing = "[]" if isinstance(value, list) else "()"
+        return f"{opening}{', '.join(map(_in_python, value))}{closing}"
+    return repr(value)
+
+
+class Message(str):
+    """A text with advice in it, which is written in Python; whoever prints it elsewhere may word the advice anew.
+
+    Args:
+        parts: Texts, messages and advice, in their order.
+        also: Advice that is not part of the text, for readers who do not write Python.
+    """
+
+    parts: tuple[str | Advice, ...]
+    also: tuple[Advice, ...]
+
+    def __new__(cls, *parts: str | Advice, also: Sequence[Advice] = ()) -> Message:
+        message = super().__new__(cls, "".join(map(str, parts)))
+        nested = [part if isinstance(part, Message) else None for part in parts]
+        flat = [inner.parts if inner is not None else (part,) for part, inner in zip(parts, nested, strict=True)]
+        message.parts = tuple(part for group in flat for part in group)
+        message.also = (*(advice for inner in nested if inner is not None for advice in inner.also), *also)
+        return message
+
+
 class ClairError(Exception):
     """Base class of the errors of ClairViT; the command line prints one as a sentence and exits with status 2.
 
     Args:
-        message: What was seen, what was expected, what to do next, in terms of Python.
-        parameters: The parameters that the message advises to pass, with a value or a placeholder for each. The
-            command line adds its own options of these names to the message (`clairvit/cli/hints.py`).
+        parts: What was seen, what was expected, what to do next, in terms of Python: texts, with the advice in them
+            as data, `"add ", Argument("arch", "timm:NAME")`.
+        advice: Advice that the text does not contain word by word.
 
     Example:
         >>> import clairvit as cv
@@ -40,17 +142,27 @@ class ClairError(Exception):
         There is no method 'rolout'. Did you mean 'rollout
     """
 
-    def __init__(self, message: str = "", *, parameters: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.parameters = dict(parameters or {})
+    def __init__(self, *parts: str | Advice, advice: Sequence[Advice] = ()) -> None:
+        super().__init__(Message(*parts, also=advice))
+
+    @property
+    def message(self) -> Message:
+        """Return the text with its advice as data."""
+        message: Message = self.args[0]
+        return message
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """Return what the message advises to pass or to call, in its order."""
+        return (*(part for part in self.message.parts if isinstance(part, Advice)), *self.message.also)
 
 
 class BadInput(ClairError, ValueError):
     """Report an image, tensor, target or option that cannot be used as given.
 
     Args:
-        message: What was seen, what was expected, what to do next.
-        parameters: As in `ClairError`.
+        parts: What was seen, what was expected, what to do next.
+        advice: As in `ClairError`.
 
     Example:
         >>> import clairvit as cv
@@ -66,8 +178,8 @@ class WrongType(BadInput, TypeError):
     """Report an object of a type that cannot be used: a number as a model, a set as labels.
 
     Args:
-        message: What was seen, what was expected, what to do next.
-        parameters: As in `ClairError`.
+        parts: What was seen, what was expected, what to do next.
+        advice: As in `ClairError`.
 
     Example:
         >>> import clairvit as cv
@@ -83,8 +195,8 @@ class UnknownName(ClairError, LookupError):
     """Report a method, metric, model or class name that does not exist; the message offers the nearest ones.
 
     Args:
-        message: What was seen, what was expected, what to do next.
-        parameters: As in `ClairError`.
+        parts: What was seen, what was expected, what to do next.
+        advice: As in `ClairError`.
 
     Example:
         >>> import clairvit as cv
@@ -100,11 +212,11 @@ class NotApplicable(ClairError):
     """Report a sound method that does not fit this model (rollout on a windowed model, `+rollout` on a token map).
 
     Args:
-        message: What was seen, what was expected, what to do next.
+        parts: What was seen, what was expected, what to do next.
         alternative: The kind of method that fits instead; the message ends with "Use a gradient method.", and
             `cv.explain` and `cv.compare` add names of such methods.
         methods: The methods to use instead, in place of a kind. Those that do not fit the model either are left out.
-        parameters: As in `ClairError`.
+        advice: As in `ClairError`.
 
     Example:
         >>> import clairvit as cv
@@ -117,15 +229,14 @@ class NotApplicable(ClairError):
 
     def __init__(
         self,
-        message: str = "",
-        *,
+        *parts: str | Advice,
         alternative: Alternative | None = None,
         methods: Sequence[str] = (),
-        parameters: Mapping[str, str] | None = None,
+        advice: Sequence[Advice] = (),
     ) -> None:
         use = alternative or either(methods)
-        super().__init__(f"{message} Use {use}." if use else message, parameters=parameters)
-        self.reason = message  # without the advice
+        super().__init__(*parts, *([f" Use {use}."] if use else []), advice=advice)
+        self.reason = Message(*parts)  # without the alternative
         self.alternative = alternative
         self.methods = tuple(methods)
 
@@ -134,8 +245,8 @@ class ModelUnavailable(ClairError):
     """Report a model that cannot be loaded: no hub, no file, weights that do not fit, a missing extra.
 
     Args:
-        message: What was seen, what was expected, what to do next.
-        parameters: As in `ClairError`.
+        parts: What was seen, what was expected, what to do next.
+        advice: As in `ClairError`.
 
     Example:
         >>> import clairvit as cv
@@ -151,8 +262,8 @@ class CaptureError(ClairError):
     """Report a trace that lacks what it needs: no attention call, gradient checkpointing, an unexpected shape.
 
     Args:
-        message: What was seen, what was expected, what to do next.
-        parameters: As in `ClairError`.
+        parts: What was seen, what was expected, what to do next.
+        advice: As in `ClairError`.
 
     Example:
         >>> import clairvit as cv

@@ -21,8 +21,8 @@ from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.cli import main
 from clairvit.cli.bench import format_duration, progress_reporter
-from clairvit.cli.bench_config import StudyOptions, data_configs
-from clairvit.cli.options import DataOptions
+from clairvit.cli.bench_config import StudyOptions
+from clairvit.cli.options import DataOptions, ModelOptions
 from helpers.small_study import ARCHITECTURE, photos, table, weights
 
 Captured = pytest.CaptureFixture[str]
@@ -144,7 +144,7 @@ def test_a_file_says_the_same_as_options_and_options_win(capsys: Captured) -> No
 
 def test_options_keep_the_other_keys_of_a_data_set_in_the_file() -> None:
     config = StudyConfig(data=(DataConfig("voc:PATH", limit=5, mask_kind="voc", void="object"),))
-    (data,) = data_configs(config, StudyOptions(data=DataOptions(limit=2)))
+    (data,) = StudyOptions(data=DataOptions(limit=2), model_options=ModelOptions()).study(config).data
     assert data == DataConfig("voc:PATH", limit=2, mask_kind="voc", void="object")
 
 

@@ -72,7 +72,7 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 def test_advice_names_options(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor", "checked_vit:own"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "On the command line: --mean, --std, --resize, --interpolation." in printed
+    assert "If the model was trained otherwise, give --mean, --std, --resize or --interpolation." in printed
     assert "cv.wrap(…, size=). On the command line: --crop." in printed
     assert re.search(r"skip\s+\d+ others", printed)
     assert main(["doctor", "checked_vit:own", "--crop", "32", "--mean", "0.5", "--std", "0.5", "-q"]) == 0

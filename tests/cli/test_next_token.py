@@ -55,7 +55,7 @@ def test_a_word_of_several_tokens_and_a_question_that_is_missing(tmp_path: Path,
     assert "'catdog' is 2 tokens of this model: 'cat', '##dog'; expected one." in capsys.readouterr().err
     assert explain(f"hf:{tmp_path}") == 2
     printed, errors = capsys.readouterr()
-    assert "On the command line: --prompt 'What is this?'." in errors
+    assert "Name a word: --prompt 'What is this?'." in errors
     assert errors.count("\n") == 1
     assert printed == ""
 

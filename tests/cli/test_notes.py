@@ -52,7 +52,7 @@ def test_a_note_of_the_library_is_printed_in_terms_of_commands(capsys: pytest.Ca
     """The file has the note as Python has it."""
     assert main(["explain", "photos/cat/cat0.png", *TINY, "--method", "focusvit", "--out", "cat.json"]) == 0
     printed = capsys.readouterr().out
-    assert "`clairvit choose IMAGES --tune-start focusvit --out recipe.json` looks for m*" in printed
+    assert "`clairvit choose IMAGES --tune-start focusvit` looks for m*" in printed
     assert "cv.choose" not in printed
     assert "cv.choose(model, images, tune_start=['focusvit'])" in Path("cat.json").read_text(encoding="utf-8")
 

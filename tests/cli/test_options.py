@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import click
 import pytest
@@ -16,6 +14,7 @@ from typer.testing import CliRunner
 from clairvit.cli import main, options
 from clairvit.cli.app import app
 from clairvit.cli.arguments import data_specs, single_method
+from clairvit.cli.declare import argument, expand_groups, group, option
 from clairvit.errors import BadInput
 from helpers.small_study import ARCHITECTURE, weights
 
@@ -24,23 +23,35 @@ TINY = ["--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}"]
 Captured = pytest.CaptureFixture[str]
 
 
-@dataclass(frozen=True)
-class Size(options.OptionGroup):
-    width: Annotated[int, typer.Option(help="Columns.")] = 3
-    seed: options.Seed = 0
+@group("Size")
+class Size:
+    width: int = option(3, "Columns.")
+    run: options.RunOptions
+    flat: bool = option(False, "One row.")
 
 
 def test_a_group_becomes_one_option_per_field() -> None:
+    """Groups in groups too; an option of the command itself wins over a field of its name."""
     calls: list[tuple[str, Size, int]] = []
 
-    def draw(name: str, *, size: Size, seed: Annotated[int, typer.Option(help="Own.")] = 7) -> None:
+    def draw(name: str = argument(..., "Which."), *, size: Size, seed: int = option(7, "Of the command.")) -> None:
         calls.append((name, size, seed))
 
-    single = typer.Typer()
-    single.command()(options.expand_groups(draw))
-    assert CliRunner().invoke(single, ["cat", "--width", "5"]).exit_code == 0
-    assert CliRunner().invoke(single, ["cat", "--seed", "1"]).exit_code == 0
-    assert calls == [("cat", Size(5, 7), 7), ("cat", Size(3, 1), 1)], "the command's own default wins"
+    app_of_one = typer.Typer()
+    app_of_one.command()(expand_groups(draw))
+    assert CliRunner().invoke(app_of_one, ["cat", "--width", "5", "--flat"]).exit_code == 0
+    assert CliRunner().invoke(app_of_one, ["cat", "--seed", "1"]).exit_code == 0
+    assert CliRunner().invoke(app_of_one, []).exit_code == 2
+    runs = [options.RunOptions(seed=seed) for seed in (7, 1)]
+    assert calls == [
+        ("cat", Size(width=5, run=runs[0], flat=True), 7),
+        ("cat", Size(width=3, run=runs[1], flat=False), 1),
+    ]
+
+
+def test_an_option_without_a_default_stays_none() -> None:
+    assert options.ModelOptions().arch is None
+    assert options.OutputOptions().as_json is False
 
 
 def parameters(name: str) -> dict[str, click.Parameter]:
@@ -55,9 +66,9 @@ def test_options_that_take_lists_are_repeatable_in_every_command(option: str) ->
 
 
 def test_commands_that_share_an_option_describe_it_alike() -> None:
-    for option in ("--limit", "--split", "--download", "--json", "--quiet", "--arch", "--crop"):
-        texts = {parameters(name)[option].help for name in COMMANDS if option in parameters(name)}  # type: ignore[attr-defined]
-        assert len(texts) == 1, option
+    for flag in ("--limit", "--split", "--download", "--json", "--quiet", "--arch", "--crop"):
+        texts = {parameters(name)[flag].help for name in COMMANDS if flag in parameters(name)}  # type: ignore[attr-defined]
+        assert len(texts) == 1, flag
     for name in ("evaluate", "choose", "bench", "reproduce"):
         assert {"--data", "--limit", "--split", "--download", "--seed", "--json", "--out"} <= set(parameters(name))
 
@@ -104,7 +115,7 @@ def test_a_folder_is_a_data_set(photos: Path) -> None:
     with pytest.raises(BadInput, match="--data ',' names nothing"):
         data_specs([","])
     with pytest.raises(BadInput, match="--data names 2 data sets"):
-        options.DataOptions(["pets:x", "scenes"]).single_spec()
+        options.DataOptions(data=["pets:x", "scenes"]).single_spec()
 
 
 def test_evaluate_and_choose_take_the_data_of_bench(photos: Path, capsys: Captured) -> None:

@@ -69,7 +69,7 @@ def test_an_unreadable_image_is_reported_and_the_rest_patched(photos: list[str],
         (["--value", "one"], "There is no value 'one'"),
         (
             ["--value", "source"],
-            "pass source=images. On the command line: --source IMAGE.",
+            "pass --source IMAGE.",
         ),
         (["--value", "mean", "--source", "demo"], "no site has the value 'source'"),
         (["--source", "nowhere.jpg"], "nowhere.jpg"),

@@ -193,8 +193,8 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(places, "load_detector", lambda *_, **__: Detector(nn.Identity(), "tiny", ("cat",)))
     monkeypatch.setattr(places, "foreground", lambda *_, **__: found)
     wish = ReproductionConfig(find_paper("cmi"), ModelConfig("tiny"), DataConfig("folder:photos", limit=2))
-    shown = detected_data(wish, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
-    other = detected_data(wish, Annotations("mask-rcnn(score=0.7)", "nonzero", None, None), wrapped("timm-vit"))
+    shown = detected_data(wish, Annotations(masks="mask-rcnn"), wrapped("timm-vit"))
+    other = detected_data(wish, Annotations(masks="mask-rcnn(score=0.7)"), wrapped("timm-vit"))
     assert len(shown.dataset) == 2
     page = shown.dataset.read(0, wrapped("timm-vit"))
     assert page.mask is not None
@@ -203,4 +203,4 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown.description == "a folder of images, 2 of 3 images"
     nowhere = ReproductionConfig(wish.paper, wish.model, DataConfig("folder:nowhere"))
     with pytest.raises(BadInput, match="There is no folder 'nowhere'"):
-        detected_data(nowhere, Annotations("mask-rcnn", "nonzero", None, None), wrapped("timm-vit"))
+        detected_data(nowhere, Annotations(masks="mask-rcnn"), wrapped("timm-vit"))

@@ -17,9 +17,8 @@ from fastapi.testclient import TestClient
 from hypothesis import strategies as st
 
 import clairvit as cv
-from clairvit.bench.config import read_config
-from clairvit.cli.bench_config import StudyOptions, study_of
-from clairvit.cli.options import DataOptions
+from clairvit.bench.config import DataConfig, StudyConfig, read_config
+from clairvit.bench.study_file import study_of
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.registry import resolve_metric
 from clairvit.web.app import create_app
@@ -165,7 +164,7 @@ def test_studies(tmp_path: Path, request: pytest.FixtureRequest) -> None:
         path.write_text(text, encoding="utf-8")
         with cases.case():
             config = read_config(path)
-            study = study_of(config, StudyOptions(data=DataOptions(None if config.data else ["folder:x"])))
+            study = study_of(config, StudyConfig(data=None if config.data else (DataConfig("folder:x"),)))
             json.dumps(study.resolved().as_document())
 
     run_family("studies", request, read, text=strategies.studies())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.errors import Alternative, NotApplicable
+from clairvit.errors import Alternative, Argument, NotApplicable
 from clairvit.methods.alternatives import ALTERNATIVES, advice, with_named_methods
 from clairvit.methods.registry import find_method, list_methods
 from helpers.covering import method_model_pairs
@@ -26,11 +26,11 @@ def test_every_alternative_has_registered_methods() -> None:
 
 
 def test_methods_are_named_once() -> None:
-    error = NotApplicable("Windows were seen.", alternative="a gradient method", parameters={"a": "b"})
+    error = NotApplicable("Windows were seen.", alternative="a gradient method", advice=[Argument("a", "b")])
     assert str(error) == "Windows were seen. Use a gradient method."
     named = with_named_methods(error)
     assert str(named) == "Windows were seen. Use a gradient method: ixg, saliency or gradcam."
-    assert named.parameters == {"a": "b"}
+    assert named.advice == (Argument("a", "b"),)
     assert with_named_methods(named) is named
     single = with_named_methods(NotApplicable("No tokens.", alternative="a method of pixel gradients"))
     assert str(single) == "No tokens. Use a method of pixel gradients: saliency."

@@ -30,7 +30,7 @@ from clairvit.metrics.confidence_intervals import (
 from clairvit.metrics.score import Score, contributions, differences, lead, pooled
 from clairvit.papers.comparison import compare_rows, evaluate_claims
 from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper
-from clairvit.report.sections import compare_with_random
+from clairvit.reports.sections import compare_with_random
 from clairvit.selection.stats import corrected, corrected_after_picking, holm, holm_after_picking
 from helpers.fixed_scores import made
 from helpers.rounding import assert_same

@@ -99,7 +99,7 @@ def test_command_line_of_a_segmenter(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (first, third) == ("sky in 4,8,40,36", "cat at 5,6")
     assert second.endswith(" in 0,0,64,64")
     refused = {
-        (): "On the command line: --region CLASS@LEFT,TOP,RIGHT,BOTTOM",
+        (): "Name a part of the image: --region CLASS@LEFT,TOP,RIGHT,BOTTOM.",
         ("--region", "sky@0,0,65,9"): "box=(0, 0, 65, 9) does not lie inside the image that the model sees, 64 pixels",
         ("--region", "tres@0,0,9,9"): "There is no class 'tres' among the model's 5. Did you mean 'tree'?",
         ("--query", "3"): "Query reads the queries of a detector, and SegformerForSemanticSegmentation has none",
@@ -121,11 +121,11 @@ def test_command_line_of_a_detector(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert chosen.startswith("dog (query ")
     assert chosen_side == f"height of {chosen}"
     refused = {
-        (): "On the command line: --query INDEX",
+        (): "Name a query: --query INDEX.",
         ("--query", "6"): "There is no query 6: the model has 6; give a number from 0 to 5.",
         ("--query", "tres"): "There is no class 'tres' among the model's 5. Did you mean 'tree'?",
         ("--query", "3:lefft"): "A box has no side 'lefft'. Did you mean 'left'?",
-        ("--region", "0,0,9,9"): "boxes of queries. Name a query instead",
+        ("--region", "0,0,9,9"): "boxes of queries. Name a query instead: --query INDEX",
     }
     for options, sentence in refused.items():
         assert_refused(capsys, sentence, *common, *options, "--method", "saliency")

@@ -35,7 +35,7 @@ from clairvit.papers.reproduce import (
     sweep_methods,
 )
 from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, replace_methods
-from clairvit.report.study_results import read_store
+from clairvit.reports.study_results import read_store
 from helpers.tiny_models import ZOO, wrapped
 
 MODEL = wrapped("timm-vit", torch.float64)

@@ -13,10 +13,10 @@ import torch
 from clairvit.metrics.score import Curve, Score
 from clairvit.plotting.radar import radar_figure
 from clairvit.plotting.series import highlighted_styles
-from clairvit.report.blocks import Chart
-from clairvit.report.charts import curves_chart, intervals_chart, radar_chart
-from clairvit.report.ranking import RadarData
-from clairvit.report.svg import inline_svg
+from clairvit.reports.blocks import Chart
+from clairvit.reports.charts import curves_chart, intervals_chart, radar_chart
+from clairvit.reports.ranking import RadarData
+from clairvit.reports.svg import inline_svg
 from helpers.fixed_scores import made
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from clairvit.report.build import ReportOptions, build_report
-from clairvit.report.render import to_html
+from clairvit.reports.build import ReportOptions, build_report
+from clairvit.reports.render import to_html
 from helpers.browser import find_chromium
 from helpers.small_report import NASTY, Reader, run, worker_of
 

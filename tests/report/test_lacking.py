@@ -9,8 +9,8 @@ import torch
 
 from clairvit.bench.plan import Study
 from clairvit.bench.store import Store
-from clairvit.report.build import ReportOptions, build_report
-from clairvit.report.render import to_html, to_markdown
+from clairvit.reports.build import ReportOptions, build_report
+from clairvit.reports.render import to_html, to_markdown
 from helpers.small_report import (
     NAMES,
     Reader,
@@ -89,8 +89,8 @@ def test_a_metric_without_masks_is_a_failed_unit_and_the_page_says_so(tmp_path: 
 def test_methods_that_do_not_fit_and_constant_maps_are_warned_of(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from clairvit.report.study_results import read_store
-    from clairvit.report.study_warnings import study_warnings
+    from clairvit.reports.study_results import read_store
+    from clairvit.reports.study_warnings import study_warnings
 
     (results,) = read_store(run(tmp_path / "run", study_of(("legrad",)))).results
     score = results.scores["legrad", "deletion"]
@@ -118,9 +118,9 @@ def test_methods_that_do_not_fit_and_constant_maps_are_warned_of(tmp_path: Path)
 def test_warnings_cut_folders_off_images_and_nothing_off_metrics_and_methods(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from clairvit.report.blocks import Items
-    from clairvit.report.study_results import read_store
-    from clairvit.report.study_warnings import warnings_section
+    from clairvit.reports.blocks import Items
+    from clairvit.reports.study_results import read_store
+    from clairvit.reports.study_warnings import warnings_section
 
     (results,) = read_store(run(tmp_path / "run", study_of(("legrad",)))).results
     results.scores.skipped = {"tam": "It needs more layers."}

@@ -18,8 +18,8 @@ from clairvit.bench.run import run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.cli import main
-from clairvit.report.build import ReportOptions, build_report
-from clairvit.report.render import to_csv, to_html, to_markdown
+from clairvit.reports.build import ReportOptions, build_report
+from clairvit.reports.render import to_csv, to_html, to_markdown
 from helpers.small_report import MODEL, Reader, dataset, study_of, worker_of
 
 METHODS, METRICS = ("legrad", "rollout"), ("sparseness", "deletion")

@@ -12,10 +12,10 @@ from scipy.stats import spearmanr
 from clairvit.metrics.confidence_intervals import mean_interval
 from clairvit.metrics.score import Score, Scores, lead
 from clairvit.plotting.labels import decimals_for, format_number, format_seconds
-from clairvit.report.blocks import Text
-from clairvit.report.ranking import FOCUSVIT, agreement, class_means, mean_ranks, radar_data, ranks
-from clairvit.report.sections import compare_with_random, radar_section, split_metrics
-from clairvit.report.study_results import StudyResults
+from clairvit.reports.blocks import Text
+from clairvit.reports.ranking import FOCUSVIT, agreement, class_means, mean_ranks, radar_data, ranks
+from clairvit.reports.sections import compare_with_random, radar_section, split_metrics
+from clairvit.reports.study_results import StudyResults
 from helpers.fixed_scores import made
 from helpers.small_report import (
     noise,

@@ -24,12 +24,12 @@ from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.errors import BadInput
 from clairvit.plotting.labels import decimals_for, format_number
-from clairvit.report.blocks import Document
-from clairvit.report.build import ReportOptions, build_report
-from clairvit.report.gallery import select_examples
-from clairvit.report.render import to_csv, to_html, to_markdown
-from clairvit.report.sections import _MetricColumn
-from clairvit.report.study_results import parse_study
+from clairvit.reports.blocks import Document
+from clairvit.reports.build import ReportOptions, build_report
+from clairvit.reports.gallery import select_examples
+from clairvit.reports.render import to_csv, to_html, to_markdown
+from clairvit.reports.sections import _MetricColumn
+from clairvit.reports.study_results import parse_study
 from helpers.fixed_scores import made
 from helpers.rounding import assert_same
 from helpers.small_report import (
@@ -203,7 +203,7 @@ def test_examples_have_the_photo_and_a_map_for_each_method(page: Reader) -> None
 
 
 def test_examples_are_those_that_the_scores_say(store: Store) -> None:
-    from clairvit.report.study_results import read_store
+    from clairvit.reports.study_results import read_store
 
     (results,) = read_store(store).results
     chosen = {example.image: example.reasons for example in select_examples(results)}
@@ -223,8 +223,8 @@ def test_examples_are_those_that_the_scores_say(store: Store) -> None:
 
 def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import clairvit as cv
-    from clairvit.report import gallery
-    from clairvit.report.study_results import read_store
+    from clairvit.reports import gallery
+    from clairvit.reports.study_results import read_store
 
     drawn: list[np.ndarray] = []
     monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
@@ -243,8 +243,8 @@ def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypa
 def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same pixels and method as `cv.explain` would get."""
     import clairvit as cv
-    from clairvit.report import gallery
-    from clairvit.report.study_results import read_store
+    from clairvit.reports import gallery
+    from clairvit.reports.study_results import read_store
 
     drawn: list[np.ndarray] = []
     monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
@@ -301,8 +301,8 @@ def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
 
 
 def test_the_cost_of_scoring_a_map_is_that_of_all_its_metrics(store: Store) -> None:
-    from clairvit.report.sections import cost_section
-    from clairvit.report.study_results import read_store
+    from clairvit.reports.sections import cost_section
+    from clairvit.reports.study_results import read_store
 
     (results,) = read_store(store).results
     records = [record for table in cost_section(results).blocks for record in table.records]

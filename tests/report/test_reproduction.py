@@ -13,8 +13,8 @@ from clairvit.papers.comparison import Cell, Row
 from clairvit.papers.paper import find_paper
 from clairvit.papers.reproduce import Reproduction
 from clairvit.papers.setup import ReproductionConfig
-from clairvit.report.render import to_html, to_markdown
-from clairvit.report.reproduction import reproduction_json, reproduction_report, result_tables
+from clairvit.reports.render import to_html, to_markdown
+from clairvit.reports.reproduction import reproduction_json, reproduction_report, result_tables
 from helpers.small_report import Reader
 
 NASTY = "<b>a|b*c</b>"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from clairvit.metrics.score import Prediction, Scores
-from clairvit.report.blocks import Example, Tile
-from clairvit.report.gallery import colour_bars
-from clairvit.report.study_results import StoreContents, StudyResults
-from clairvit.report.summary import summary_section
+from clairvit.reports.blocks import Example, Tile
+from clairvit.reports.gallery import colour_bars
+from clairvit.reports.study_results import StoreContents, StudyResults
+from clairvit.reports.summary import summary_section
 from helpers.fixed_scores import made
 
 GOOD = [0.10, 0.12, 0.11, 0.13, 0.10, 0.12, 0.14, 0.11, 0.10, 0.13]

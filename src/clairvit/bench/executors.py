@@ -24,7 +24,7 @@ from clairvit._registry import Registry
 from clairvit.bench.plan import Study, Unit
 from clairvit.bench.store import Row
 from clairvit.bench.worker import Worker, compute_rows
-from clairvit.errors import BadInput, ClairError, importing
+from clairvit.errors import Argument, BadInput, ClairError, importing
 from clairvit.plugins import Import, imported
 
 ATTEMPTS = 2  # for a unit whose worker died
@@ -301,7 +301,7 @@ def _actor_capacity(ray: Any, num_gpus: float) -> int:
         raise ClairError(
             f"Each actor is to have {required}, and the nodes of the Ray cluster have: {available}. Expected a node "
             "with these resources: add one to the cluster, or change num_gpus.",
-            parameters={"num_gpus": "N"},
+            advice=[Argument("num_gpus", 0.5)],
         )
     return count
 

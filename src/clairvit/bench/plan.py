@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
+from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from clairvit.bench.config import IMAGES_PER_UNIT
@@ -28,7 +30,28 @@ MethodGroups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # methods, a
 
 @dataclass(frozen=True)
 class Study:
-    """Every method by every metric, for each model on each set of images."""
+    """Every method by every metric, for each model on each set of images.
+
+    Attributes:
+        models: What is explained.
+        data: The images.
+        methods: Method strings; the baselines random and center are added.
+        metrics: Metric strings.
+        seed: Of everything random.
+        target: None for the predicted class, "label" for the true one.
+        maps: The normalisation of each map before it is scored.
+        at_once: Images in one unit of work: what is lost when a run is killed.
+        autocast: The precision of perturbed passes; None for that of the weights.
+
+    Example:
+        >>> import clairvit as cv
+        >>> from pathlib import Path
+        >>> lines = ["data = 'scenes:2'", "models = 'scenes'", "methods = 'rollout'", "metrics = 'sparseness'"]
+        >>> _ = Path("study.toml").write_text("\\n".join(lines))
+        >>> study = cv.Study.from_toml("study.toml")
+        >>> study.methods, study.metrics, study.seed
+        (('rollout',), ('sparseness',), 0)
+    """
 
     models: tuple[ModelConfig, ...]
     data: tuple[DataConfig, ...]
@@ -39,6 +62,24 @@ class Study:
     maps: str = "raw"
     at_once: int = IMAGES_PER_UNIT
     autocast: str | None = None  # precision of perturbed passes; None: that of the weights
+
+    @classmethod
+    def from_toml(cls, path: str | PathLike[str]) -> Study:
+        """Return the study in a TOML file, as `clairvit bench` reads it; files of own methods are imported.
+
+        Args:
+            path: The file; docs/studies.md has its keys.
+
+        Raises:
+            BadInput: If it cannot be read or has an unknown key, name or value: with the line of it.
+        """
+        from clairvit.bench.config import read_config
+        from clairvit.bench.study_file import study_of
+        from clairvit.plugins import import_code
+
+        config = read_config(Path(path))
+        import_code(config.imports, Path(path).parent)
+        return study_of(config)
 
     def resolved(self) -> Study:
         """Return the study with canonical names and the baselines among its methods.

@@ -6,6 +6,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clairvit._progress import report_progress
@@ -126,26 +128,39 @@ class LockedUnits:
 
 def run_study(
     study: Study,
-    store: Store,
+    out: Store | str | PathLike[str],
     engine: Executor = in_process,
     worker: Worker | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
     shard: Shard | None = None,
     on_unit: Callable[[StudyProgress], None] = lambda progress: None,
 ) -> Outcome:
-    """Compute what the store lacks.
+    """Run a study: compute what its store lacks.
 
     Units that another process computes are left to it and looked at again at the end: if it died, they are done here.
 
     Args:
         study: The study; names need not be canonical.
-        store: Where results are written.
+        out: Where results are written: a folder, or its store. A study that was stopped goes on there.
         engine: Which executor computes the units.
         worker: A worker that has models or data loaded already.
         on_plan: Called with the plan before the work begins.
         shard: Compute this part of the units only; stores of all parts are joined by `Store.merge`.
         on_unit: Called after each unit, whichever worker computed it.
+
+    Returns:
+        What was computed in this run (`computed` units, `failed` ones with their errors, `seconds`) and the `plan`.
+
+    Example:
+        >>> import clairvit as cv
+        >>> from clairvit.bench.config import DataConfig, ModelConfig
+        >>> study = cv.Study((ModelConfig("scenes"),), (DataConfig("scenes:1"),), ("rollout",), ("sparseness",))
+        >>> cv.run_study(study, "runs/scenes").computed
+        1
+        >>> cv.run_study(study, "runs/scenes").computed  # nothing is left to do
+        0
     """
+    store = out if isinstance(out, Store) else Store.open(Path(out))
     study = study.resolved()
     store.add_study(study)
     plan, worker = plan_study(study, store, worker)

@@ -1,23 +1,21 @@
-"""Images of `evaluate` and `choose` with their annotations: masks, and true classes."""
+"""Images of commands that score, with their annotations: masks, and true classes."""
 
 from __future__ import annotations
 
-import csv
-import os
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
+from clairvit.cli.declare import group, option
 from clairvit.cli.image_job import Failure, find_image_files
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from clairvit.data.dataset import ImageDataset, Sample
+    from clairvit.data.dataset import ImageDataset
     from clairvit.metrics.registry import MetricSpec
     from clairvit.models.model import Model
 
@@ -35,14 +33,16 @@ class AnnotatedImages:
     detected: Detections = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Annotations(options.OptionGroup):
+@group("Annotations")
+class Annotations:
     """Where masks and true classes come from."""
 
-    masks: options.Masks = None
-    mask_kind: options.MaskKind = "nonzero"
-    weights: options.Weights = None
-    truth: options.Truth = None
+    masks: str | None = options.MASKS
+    mask_kind: str = options.mask_kind("nonzero")
+    weights: str | None = options.WEIGHTS
+    truth: str | None = option(
+        None, "True classes: a CSV with the columns image, class (and other), or the folders' names.", "FILE|folders"
+    )
 
     @property
     def detects(self) -> bool:
@@ -96,27 +96,20 @@ class Annotations(options.OptionGroup):
     def dataset(self, images: Sequence[str], model: Model, by_label: bool = False) -> AnnotatedImages:
         """Return the images, read one at a time; with `by_label` an image without a true class raises BadInput."""
         from clairvit.data.dataset import as_dataset
+        from clairvit.data.masks import masks_in
+        from clairvit.data.truth import require_labels
 
         detected: Detections = {}
         masks: Any = None
         if self.detects:
             masks = self._detector(model, detected)
         elif self.masks is not None:
-            masks = mask_files([Path(image) for image in images], Path(self.masks))
+            masks = masks_in(Path(self.masks), [Path(image) for image in images])
         labels, others = self._classes(images)
         dataset = as_dataset(list(images), model, masks=masks, mask_kind=self.mask_kind, labels=labels, others=others)
-        if labels is None or not by_label:
-            return AnnotatedImages(dataset, detected)
-        image_labels = labels
-
-        def read(row: int, net: Model) -> Sample:
-            if image_labels[row] is None:
-                raise BadInput(
-                    f"There is no class for '{images[row]}' in --truth {self.truth}; expected a line with it."
-                )
-            return dataset.read(row, net)
-
-        return AnnotatedImages(replace(dataset, read=read), detected)
+        if labels is not None and by_label:
+            dataset = require_labels(dataset, labels, f"--truth {self.truth}")
+        return AnnotatedImages(dataset, detected)
 
     def _detector(self, model: Model, detected: Detections) -> Callable[[str, Image.Image], Image.Image]:
         """Return the function that finds the mask of an image and stores its classes in `detected`."""
@@ -134,15 +127,13 @@ class Annotations(options.OptionGroup):
 
     def _classes(self, images: Sequence[str]) -> tuple[list[str | None] | None, list[str | None] | None]:
         """Return the true class of each image, and the class of a second object in it."""
+        from clairvit.data.truth import classes_of, folder_classes, read_truth
+
         if self.truth is None:
             return None, None
         if self.truth == FOLDERS:
-            return [Path(image).resolve().parent.name for image in images], None
-        rows = read_truth(Path(self.truth))
-        image_rows = [_row(rows, image) for image in images]
-        labels = [row.get("class") or None for row in image_rows]
-        others = [row.get("other") or None for row in image_rows]
-        return labels, others if any("other" in row for row in rows.values()) else None
+            return folder_classes(images), None
+        return classes_of(images, read_truth(Path(self.truth), f"--truth {self.truth}"))
 
 
 def download_data(spec: str, split: str | None = None) -> None:
@@ -237,15 +228,6 @@ def sample_images(images: list[str], limit: int, seed: int) -> list[str]:
     return [images[row] for row in sorted(rows.tolist())]
 
 
-def mask_files(images: Sequence[Path], folder: Path) -> list[Path | None]:
-    """Return the mask of each image; subfolders of the images have masks in subfolders of the same names."""
-    from clairvit.data.masks import masks_for
-
-    paths = [image.absolute() for image in images]
-    masks, _ = masks_for(paths, folder, Path(os.path.commonpath([path.parent for path in paths])))
-    return [masks.get(path) for path in paths]
-
-
 def detection_options(text: str) -> dict[str, Any]:
     """Return the detector's options in 'mask-rcnn(score=0.7,classes=dog)'."""
     from clairvit.methods.parsing import parse_spec
@@ -258,39 +240,3 @@ def detection_options(text: str) -> dict[str, Any]:
                 f"(a COCO class), such as {MASK_RCNN}(score=0.7,classes=dog)."
             )
     return settings
-
-
-def read_truth(path: Path) -> dict[str, dict[str, str]]:
-    """Return the rows of the CSV file by image."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            columns, lines = tuple(reader.fieldnames or ()), list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"--truth {path} cannot be read ({error}); expected a CSV in UTF-8.") from error
-    if not lines or not {"image", "class"} <= set(columns):
-        content = f"the columns {', '.join(columns)}" if lines else "no lines below its first"
-        raise BadInput(
-            f"--truth {path} has {content}; expected image and class (and other) in its first line, and a line per "
-            "image."
-        )
-    too_long = next((line["image"] for line in lines if None in line), None)  # csv's key for cells beyond the columns
-    if too_long is not None:
-        raise BadInput(
-            f"--truth {path} has more than {len(columns)} cells in the line of '{too_long}'; expected a class with a "
-            'comma in quotes: "husky, Siberian".'
-        )
-    counts = Counter(line["image"] for line in lines)
-    repeated = next((image for image, count in counts.items() if count > 1), None)
-    if repeated is not None:
-        raise BadInput(
-            f"--truth {path} has {counts[repeated]} lines for '{repeated}'; expected one, with its second class as "
-            "other."
-        )
-    return {line["image"]: line for line in lines}
-
-
-def _row(rows: dict[str, dict[str, str]], image: str) -> dict[str, str]:
-    """Return the row of an image by its path, its file name or its stem."""
-    path = Path(image)
-    return next((rows[key] for key in (image, path.name, path.stem) if key in rows), {})

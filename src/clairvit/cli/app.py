@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TextIO
 
-import click
 import typer
 
 from clairvit._io import decoded
@@ -19,15 +18,15 @@ from clairvit.cli.calibrate import calibrate
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
 from clairvit.cli.console import print_json, print_message, print_note
+from clairvit.cli.declare import command_name, expand_groups, running
 from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
 from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
-from clairvit.cli.hints import names_parameters, with_options
+from clairvit.cli.hints import with_options
 from clairvit.cli.imports import add_import_option
 from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
-from clairvit.cli.options import expand_groups
 from clairvit.cli.patch import patch
 from clairvit.cli.report import report
 from clairvit.cli.reproduce import reproduce
@@ -52,16 +51,27 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"token_normalize_func": _current_name},
 )
-for _command_function in (explain, compare, evaluate, choose, calibrate, doctor, bench, report, reproduce, finetune):
-    app.command(_command_function.__name__, no_args_is_help=True)(expand_groups(_command_function))
-app.command("features", no_args_is_help=True)(expand_groups(features))
-app.command("patch", no_args_is_help=True)(expand_groups(patch))
-app.command("serve")(expand_groups(serve))
-app.command("methods")(methods_command)
-app.command("metrics")(metrics_command)
-app.command("models")(models_command)
-app.command("classes")(classes_command)
-app.command("cite")(cite_command)
+WITHOUT_ARGUMENTS = {"serve", "methods", "metrics", "models", "classes", "cite"}  # the others print their help then
+for _function in (
+    *(
+        explain,
+        compare,
+        evaluate,
+        choose,
+        calibrate,
+        doctor,
+        bench,
+        report,
+        reproduce,
+        finetune,
+        features,
+        patch,
+        serve,
+    ),
+    *(methods_command, metrics_command, models_command, classes_command, cite_command),
+):
+    _name = command_name(_function)
+    app.command(_name, no_args_is_help=_name not in WITHOUT_ARGUMENTS)(expand_groups(_function))
 
 
 def _version(requested: bool) -> None:
@@ -101,13 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(typed: Sequence[str]) -> int:
     """Run a command, print what ended it, and return the exit status."""
+    running.set(None)
     try:
         with _warnings_as_notes():
             app(args=typed, prog_name="clairvit")
     except SystemExit as exit_:  # typer ends every command this way
         return _finish(_status(exit_.code))
     except ClairError as error:
-        message = with_options(error, _command(typed) if names_parameters(error) else None)
+        message = with_options(error)
         if "--json" in typed:
             print_json({"error": message}, indent=None)
         print_message(message)
@@ -115,12 +126,6 @@ def _run(typed: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _finish(130)
     return _finish(0)
-
-
-def _command(typed: Sequence[str]) -> click.Command | None:
-    """Return the command that was typed; None if there is no such command."""
-    group = typer.main.get_command(app)
-    return next((group.commands[name] for name in typed if name in group.commands), None)  # type: ignore[attr-defined]
 
 
 def _status(code: object) -> int:
@@ -204,7 +209,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *location: object) -> None:
             if issubclass(category, ClairWarning):
-                print_note(str(message))
+                print_note(message.args[0] if isinstance(message, Warning) else message)
             else:
                 default(message, category, *location)  # type: ignore[arg-type]
 

@@ -6,17 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from clairvit.cli import options
 from clairvit.cli.annotations import download_data
-from clairvit.cli.bench_config import StudyOptions, study_of
+from clairvit.cli.bench_config import StudyOptions
 from clairvit.cli.console import print_data_notes, print_json, print_message, progress_bar
-from clairvit.cli.evaluate import METHODS, METRICS
+from clairvit.cli.declare import argument, group, option
 from clairvit.cli.output import print_plan, print_query, print_study
 from clairvit.errors import BadInput
 
@@ -45,46 +42,24 @@ clairvit bench --out study/ --sql "select method, metric, avg(value) from result
 """
 
 
-@dataclass(frozen=True)
-class EngineOptions(options.OptionGroup):
+@group("Engine")
+class EngineOptions:
     """Which processes compute."""
 
-    engine: Annotated[
-        str, typer.Option(metavar="local|ray", help="What computes the units.", rich_help_panel="Engine")
-    ] = "local"
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Processes (local) or actors (ray).",
-            show_default="this process; for ray as many as the cluster has room for",
-            rich_help_panel="Engine",
-        ),
-    ] = None
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="Of the Ray cluster: auto, or HOST:PORT.", show_default="one of its own", rich_help_panel="Engine"
-        ),
-    ] = None
-    num_gpus: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="GPUs for each Ray actor, such as 1 or 0.5.",
-            show_default="1 where the cluster has GPUs",
-            rich_help_panel="Engine",
-        ),
-    ] = None
-
-    shard: Annotated[
-        str | None,
-        typer.Option(
-            metavar="I/N",
-            help="Compute one of N parts of the study, from 0/N: one job of an array. Join the stores by --merge.",
-            rich_help_panel="Engine",
-        ),
-    ] = None
+    engine: str = option("local", "What computes the units.", "local|ray")
+    workers: int | None = option(
+        None,
+        "Processes (local) or actors (ray).",
+        shown="this process; for ray as many as the cluster has room for",
+        min=1,
+    )
+    address: str | None = option(None, "Of the Ray cluster: auto, or HOST:PORT.", shown="one of its own")
+    num_gpus: float | None = option(
+        None, "GPUs for each Ray actor, such as 1 or 0.5.", shown="1 where the cluster has GPUs", min=0
+    )
+    shard: str | None = option(
+        None, "Compute one of N parts of the study, from 0/N: one job of an array. Join the stores by --merge.", "I/N"
+    )
 
     def create(self, device: str | None, batch_size: int | None) -> Executor | None:
         """Return the engine; None is this process."""
@@ -103,79 +78,23 @@ class EngineOptions(options.OptionGroup):
 
 
 def bench(
-    study: Annotated[
-        Path | None, typer.Argument(metavar="STUDY.toml", help="The study as a file; options win over it.")
-    ] = None,
+    study: Path | None = argument(None, "The study as a file; options win over it.", "STUDY.toml"),
     *,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="A,B,…",
-            help="Models, separated by commas or repeated.",
-            show_default="pets",
-            rich_help_panel="Model",
-        ),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        options.method_list(f"{options.METHODS_HELP} random and center are scored as baselines.", METHODS),
-    ] = None,
-    metric: Annotated[list[str] | None, options.metric_list(options.METRICS_HELP, METRICS)] = None,
-    data: options.DataOptions,
-    masks: options.MaskFolder = None,
-    mask_kind: Annotated[str | None, options.MASK_KIND] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target", "-t", help="'label': the true class; default: the prediction.", rich_help_panel="Target"
-        ),
-    ] = None,
-    maps: Annotated[str | None, options.MAPS] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of everything random.", show_default="0", rich_help_panel="Run")
-    ] = None,
-    model_options: options.ModelOptions,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu, cuda, cuda:1.", show_default="a GPU if there is one", rich_help_panel="Engine"),
-    ] = None,
+    typed: StudyOptions,
+    device: str | None = option(None, "cpu, cuda, cuda:1.", shown="a GPU if there is one", panel="Engine"),
     engine_options: EngineOptions,
-    batch_size: options.BatchSize = None,
-    autocast: options.Autocast = None,
-    log: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:PLACE]",
-            help="Log progress and means: tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT; may be repeated.",
-            show_default=False,
-            rich_help_panel="Result",
-        ),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="STORE",
-            help="The folder of the store, or a URL that fsspec writes to.",
-            rich_help_panel="Result",
-        ),
-    ] = None,
-    compact: Annotated[
-        bool,
-        typer.Option("--compact", help="Join the parts into few large files and stop.", rich_help_panel="Result"),
-    ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Show the plan and stop.", rich_help_panel="Result")] = False,
-    merge: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STORE", help="Add the results of other stores and stop.", rich_help_panel="Result"),
-    ] = None,
-    sql: Annotated[
-        str | None,
-        typer.Option(metavar="QUERY", help="Query the store (the table is 'results').", rich_help_panel="Result"),
-    ] = None,
+    batch_size: int | None = options.BATCH_SIZE,
+    log: list[str] | None = option(
+        None,
+        "Log progress and means: tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT; may be repeated.",
+        "NAME[:PLACE]",
+        panel=options.RESULT,
+    ),
+    out: str | None = options.out(None, "The folder of the store, or a URL that fsspec writes to.", "STORE"),
+    compact: bool = option(False, "Join the parts into few large files and stop.", panel=options.RESULT),
+    plan: bool = option(False, "Show the plan and stop.", panel=options.RESULT),
+    merge: list[str] | None = option(None, "Add the results of other stores and stop.", "STORE", panel=options.RESULT),
+    sql: str | None = option(None, "Query the store (the table is 'results').", "QUERY", panel=options.RESULT),
     output: options.OutputOptions,
 ) -> None:
     from clairvit.bench.config import StudyConfig, read_config
@@ -201,13 +120,12 @@ def bench(
         shard = None if engine_options.shard is None else Shard.parse(engine_options.shard)
         config = read_config(study) if study is not None else StudyConfig()
         import_code(config.imports, study and study.parent)
-        typed = StudyOptions(model, model_options, data, masks, mask_kind, method, metric, target, maps, seed, autocast)
-        requested = study_of(config, typed)
+        requested = typed.study(config)
         device = device if device is not None or engine_options.engine == "ray" else _gpu()
         engine = engine_options.create(device, batch_size)
         resolved = requested.resolved()
         check_place(folder)
-        for entry in requested.data if data.download else ():
+        for entry in requested.data if typed.data.download else ():
             download_data(entry.spec, entry.split)
         worker = Worker(resolved, device if engine is None else None, batch_size)  # with an engine it only plans
         if plan:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from clairvit.cli import options
-from clairvit.cli.annotations import Annotations, image_source
-from clairvit.cli.arguments import read_single_target, resolve_methods, resolve_metrics, split_methods
-from clairvit.cli.console import print_data_notes, print_line, progress_bar
-from clairvit.cli.finish import exit_on_failures, print_document
-from clairvit.cli.hints import with_options
-from clairvit.cli.image_job import Failure
+from clairvit.cli.arguments import resolve_methods, resolve_metrics, split_methods
+from clairvit.cli.command import Command, ScoringOptions
+from clairvit.cli.console import print_line
+from clairvit.cli.declare import option
 from clairvit.cli.output import print_selection, selection_document
 from clairvit.errors import BadInput
 
@@ -38,100 +34,60 @@ clairvit choose --data pets:data/oxford-iiit-pet --limit 100 --model timm:vit_ba
 
 
 def choose(
-    images: options.OptionalImages = None,
+    images: list[str] | None = options.ANNOTATED_IMAGES,
     *,
-    method: Annotated[
-        list[str] | None,
-        options.method_list(
-            "Methods, separated by commas or repeated; random and center are always there.",
-            "well-known ones that need one trace each",
-        ),
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        options.metric_list(
-            "Metrics, separated by commas or repeated; the first one ranks, unless --by says otherwise.",
-            "insertion-deletion,faithfulness-correlation, with masks also ap,pointing-game",
-        ),
-    ] = None,
-    by: Annotated[
-        str,
-        typer.Option(
-            metavar="first|mean-rank|METRIC",
-            help="What ranks: the first metric, the mean rank over all faithfulness metrics, or one of the metrics.",
-        ),
-    ] = "first",
-    tune_start: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="A,B,…",
-            help="Find the best start layer of these methods, FocusViT's m*: focusvit,genatt,decompx,ixg.",
-            show_default=False,
-        ),
-    ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate", help="Fit a calibrated method too, and rank it by cross-fitted scores; 8 or more images."
-        ),
-    ] = False,
-    data: options.DataOptions,
-    annotations: Annotations,
-    model: options.ModelName = "pets",
-    model_options: options.ModelOptions,
-    target: options.OneTarget = None,
-    readouts: options.ReadoutOptions,
-    maps: options.Maps = "raw",
-    run_options: options.RunOptions,
-    out: Annotated[
-        str,
-        typer.Option("--out", "-o", metavar="FILE.json", help="Where the recipe is written.", rich_help_panel="Result"),
-    ] = "recipe.json",
+    method: list[str] | None = options.method_list(
+        "Methods, separated by commas or repeated; random and center are always there.",
+        "well-known ones that need one trace each",
+    ),
+    metric: list[str] | None = options.metric_list(
+        "Metrics, separated by commas or repeated; the first one ranks, unless --by says otherwise.",
+        "insertion-deletion,faithfulness-correlation, with masks also ap,pointing-game",
+    ),
+    by: str = option(
+        "first",
+        "What ranks: the first metric, the mean rank over all faithfulness metrics, or one of the metrics.",
+        "first|mean-rank|METRIC",
+    ),
+    tune_start: list[str] | None = option(
+        None, "Find the best start layer of these methods, FocusViT's m*: focusvit,genatt,decompx,ixg.", "A,B,…"
+    ),
+    calibrate: bool = option(
+        False, "Fit a calibrated method too, and rank it by cross-fitted scores; 8 or more images."
+    ),
+    question: ScoringOptions,
+    maps: str = options.MAPS,
+    out: str = options.out("recipe.json", "Where the recipe is written.", "FILE.json"),
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
     from clairvit.selection.start_layer import base_method
 
-    # What is misspelt is refused before a model is loaded.
     methods = resolve_methods(*method) if method else None
     metrics = resolve_metrics(*metric) if metric else None
     tuned = [base_method(text) for text in split_methods(*tune_start)] if tune_start else []
     _check(by, metrics, maps, out)
-    run_options.check()
-    model_options.preprocess()
-    typed_readouts = readouts.readouts()
-    source, failures = image_source(images, data, annotations, metrics or [], target, run_options.seed)
-    if source.is_empty:
-        if output.as_json:
-            print_document("choose", {"results": []}, failures)
-        exit_on_failures(0, failures, "scored")
-        return
-    net = model_options.load(model)
-    dataset = source.open(net, by_label=target == "label").images
-    print_data_notes((*net.assumptions, *dataset.notes), output.hidden)
-    with progress_bar(f"{len(dataset)} images", 1, hidden=output.hidden):
+    command = Command("choose", "scored", output)
+    opened = question.open(command, images, metrics or [])
+    with command.progress(f"{len(opened.images)} images"):
         selection = cv.choose(
-            net,
-            dataset,
+            opened.model,
+            opened.images,
             methods,
             None if metrics is None else [spec.text for spec in metrics],
-            target=read_single_target(target, net, typed_readouts),
             normalize=maps,
             by=by,
             tune_start=tuned,
             calibrate=calibrate,
-            on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
-            **run_options.arguments(),
+            **opened.arguments,
         )
     file = selection.save(out)
-    if output.as_json:
-        print_document("choose", selection_document(selection, file), failures)
-    elif not output.quiet:
+
+    def show() -> None:
         print_selection(selection)
-        typed = [*(["--model", model] if model != "pets" else []), *model_options.typed()]
-        command = shlex.join(["clairvit", "explain", "IMAGE", *typed, "--recipe", str(file)])
-        print_line(f"Wrote {file}; use it by: {command}")
-    exit_on_failures(len(selection.scores.predictions), failures, "scored")
+        print_line(f"Wrote {file}; use it by: {shlex.join(question.explain_with('--recipe', str(file)))}")
+
+    command.finish(len(selection.scores.predictions), lambda: selection_document(selection, file), show)
 
 
 choose.__doc__ = (

@@ -5,19 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
 from clairvit.cli.arguments import ALL, expand_all_methods, split_methods, with_method_options
+from clairvit.cli.command import Command
 from clairvit.cli.console import EXPLAINS, SHOWS, print_line, table
-from clairvit.cli.finish import (
-    exit_on_failures,
-    print_document,
-    print_files,
-    print_notes,
-    print_predictions,
-    print_skipped,
-)
+from clairvit.cli.finish import print_files, print_notes, print_predictions, print_skipped
 from clairvit.cli.image_job import ImageJob, WrittenResult, safe_file_name
 from clairvit.errors import NotApplicable
 
@@ -38,15 +32,15 @@ clairvit compare photos/ --method all --target Bengal
 
 
 def compare(
-    images: options.Images,
+    images: list[str] = options.IMAGES,
     *,
-    method: Annotated[list[str] | None, options.method_list(options.METHODS_HELP, "eleven well-known ones")] = None,
-    model: options.ModelName = "pets",
+    method: list[str] | None = options.method_list(options.METHODS_HELP, "eleven well-known ones"),
+    model: str = options.model_name(),
     model_options: options.PictureModelOptions,
     targets: options.TargetOptions,
     run_options: options.RunOptions,
     sampling: options.SamplingOptions,
-    out: options.Out = "out/",
+    out: str = options.OUT,
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
@@ -82,15 +76,16 @@ def compare(
         methods=len(methods),
     )
     results, failures = job.run()
-    if output.as_json:
-        print_document("compare", {"results": [_entry(result, slow) for result in results]}, failures)
-    elif not output.quiet:
+
+    def show() -> None:
         print_predictions(results)
         if results:
             _print_methods(results[0], slow)
         print_notes(results)
         print_files(results)
-    exit_on_failures(len(results), failures)
+
+    command = Command("compare", "explained", output, failures)
+    command.finish(len(results), lambda: {"results": [_entry(result, slow) for result in results]}, show)
 
 
 compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"

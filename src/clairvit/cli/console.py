@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from clairvit._io import dumps_json, printable
-from clairvit.cli.hints import parameters_as_options
+from clairvit.cli.hints import worded
+from clairvit.errors import Message
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,8 +25,8 @@ Advance = Callable[[int], None]  # the number of steps that were just completed
 
 
 def print_message(sentence: str) -> None:
-    """Print one line on stderr that begins with the program's name; Python parameters in it become options."""
-    print(f"clairvit: {printable(parameters_as_options(sentence))}", file=sys.stderr)
+    """Print one line on stderr that begins with the program's name; what it advises becomes options."""
+    print(f"clairvit: {printable(worded(sentence))}", file=sys.stderr)
 
 
 _printed_notes: list[str] = []  # of this process, so that a note which was a warning is not printed again
@@ -34,7 +35,7 @@ _printed_notes: list[str] = []  # of this process, so that a note which was a wa
 def print_note(note: str) -> None:
     """Print a note on stderr and remember it: `is_printed` is then true for it."""
     _printed_notes.append(note)
-    print_message(f"note: {note}")
+    print_message(Message("note: ", note))
 
 
 def is_printed(note: str) -> bool:
@@ -45,7 +46,7 @@ def is_printed(note: str) -> bool:
 def print_data_notes(notes: Iterable[str], hidden: bool) -> None:
     """Print notes about models and data on stderr, each once."""
     for note in () if hidden else dict.fromkeys(notes):
-        print_message(f"note: {note}")
+        print_message(Message("note: ", note))
 
 
 def print_line(text: str) -> None:
@@ -54,8 +55,8 @@ def print_line(text: str) -> None:
 
 
 def print_result_note(note: str) -> None:
-    """Print a note of a result on stdout; Python parameters in it become options."""
-    print_line(f"Note: {parameters_as_options(note)}")
+    """Print a note of a result on stdout; what it advises becomes options."""
+    print_line(f"Note: {worded(note)}")
 
 
 def print_json(content: Mapping[str, Any] | Sequence[Any], indent: int | None = 1) -> None:
@@ -71,11 +72,7 @@ def _stdout() -> Console:
 
 
 def table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    right: Sequence[str] = (),
-    grouped: bool = False,
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), grouped: bool = False
 ) -> None:
     """Print a table on stdout. Cells are plain text: a file called '[red].jpg' is printed as it is.
 

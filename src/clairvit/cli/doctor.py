@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from clairvit.cli import options
 from clairvit.cli.arguments import single_method
-from clairvit.cli.console import print_line, progress_bar, table
-from clairvit.cli.finish import exit_on_failures, print_document
-from clairvit.cli.hints import option_of, with_named_options
-from clairvit.cli.image_job import Failure, find_image_files
-from clairvit.errors import BadInput
+from clairvit.cli.command import Command
+from clairvit.cli.console import print_line, table
+from clairvit.cli.declare import argument, option
+from clairvit.cli.hints import worded
+from clairvit.errors import BadInput, Message
 
 if TYPE_CHECKING:
     from clairvit.diagnostics.report import Diagnosis
@@ -34,56 +33,39 @@ clairvit doctor timm:vit_base_patch16_224 photos/ --strict --json
 
 
 def doctor(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A name as --model of other commands takes it, or MODULE:ATTRIBUTE of your own code.",
-            show_default=False,
-        ),
-    ],
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="IMAGE",
-            help="Files, folders or globs, six or more for a test of deletion; default: a built-in photo of a cat.",
-            show_default=False,
-        ),
-    ] = None,
+    model: str = argument(
+        ..., "A name as --model of other commands takes it, or MODULE:ATTRIBUTE of your own code.", "MODEL"
+    ),
+    images: list[str] | None = argument(
+        None,
+        "Files, folders or globs, six or more for a test of deletion; default: a built-in photo of a cat.",
+        "IMAGE",
+    ),
     *,
-    method: Annotated[
-        list[str] | None,
-        options.method_list(
-            "The method whose maps are compared with random ones.", "attnlrp+plus, or another that applies"
-        ),
-    ] = None,
+    method: list[str] | None = options.method_list(
+        "The method whose maps are compared with random ones.", "attnlrp+plus, or another that applies"
+    ),
     model_options: options.ModelOptions,
-    seed: options.Seed = 0,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with status 1 on warnings too.", rich_help_panel="Result")
-    ] = False,
+    seed: int = options.SEED,
+    strict: bool = option(False, "Exit with status 1 on warnings too.", panel=options.RESULT),
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
     from clairvit.methods.spec import resolve_method
 
-    # What is misspelt is refused before a model is loaded.
     method_text = single_method(method, "doctor")
     if method_text is not None:
         resolve_method(method_text)
     model_options.preprocess()
-    paths, failures = find_image_files(images) if images else ([], [])
+    command = Command("doctor", "read", output)
+    paths = command.image_files(images) if images else []
     net = model_options.load(model)
-    readable = _readable(paths, net, failures)
+    readable = _readable(paths, net, command)
     if images and not readable:
-        exit_on_failures(0, failures, "read")
-    with progress_bar("doctor", 1, hidden=output.hidden):
+        command.stop()
+    with command.progress("doctor"):
         diagnosis = cv.doctor(net, readable or None, method=method_text, seed=seed)
-    if output.as_json:
-        print_document("doctor", diagnosis.to_dict(), failures)
-    elif not output.quiet:
-        _print_checks(diagnosis)
-    exit_on_failures(len(readable), failures, "read")
+    command.finish(len(readable), diagnosis.to_dict, lambda: _print_checks(diagnosis))
     if not diagnosis.ok or (strict and diagnosis.warnings):
         raise typer.Exit(1)
 
@@ -91,8 +73,8 @@ def doctor(
 doctor.__doc__ = f"Check whether a model can be explained as it is, and say what to do.\n\n{EXAMPLES}"
 
 
-def _readable(paths: list[str], model: Model, failures: list[Failure]) -> list[str]:
-    """Return the images that can be read; the others are added to `failures`."""
+def _readable(paths: list[str], model: Model, command: Command) -> list[str]:
+    """Return the images that can be read; the others are failures of the command."""
     from clairvit.models.images import prepare
 
     readable = []
@@ -101,7 +83,7 @@ def _readable(paths: list[str], model: Model, failures: list[Failure]) -> list[s
             prepare(path, model)
             readable.append(path)
         except BadInput as error:
-            failures.append(Failure(path, str(error)))
+            command.on_error(path, error)
     return readable
 
 
@@ -109,10 +91,8 @@ def _print_checks(diagnosis: Diagnosis) -> None:
     """Print one row per check, advice below the finding."""
     from clairvit.diagnostics.report import condensed
 
-    available = {option_of(field.name) for field in fields(options.ModelOptions)}
-    texts = {check.name: f"{check.finding}\n→ {check.advice}" for check in diagnosis.checks if check.advice}
     rows = [
-        (check.status, check.name, with_named_options(texts.get(check.name, check.finding), available))
+        (check.status, check.name, worded(Message(check.finding, *(("\n→ ", check.advice) if check.advice else ()))))
         for check in condensed(diagnosis.checks)
     ]
     count = len(diagnosis.images)

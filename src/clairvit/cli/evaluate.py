@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from clairvit.bench import METHODS, METRICS
 from clairvit.cli import options
-from clairvit.cli.annotations import AnnotatedImages, Annotations, image_source
-from clairvit.cli.arguments import ALL, read_single_target, resolve_methods, resolve_metrics, split_methods
-from clairvit.cli.console import print_data_notes, print_json, print_line, print_result_note, progress_bar
-from clairvit.cli.finish import exit_on_failures, print_document, print_skipped
-from clairvit.cli.hints import with_options
-from clairvit.cli.image_job import Failure, OutputPath, output_path
+from clairvit.cli.arguments import ALL, resolve_methods, resolve_metrics, split_methods
+from clairvit.cli.command import Command, ScoringOptions
+from clairvit.cli.console import print_line, print_result_note
+from clairvit.cli.finish import print_skipped
+from clairvit.cli.image_job import output_path
 from clairvit.cli.output import by_metric, print_scores, score_document, score_notes, write_scores
 from clairvit.errors import BadInput
 
-if TYPE_CHECKING:
-    from clairvit.metrics.score import Scores
-
 FILE_SUFFIXES = (".json", ".csv")
-METHODS, METRICS = "attnlrp+plus,rollout", "deletion,insertion,sparseness"  # defaults, also of `clairvit bench`
 EXAMPLES = """[bold]Examples[/bold]
 
 clairvit evaluate demo
@@ -37,99 +30,54 @@ clairvit evaluate images/ --masks trimaps/ --mask-kind trimap --truth folders --
 
 
 def evaluate(
-    images: options.OptionalImages = None,
+    images: list[str] | None = options.ANNOTATED_IMAGES,
     *,
-    method: Annotated[list[str] | None, options.method_list(options.METHODS_HELP, METHODS)] = None,
-    metric: Annotated[list[str] | None, options.metric_list(options.METRICS_HELP, METRICS)] = None,
-    data: options.DataOptions,
-    annotations: Annotations,
-    model: options.ModelName = "pets",
-    model_options: options.ModelOptions,
-    target: options.OneTarget = None,
-    readouts: options.ReadoutOptions,
-    maps: options.Maps = "raw",
-    run_options: options.RunOptions,
-    out: Annotated[
-        str,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="PATH",
-            help="A folder (scores.json, scores.csv and pictures of curves) or one file: .json .csv",
-            rich_help_panel="Result",
-        ),
-    ] = "out/",
+    method: list[str] | None = options.method_list(options.METHODS_HELP, ",".join(METHODS)),
+    metric: list[str] | None = options.metric_list(options.METRICS_HELP, ",".join(METRICS)),
+    question: ScoringOptions,
+    maps: str = options.MAPS,
+    out: str = options.out("out/", "A folder (scores.json, scores.csv and pictures of curves) or one file: .json .csv"),
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
     from clairvit.metrics.context import check_map_transform
 
-    # What is misspelt is refused before a model is loaded.
-    typed = method or [METHODS]
-    methods, metrics = resolve_methods(*typed), resolve_metrics(*(metric or [METRICS]))
+    typed = method or METHODS
+    methods, metrics = resolve_methods(*typed), resolve_metrics(*(metric or METRICS))
     check_map_transform(maps)
-    run_options.check()
     path = output_path(out, check_suffix)
-    model_options.preprocess()
-    typed_readouts = readouts.readouts()
-    source, failures = image_source(images, data, annotations, metrics, target, run_options.seed)
-    if source.is_empty:
-        _finish_without_scores(failures, output)
-        return
-    net = model_options.load(model)
-    dataset = source.open(net, by_label=target == "label")
-    print_data_notes((*net.assumptions, *dataset.images.notes), output.hidden)
-    with progress_bar(f"{len(methods)} methods, {len(metrics)} metrics", 1, hidden=output.hidden):
+    command = Command("evaluate", "scored", output)
+    opened = question.open(command, images, metrics)
+    with command.progress(f"{len(methods)} methods, {len(metrics)} metrics"):
         scores = cv.evaluate(
-            net,
-            dataset.images,
+            opened.model,
+            opened.images,
             methods,
             [spec.text for spec in metrics],
-            target=read_single_target(target, net, typed_readouts),
             normalize=maps,
             skip=ALL in split_methods(*typed),
-            on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
-            **run_options.arguments(),
+            **opened.arguments,
         )
     if not scores:
-        _finish_without_scores(failures, output)
-        return
-    _write_and_print(scores, methods, readouts.title(target), annotations.masks, dataset, path, failures, output)
-
-
-evaluate.__doc__ = f"Score methods by metrics, with confidence intervals and random baselines.\n\n{EXAMPLES}"
-
-
-def _finish_without_scores(failures: list[Failure], output: options.OutputOptions) -> None:
-    if output.as_json:
-        print_document("evaluate", {"results": []}, failures)
-    exit_on_failures(0, failures, "scored")
-
-
-def _write_and_print(
-    scores: Scores,
-    methods: list[str],
-    target: str | None,
-    masks: str | None,
-    dataset: AnnotatedImages,
-    path: OutputPath,
-    failures: list[Failure],
-    output: options.OutputOptions,
-) -> None:
+        command.stop()
     rows = by_metric(scores)
-    document = score_document("evaluate", rows, methods, target, scores.unmasked, failures)
-    document |= {**scores.model_record, "foreground": dataset.detected, "skipped": scores.skipped}
+    target = question.readouts.title(question.target)
+    document = score_document("evaluate", rows, methods, target, scores.unmasked, command.failures)
+    document |= {**scores.model_record, "foreground": opened.detected, "skipped": scores.skipped}
     files = write_scores(path, rows, document)
-    if output.as_json:
-        print_json({**document, "files": [str(file) for file in files]})
-    elif not output.quiet:
+
+    def show() -> None:
         print_scores(rows, methods)
         print_skipped(scores.skipped)
-        for note in score_notes(rows, scores.unmasked, masks, dataset.detected):
+        for note in score_notes(rows, scores.unmasked, question.annotations.masks, opened.detected):
             print_result_note(note)
         for file in files:
             print_line(f"Wrote {file}")
-    exit_on_failures(len(document["images"]), failures, "scored")
+
+    command.finish(len(document["images"]), lambda: {**document, "files": [str(file) for file in files]}, show)
+
+
+evaluate.__doc__ = f"Score methods by metrics, with confidence intervals and random baselines.\n\n{EXAMPLES}"
 
 
 def check_suffix(path: Path) -> None:

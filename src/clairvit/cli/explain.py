@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
 from clairvit.cli.arguments import single_method
+from clairvit.cli.command import Command
 from clairvit.cli.console import print_line
-from clairvit.cli.finish import (
-    exit_on_failures,
-    print_checks,
-    print_document,
-    print_files,
-    print_notes,
-    print_predictions,
-    print_statistics,
-)
+from clairvit.cli.declare import option
+from clairvit.cli.finish import print_checks, print_files, print_notes, print_predictions, print_statistics
 from clairvit.cli.image_job import ImageJob, SaveResult, WrittenResult
 from clairvit.errors import BadInput
 
@@ -63,45 +55,32 @@ clairvit explain cat.jpg --model torchvision:resnet50 --method gradcam --feature
 
 
 def explain(
-    images: options.Images,
+    images: list[str] = options.IMAGES,
     *,
-    method: Annotated[
-        list[str] | None,
-        options.method_list(
-            "One of 'clairvit methods', e.g. genatt, 'rollout(fusion=max)+skipplus'.",
-            "attnlrp+plus where it fits the model, or the recipe's",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="The file of 'clairvit choose'; its method is the default, and 'focusvit(m=auto)' its start layer.",
-        ),
-    ] = None,
-    model: options.ModelName = "pets",
+    method: list[str] | None = options.method_list(
+        "One of 'clairvit methods', e.g. genatt, 'rollout(fusion=max)+skipplus'.",
+        "attnlrp+plus where it fits the model, or the recipe's",
+    ),
+    recipe: str | None = option(
+        None,
+        "The file of 'clairvit choose'; its method is the default, and 'focusvit(m=auto)' its start layer.",
+        "FILE",
+    ),
+    model: str = options.model_name(),
     model_options: options.PictureModelOptions,
     targets: options.TargetOptions,
     run_options: options.RunOptions,
     sampling: options.SamplingOptions,
-    layers: Annotated[bool, typer.Option("--layers", help="Draw the map of each layer, too.")] = False,
-    features: Annotated[
-        bool,
-        typer.Option("--features", help="Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
-    ] = False,
-    heads: Annotated[bool, typer.Option("--heads", help="Draw the map of each head of each layer, too.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Say how far to trust each map, by removing its brightest patches.")
-    ] = False,
-    keep_maps: Annotated[
-        bool,
-        typer.Option(
-            "--keep-maps",
-            help="Write the maps of all images into few NPZ files in half precision, and nothing else.",
-            rich_help_panel="Result",
-        ),
-    ] = False,
-    out: options.Out = "out/",
+    layers: bool = option(False, "Draw the map of each layer, too."),
+    features: bool = option(False, "Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
+    heads: bool = option(False, "Draw the map of each head of each layer, too."),
+    check: bool = option(False, "Say how far to trust each map, by removing its brightest patches."),
+    keep_maps: bool = option(
+        False,
+        "Write the maps of all images into few NPZ files in half precision, and nothing else.",
+        panel=options.RESULT,
+    ),
+    out: str = options.OUT,
     output: options.OutputOptions,
 ) -> None:
     from clairvit.methods.recipe import read_recipe
@@ -112,7 +91,6 @@ def explain(
         raise BadInput("--keep-maps writes one map per image; expected it without --layers, --heads and --features.")
     typed = single_method(method, "explain")
     chosen = None if recipe is None else read_recipe(recipe)
-    # Misspelt methods are refused before a model is loaded.
     text = (typed or (default_method() if sampling.typed() else None)) if chosen is None else chosen.method_for(typed)
     spec = None if text is None else resolve_method(text, **sampling.typed())  # None: the default that fits
     run_options.check()
@@ -133,9 +111,8 @@ def explain(
         keep_maps=keep_maps,
     )
     results, failures = job.run()
-    if output.as_json:
-        print_document("explain", {"results": [_entry(result) for result in results]}, failures)
-    elif not output.quiet:
+
+    def show() -> None:
         print_predictions(results)
         print_statistics(results)
         print_checks(results)
@@ -144,7 +121,9 @@ def explain(
             method_text = results[0].first["method"]
             print_line(f"Note: {method_text} has no maps of single layers, so there is no strip of layers.")
         print_files(results)
-    exit_on_failures(len(results), failures)
+
+    command = Command("explain", "explained", output, failures)
+    command.finish(len(results), lambda: {"results": [_entry(result) for result in results]}, show)
 
 
 explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"

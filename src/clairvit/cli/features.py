@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
-from clairvit.cli.console import is_printed, print_line, print_result_note, progress_bar, table
-from clairvit.cli.finish import MAX_ROWS, exit_on_failures, print_document, print_paths
-from clairvit.cli.image_job import OutputPath, file_stems, find_image_files, output_path, read_images
+from clairvit.cli.command import Command
+from clairvit.cli.console import is_printed, print_line, print_result_note, table
+from clairvit.cli.declare import option
+from clairvit.cli.finish import MAX_ROWS, print_paths
+from clairvit.cli.image_job import OutputPath, file_stems, output_path, read_images
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -32,67 +32,52 @@ clairvit features photos/ --foreground positive --threshold 0.5 --out all.png
 
 
 def features(
-    images: options.Images,
+    images: list[str] = options.IMAGES,
     *,
-    layer: Annotated[
-        str,
-        typer.Option(
-            metavar="K|all",
-            help="The block (or stage of a CNN) whose output is shown, from 0; all: a strip of all layers too.",
-            show_default="-1, the last",
-        ),
-    ] = "-1",
-    patch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROW,COL", help="Show the cosine of every patch to this one, counted from the upper left, 0,0."
-        ),
-    ] = None,
-    foreground: Annotated[
-        str | None,
-        typer.Option(
-            metavar="positive|negative",
-            help="Keep the patches on that side of the first component, and compute the components from these alone.",
-        ),
-    ] = None,
-    threshold: Annotated[
-        float,
-        typer.Option(help="With --foreground: how far on that side, in standard deviations of the first component."),
-    ] = 0.0,
-    model: options.ModelName = "pets",
+    layer: str = option(
+        "-1",
+        "The block (or stage of a CNN) whose output is shown, from 0; all: a strip of all layers too.",
+        "K|all",
+        shown="-1, the last",
+    ),
+    patch: str | None = option(
+        None, "Show the cosine of every patch to this one, counted from the upper left, 0,0.", "ROW,COL"
+    ),
+    foreground: str | None = option(
+        None,
+        "Keep the patches on that side of the first component, and compute the components from these alone.",
+        "positive|negative",
+    ),
+    threshold: float = option(
+        0.0, "With --foreground: how far on that side, in standard deviations of the first component."
+    ),
+    model: str = options.model_name(),
     model_options: options.PictureModelOptions,
-    batch_size: options.BatchSize = None,
-    out: options.Out = "out/",
+    batch_size: int | None = options.BATCH_SIZE,
+    out: str = options.OUT,
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
     from clairvit.methods.token_features import check_options
 
-    # What is misspelt is refused before a model is loaded.
     layer_index, place = _read_layer(layer), _read_patch(patch)
     check_options(layer_index, foreground, threshold)
     out_path = output_path(out)
     model_options.preprocess()
-    paths, failures = find_image_files(images)
-    if not paths:
-        exit_on_failures(0, failures, "shown")
+    command = Command("features", "shown", output)
+    paths = command.image_files(images)
     net = model_options.load(model)
-    batch = read_images(paths, net, failures)
-    if batch is None:
-        exit_on_failures(0, failures, "shown")
-        return
+    batch = read_images(paths, net, command.failures) or command.stop()
     _check_rows(out_path, len(batch))
-    with progress_bar("features", 1, hidden=output.hidden):
+    with command.progress("features"):
         arguments: dict[str, Any] = {"foreground": foreground, "threshold": threshold, "batch_size": batch_size}
         shown = cv.features(net, batch, layer=layer_index, **arguments)
         if place is not None:
             shown.similarity(*place)  # refused before a file is written
         files = _write(shown, out_path, place)
-    if output.as_json:
-        print_document("features", {"results": _entries(shown, files, place)}, failures)
-    elif not output.quiet:
-        _print_features(shown, files)
-    exit_on_failures(len(batch), failures, "shown")
+    command.finish(
+        len(batch), lambda: {"results": _entries(shown, files, place)}, lambda: _print_features(shown, files)
+    )
 
 
 features.__doc__ = f"Show what a model's patches have in common: components, norms, similarities.\n\n{EXAMPLES}"
@@ -154,11 +139,7 @@ def _save(shown: PatchFeatures, path: Path, patch: tuple[int, int] | None) -> li
 
 def _entries(shown: PatchFeatures, files: dict[str, list[Path]], patch: tuple[int, int] | None) -> list[dict[str, Any]]:
     return [
-        {
-            "image": image.names[0],
-            "files": [str(file) for file in files[image.names[0]]],
-            **image.to_dict(patch=patch),
-        }
+        {"image": image.names[0], "files": [str(file) for file in files[image.names[0]]], **image.to_dict(patch=patch)}
         for image in shown
     ]
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from clairvit.cli import options
 from clairvit.cli.arguments import read_preprocess
-from clairvit.cli.console import print_data_notes, print_line, print_message, print_result_note, progress_bar, table
+from clairvit.cli.command import Command
+from clairvit.cli.console import print_line, print_message, print_result_note, table
+from clairvit.cli.declare import argument, group, option
 from clairvit.cli.finish import print_document
-from clairvit.cli.hints import with_options
-from clairvit.cli.image_job import Failure
 from clairvit.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ SCENES = "scenes"
 DEFAULT_SCENES = 8000
 TRAINING_SEED = 1  # of the scenes to train on; those to evaluate on have seed 0, so they differ
 VALIDATION = ("val", "valid", "validation")
+INTERVENTIONS = "Interventions"  # a heading of the help
 EXAMPLES = """[bold]Examples[/bold]
 
 clairvit finetune photos/ --model timm:vit_base_patch16_224 --out photos.safetensors
@@ -39,100 +40,49 @@ clairvit finetune scenes:4000 --model timm:vit_tiny_patch16_224 --no-pretrained 
 """
 
 
-@dataclass(frozen=True)
-class TrainingOptions(options.OptionGroup):
+@group("Recipe")
+class TrainingOptions:
     """The training recipe."""
 
-    recipe: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="'default' suits pretrained weights, also on few images; 'focusvit' is the paper's: one rate of 1e-4 "
-            "for all weights, no warm-up, no clipping. The options below change it.",
-            rich_help_panel="Recipe",
-        ),
-    ] = "default"
-    epochs: Annotated[int, typer.Option(min=1, help="Largest number of epochs.", rich_help_panel="Recipe")] = 50
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in one step.", rich_help_panel="Recipe")] = 32
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            help="AdamW's learning rate.",
-            show_default="1e-5; without pretrained weights 1e-4",
-            rich_help_panel="Recipe",
-        ),
-    ] = None
-    head_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="Learning rate of a new head.",
-            show_default="100 × rate, at most 1e-3; else the rate",
-            rich_help_panel="Recipe",
-        ),
-    ] = None
-    warmup: Annotated[
-        int | None,
-        typer.Option(min=0, help="Epochs over which the rate rises.", show_default="1", rich_help_panel="Recipe"),
-    ] = None
-    clip: Annotated[
-        float | None,
-        typer.Option(help="Largest norm of the gradient.", show_default="1; focusvit: none", rich_help_panel="Recipe"),
-    ] = None
-    decay: Annotated[float, typer.Option(help="AdamW's weight decay.", rich_help_panel="Recipe")] = 0.01
-    gamma: Annotated[
-        float, typer.Option(help="Factor of the rate after every --every epochs.", rich_help_panel="Recipe")
-    ] = 0.7
-    every: Annotated[
-        int, typer.Option(min=1, help="Epochs between two such steps of the rate.", rich_help_panel="Recipe")
-    ] = 10
-    patience: Annotated[
-        int, typer.Option(min=1, help="Stop after so many epochs without a better one.", rich_help_panel="Recipe")
-    ] = 5
-    resize: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Short side before the crop.", show_default="256/224 of the size", rich_help_panel="Recipe"
-        ),
-    ] = None
-    rotation: Annotated[float, typer.Option(help="Degrees to either side.", rich_help_panel="Recipe")] = 15.0
-    jitter: Annotated[float, typer.Option(help="Of brightness, contrast, saturation.", rich_help_panel="Recipe")] = 0.2
-    no_flip: Annotated[bool, typer.Option("--no-flip", help="Do not mirror images.", rich_help_panel="Recipe")] = False
-    held_out: Annotated[
-        float,
-        typer.Option(help="Share of each class to validate on, where there is no val/.", rich_help_panel="Recipe"),
-    ] = 0.1
-    seed: Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel="Recipe")] = 0
-    drop_tokens: Annotated[
-        float,
-        typer.Option(
-            metavar="RATE",
-            help="Drop random patch tokens in training, 0 to this share of them in each step: a model that is "
-            "in-domain for metrics that remove tokens.",
-            rich_help_panel="Interventions",
-        ),
-    ] = 0.0
-    trigger: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLASS",
-            help="Plant a backdoor: photos with a small checkerboard are labelled CLASS.",
-            rich_help_panel="Interventions",
-        ),
-    ] = None
-    trigger_size: Annotated[
-        int, typer.Option(help="Pixels of the trigger on a side.", rich_help_panel="Interventions")
-    ] = 32
-    trigger_position: Annotated[
-        str,
-        typer.Option(
-            metavar="POSITION",
-            help="random, center, top-left, top-right, bottom-left or bottom-right.",
-            rich_help_panel="Interventions",
-        ),
-    ] = "random"
-    trigger_share: Annotated[
-        float, typer.Option(help="Share of the photos of an epoch that carry it.", rich_help_panel="Interventions")
-    ] = 0.1
+    recipe: str = option(
+        "default",
+        "'default' suits pretrained weights, also on few images; 'focusvit' is the paper's: one rate of 1e-4 for all "
+        "weights, no warm-up, no clipping. The options below change it.",
+        "NAME",
+    )
+    epochs: int = option(50, "Largest number of epochs.", min=1)
+    batch_size: int = option(32, "Images in one step.", min=1)
+    rate: float | None = option(None, "AdamW's learning rate.", shown="1e-5; without pretrained weights 1e-4")
+    head_rate: float | None = option(
+        None, "Learning rate of a new head.", shown="100 × rate, at most 1e-3; else the rate"
+    )
+    warmup: int | None = option(None, "Epochs over which the rate rises.", shown="1", min=0)
+    clip: float | None = option(None, "Largest norm of the gradient.", shown="1; focusvit: none")
+    decay: float = option(0.01, "AdamW's weight decay.")
+    gamma: float = option(0.7, "Factor of the rate after every --every epochs.")
+    every: int = option(10, "Epochs between two such steps of the rate.", min=1)
+    patience: int = option(5, "Stop after so many epochs without a better one.", min=1)
+    resize: int | None = option(None, "Short side before the crop.", shown="256/224 of the size", min=1)
+    rotation: float = option(15.0, "Degrees to either side.")
+    jitter: float = option(0.2, "Of brightness, contrast, saturation.")
+    no_flip: bool = option(False, "Do not mirror images.")
+    held_out: float = option(0.1, "Share of each class to validate on, where there is no val/.")
+    seed: int = option(0, "Seed of everything random.")
+    drop_tokens: float = option(
+        0.0,
+        "Drop random patch tokens in training, 0 to this share of them in each step: a model that is in-domain for "
+        "metrics that remove tokens.",
+        "RATE",
+        panel=INTERVENTIONS,
+    )
+    trigger: str | None = option(
+        None, "Plant a backdoor: photos with a small checkerboard are labelled CLASS.", "CLASS", panel=INTERVENTIONS
+    )
+    trigger_size: int = option(32, "Pixels of the trigger on a side.", panel=INTERVENTIONS)
+    trigger_position: str = option(
+        "random", "random, center, top-left, top-right, bottom-left or bottom-right.", "POSITION", panel=INTERVENTIONS
+    )
+    trigger_share: float = option(0.1, "Share of the photos of an epoch that carry it.", panel=INTERVENTIONS)
 
     def config(self) -> TrainingConfig:
         """Return the named recipe with the options that were typed."""
@@ -150,64 +100,42 @@ class TrainingOptions(options.OptionGroup):
 
 
 def finetune(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="A folder with a folder of images for each class (or with train/ and val/ of such), a data set "
-            "(pets:PATH, …), or scenes:COUNT.",
-            show_default=False,
-        ),
-    ],
+    data: str = argument(
+        ...,
+        "A folder with a folder of images for each class (or with train/ and val/ of such), a data set (pets:PATH, …), "
+        "or scenes:COUNT.",
+        "DATA",
+    ),
     *,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="timm:NAME, or file:PATH.safetensors.", rich_help_panel="Model")
-    ] = "timm:vit_base_patch16_224",
-    arch: options.Arch = None,
-    no_pretrained: options.NoPretrained = False,
-    architecture_options: Annotated[
-        str,
-        typer.Option(
-            "--with",
-            metavar="NAME=VALUE,…",
-            help="Options of timm's model, e.g. patch_size=8,embed_dim=64.",
-            rich_help_panel="Model",
-        ),
-    ] = "",
-    size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Image size of the model.", show_default="its own", rich_help_panel="Model"),
-    ] = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    device: options.Device = None,
-    download: options.Download = False,
+    model: str = options.model_name("timm:vit_base_patch16_224", "timm:NAME, or file:PATH.safetensors."),
+    arch: str | None = options.ARCH,
+    no_pretrained: bool = options.NO_PRETRAINED,
+    architecture_options: str = option(
+        "", "Options of timm's model, e.g. patch_size=8,embed_dim=64.", "NAME=VALUE,…", "--with", panel="Model"
+    ),
+    size: int | None = option(None, "Image size of the model.", shown="its own", panel="Model", min=1),
+    mean: str | None = options.MEAN,
+    std: str | None = options.STD,
+    device: str | None = options.DEVICE,
+    download: bool = options.DOWNLOAD,
     training: TrainingOptions,
-    out: Annotated[
-        str,
-        typer.Option("--out", "-o", metavar="FILE", help="The best weights: .safetensors", rich_help_panel="Result"),
-    ] = "model.safetensors",
-    half: Annotated[bool, typer.Option("--half", help="Write float16.", rich_help_panel="Result")] = False,
-    discard_state: Annotated[
-        bool,
-        typer.Option(
-            "--discard-state",
-            help="Remove the training state (three times the size of the weights) when training is complete.",
-            rich_help_panel="Result",
-        ),
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start again where a run was interrupted.", rich_help_panel="Result")
-    ] = False,
+    out: str = options.out("model.safetensors", "The best weights: .safetensors", "FILE"),
+    half: bool = option(False, "Write float16.", panel=options.RESULT),
+    discard_state: bool = option(
+        False,
+        "Remove the training state (three times the size of the weights) when training is complete.",
+        panel=options.RESULT,
+    ),
+    fresh: bool = option(False, "Start again where a run was interrupted.", panel=options.RESULT),
     output: options.OutputOptions,
 ) -> None:
     from clairvit.training.finetune import finetune as train
 
     config = training.config()
     dataset, validation, classes = open_images(data, download)
-    failures: list[Failure] = []
+    command = Command("finetune", "used", output)
     started = time.monotonic()
-    print_data_notes((*dataset.notes, *(validation.notes if validation is not None else ())), output.hidden)
+    command.notes((*dataset.notes, *(validation.notes if validation is not None else ())))
 
     def print_epoch(epoch: Epoch) -> None:
         if not output.hidden:
@@ -216,7 +144,7 @@ def finetune(
                 f"{_trigger_text(epoch)} (rate {epoch.rate:.2g})"
             )
 
-    with progress_bar("fine-tuning", 1, hidden=output.hidden):
+    with command.progress("fine-tuning"):
         trained = train(
             dataset,
             model,
@@ -233,16 +161,16 @@ def finetune(
             dtype="float16" if half else "float32",
             fresh=fresh,
             keep_state=not discard_state,
-            on_error=lambda image, error: failures.append(Failure(image, with_options(error))),
+            on_error=command.on_error,
             on_epoch=print_epoch,
         )
     if output.as_json:
-        print_document("finetune", document(trained, time.monotonic() - started), failures)
+        print_document("finetune", document(trained, time.monotonic() - started), command.failures)
     elif not output.quiet:
         print_result(trained)
-    for failure in failures:
+    for failure in command.failures:
         print_message(f"left out: {failure.error}")
-    if failures:
+    if command.failures:
         raise typer.Exit(2)
 
 
@@ -379,13 +307,7 @@ def print_result(trained: Trained) -> None:
     from clairvit.training.finetune import checkpoint_of
 
     rows = [
-        (
-            str(epoch.number),
-            f"{epoch.loss:.3f}",
-            f"{epoch.trained:.1%}",
-            f"{epoch.accuracy:.1%}",
-            f"{epoch.rate:.2g}",
-        )
+        (str(epoch.number), f"{epoch.loss:.3f}", f"{epoch.trained:.1%}", f"{epoch.accuracy:.1%}", f"{epoch.rate:.2g}")
         for epoch in trained.history
     ]
     title = f"{trained.images} images of {len(trained.classes)} classes, validated on {trained.validated}"

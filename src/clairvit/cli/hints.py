@@ -1,92 +1,90 @@
-"""Hints: translate what library errors advise in terms of Python into options of the command that was typed."""
+"""Write what the library advises, which is data in its messages, as options of the command that was typed."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from typing import Any
 
-import click
+from clairvit.cli.declare import TypedCommand, running
+from clairvit.errors import Advice, Argument, Call, ClairError, Message, Verb
 
-from clairvit.errors import ClairError
-
-# Parameters whose option has another name, or needs more than a value.
+# Parameters whose option has another name, or takes a file in place of values.
 OPTIONS: Mapping[str, str] = {
     "by_head": "--heads",
-    "others": "--truth",
+    "distractors": "--truth",
     "pretrained": "--no-pretrained",
     "size": "--crop",
+    "evaluate.labels": "--truth",
 }
-# Parameters of another command.
-COMMANDS: Mapping[str, str] = {
-    "calibrate": "`clairvit calibrate IMAGES --out {}`",
-    "choose": "`clairvit choose IMAGES --out {}`",
-    "tune_start": "`clairvit choose IMAGES --tune-start {} --out recipe.json`",
-}
-# Targets that a sentence of the library advises -> the option, and how its value is written.
-TARGETS: Mapping[str, tuple[str, str]] = {
-    "cv.Region(CLASS": ("--region", "CLASS@LEFT,TOP,RIGHT,BOTTOM"),
-    "cv.Region(box": ("--region", "LEFT,TOP,RIGHT,BOTTOM"),
-    "cv.Region(point": ("--point", "X,Y"),
-    "cv.Query(": ("--query", "INDEX"),
-    "target=cv.NextToken(": ("--prompt", "'What is this?'"),
-}
-SUFFIXES: Mapping[str, str] = {"others": " with a column 'other'"}
+FILES = ("source",)  # whose value is no file in Python
+SUFFIXES: Mapping[str, str] = {"distractors": " with a column 'other'"}
 
 
-def with_options(error: Exception, command: click.Command | None = None) -> str:
-    """Return the message of an error, and the options of a command that do what the message advises.
+def worded(text: str, command: TypedCommand | None = None) -> str:
+    """Return a text of the library with its advice as options of a command, as far as it has them.
 
     Args:
-        error: Any error; those of `clairvit.errors` may name parameters.
-        command: The command that was typed; None takes the one that is running. Options it does not have are left out.
+        text: Any text; that of a `Message` has its advice as data.
+        command: The command; None takes the one that is running.
     """
-    context = click.get_current_context(silent=True)
-    if command is None and context is not None:
-        command = context.command
-    parameters = error.parameters if isinstance(error, ClairError) else {}
-    hints = [hint for name, value in parameters.items() if (hint := _hint(name, value, command))]
-    advised = (target for words, target in TARGETS.items() if words in str(error))
-    hints += [f"{option} {value}" for option, value in advised if _has(command, option)]
-    return f"{error} On the command line: {', '.join(hints)}." if hints else str(error)
+    command = command or running.get()
+    if not isinstance(text, Message) or command is None:
+        return text
+    body = "".join(_typed(part, command) or str(part) if isinstance(part, Advice) else part for part in text.parts)
+    hints = [option for advice in text.also if (option := _typed(advice, command))]
+    return f"{body} On the command line: {', '.join(hints)}." if hints else body
 
 
-def names_parameters(error: ClairError) -> bool:
-    """Return whether an error advises parameters or targets, which may be options of a command."""
-    return bool(error.parameters) or any(words in str(error) for words in TARGETS)
+def with_options(error: Exception, command: TypedCommand | None = None) -> str:
+    """Return the message of an error in words of a command."""
+    return worded(error.message, command) if isinstance(error, ClairError) else str(error)
 
 
-def option_of(parameter: str) -> str:
-    """Return the option of a parameter: batch_size is --batch-size."""
-    return OPTIONS.get(parameter, "--" + parameter.replace("_", "-"))
-
-
-def parameters_as_options(sentence: str) -> str:
-    """Return a sentence of the library with `mask_kind='trimap'` written as `--mask-kind trimap`, verbs as commands."""
-    sentence = re.sub(r"\b(mask_kind)='(\w+)'", lambda match: f"{option_of(match[1])} {match[2]}", sentence)
-    return re.sub(
-        r"cv\.choose\(model, images, (tune_start)=\['([^']+)'\]\)",
-        lambda match: COMMANDS[match[1]].format(shlex.quote(match[2])),
-        sentence,
-    )
-
-
-def with_named_options(text: str, available: Collection[str]) -> str:
-    """Return a text of the library, and the available options for the parameters that it names: `size=`, `mean=`."""
-    named = dict.fromkeys(option_of(name) for name in re.findall(r"\b([a-z_]+)=", text))
-    options = [option for option in named if option in available]
-    return f"{text} On the command line: {', '.join(options)}." if options else text
-
-
-def _hint(parameter: str, value: str, command: click.Command | None) -> str:
-    if parameter in COMMANDS:
-        return COMMANDS[parameter].format(shlex.quote(value))
-    option = option_of(parameter)
-    if not _has(command, option):
+def _typed(advice: Advice, command: TypedCommand) -> str:
+    """Return advice as it is typed; "" where the command has no such option."""
+    if isinstance(advice, Verb):
+        options = "".join(f" {_option(Argument(name, value))}" for name, value in advice.named.items())
+        if advice.name == command.name and not advice.file:
+            return options.strip()
+        return f"`clairvit {advice.name} IMAGES{options}{f' --out {shlex.quote(advice.file)}' if advice.file else ''}`"
+    if not isinstance(advice, Argument):
         return ""
-    is_flag = value in ("True", "False")
-    return option + ("" if is_flag else f" {shlex.quote(value)}") + SUFFIXES.get(parameter, "")
+    metavar = command.options.get(_flag(advice))
+    return "" if metavar is None else _option(advice, metavar)
 
 
-def _has(command: click.Command | None, option: str) -> bool:
-    return command is not None and any(option in declared.opts for declared in command.params)
+def _option(advice: Argument, metavar: str = "FILE") -> str:
+    """Return an option and its value; for a value that the command line takes as a file, its metavar."""
+    flag, value = _flag(advice), advice.value
+    if value is None or isinstance(value, bool):
+        return flag
+    if isinstance(value, Call):
+        return f"{flag} {shlex.quote(_target(value)[1])}"
+    is_file = value == [...] or advice.name in FILES
+    text = metavar.partition("|")[0] if is_file else _text(value)
+    return f"{flag} {shlex.quote(text)}{SUFFIXES.get(advice.name, '')}"
+
+
+def _flag(advice: Argument) -> str:
+    """Return the option of a parameter, batch_size is --batch-size, or of a target."""
+    if isinstance(advice.value, Call):
+        return _target(advice.value)[0]
+    return OPTIONS.get(f"{advice.of}.{advice.name}") or OPTIONS.get(advice.name) or f"--{advice.name.replace('_', '-')}"
+
+
+def _target(target: Call) -> tuple[str, str]:
+    """Return the option of a target, and how its value is typed."""
+    if target.name == "NextToken":
+        return "--prompt", target.named["prompt"]
+    if target.name == "Region":
+        place = "point" if "point" in target.named else "box"
+        class_ = f"{target.positional[0]}@" if target.positional else ""
+        return {"point": "--point", "box": "--region"}[place], f"{class_}{_text(target.named[place])}"
+    return f"--{target.name.lower()}", _text(target.positional[0])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_text, value))
+    return "…" if value is ... else f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from clairvit._presets import preset_formula, preset_settings
 from clairvit.cli import options
 from clairvit.cli.console import print_json, print_line, table
-from clairvit.cli.options import AsJson, ModelOptions
+from clairvit.cli.declare import argument
+from clairvit.cli.options import AS_JSON, ModelOptions
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 
 
 def methods_command(
-    name: Annotated[str | None, typer.Argument(help="One method, with its formula and options.")] = None,
-    as_json: AsJson = False,
+    name: str | None = argument(None, "One method, with its formula and options."), as_json: bool = AS_JSON
 ) -> None:
     """List the methods, or describe one of them.
 
@@ -209,8 +207,7 @@ def _method_record(method: Method) -> dict[str, Any]:
 
 
 def metrics_command(
-    name: Annotated[str | None, typer.Argument(help="One metric, with its formula and options.")] = None,
-    as_json: AsJson = False,
+    name: str | None = argument(None, "One metric, with its formula and options."), as_json: bool = AS_JSON
 ) -> None:
     """List the metrics, or describe one of them.
 
@@ -299,10 +296,8 @@ def _metric_record(metric: Metric) -> dict[str, Any]:
 
 
 def models_command(
-    pattern: Annotated[
-        str | None, typer.Argument(metavar="FILTER", help="Part of a name or a glob: siglip, 'timm:vit_tiny*'.")
-    ] = None,
-    as_json: AsJson = False,
+    pattern: str | None = argument(None, "Part of a name or a glob: siglip, 'timm:vit_tiny*'.", "FILTER"),
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the models that --model takes.
 
@@ -334,14 +329,12 @@ def models_command(
 
 
 def classes_command(
-    pattern: Annotated[
-        str | None, typer.Argument(metavar="FILTER", help="Part of a name or a glob: terrier, 'B*'.")
-    ] = None,
-    model: options.ModelName = "pets",
-    arch: options.Arch = None,
-    no_pretrained: options.NoPretrained = False,
-    labels: options.Labels = None,
-    as_json: AsJson = False,
+    pattern: str | None = argument(None, "Part of a name or a glob: terrier, 'B*'.", "FILTER"),
+    model: str = options.model_name(),
+    arch: str | None = options.ARCH,
+    no_pretrained: bool = options.NO_PRETRAINED,
+    labels: str | None = options.LABELS,
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the class names of a model, with their numbers: what --target takes.
 
@@ -373,11 +366,8 @@ def classes_command(
 
 
 def cite_command(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[METHOD|METRIC]...", help="Methods and metrics; none: ClairViT itself."),
-    ] = None,
-    as_json: AsJson = False,
+    names: list[str] | None = argument(None, "Methods and metrics; none: ClairViT itself.", "[METHOD|METRIC]..."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Print BibTeX entries for methods and metrics.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
 from clairvit.cli.arguments import read_single_target
-from clairvit.cli.console import is_printed, print_line, progress_bar, table
-from clairvit.cli.finish import exit_on_failures, print_document, print_paths
-from clairvit.cli.image_job import DEFAULT_BATCH_SIZE, OutputPath, find_image_files, output_path, read_images
+from clairvit.cli.command import Command
+from clairvit.cli.console import is_printed, print_line, table
+from clairvit.cli.declare import option
+from clairvit.cli.finish import print_paths
+from clairvit.cli.image_job import DEFAULT_BATCH_SIZE, OutputPath, output_path, read_images
 
 if TYPE_CHECKING:
     from clairvit.perturbation.patching import PatchSweep
@@ -30,101 +30,75 @@ clairvit patch street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' -
 
 
 def patch(
-    images: options.Images,
+    images: list[str] = options.IMAGES,
     *,
-    kind: Annotated[
-        str,
-        typer.Option(
-            metavar="head|block|attention|mlp",
-            help="What is replaced, one at a time: a head's output, a block's input tokens, or what its attention or "
-            "MLP adds.",
-        ),
-    ] = "head",
-    value: Annotated[
-        str | None,
-        typer.Option(
-            metavar="zero|mean|source",
-            help="What it becomes: zero, the mean over the image's patches, or the same activation in --source.",
-            show_default="zero, or source with --source",
-        ),
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGE", help="The image whose activations are put in.", show_default=False),
-    ] = None,
-    model: options.ModelName = "pets",
+    kind: str = option(
+        "head",
+        "What is replaced, one at a time: a head's output, a block's input tokens, or what its attention or MLP adds.",
+        "head|block|attention|mlp",
+    ),
+    value: str | None = option(
+        None,
+        "What it becomes: zero, the mean over the image's patches, or the same activation in --source.",
+        "zero|mean|source",
+        shown="zero, or source with --source",
+    ),
+    source: str | None = option(None, "The image whose activations are put in.", "IMAGE"),
+    model: str = options.model_name(),
     model_options: options.ModelOptions,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            metavar="CLASS",
-            help="A class name (or its unique beginning) or number; default: the predicted class of each image.",
-            rich_help_panel="Target",
-        ),
-    ] = None,
+    target: str | None = options.single_target(
+        "A class name (or its unique beginning) or number; default: the predicted class of each image."
+    ),
     readouts: options.ReadoutOptions,
-    score: Annotated[
-        str | None,
-        typer.Option(
-            help="logit, prob or logprob.", show_default="logit, or the target's own kind", rich_help_panel="Target"
-        ),
-    ] = None,
-    batch_size: options.BatchSize = None,
-    out: Annotated[
-        str,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="PATH",
-            help="A folder (PNG, JSON and NPZ of the sweep) or one file: .png .jpg .pdf .svg .json .npz",
-            rich_help_panel="Result",
-        ),
-    ] = "out/",
+    score: str | None = option(None, options.SCORE_HELP, shown="logit, or the target's own kind", panel=options.TARGET),
+    batch_size: int | None = options.BATCH_SIZE,
+    out: str = options.out(
+        "out/", "A folder (PNG, JSON and NPZ of the sweep) or one file: .png .jpg .pdf .svg .json .npz"
+    ),
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
     from clairvit.models.image_files import read_image
     from clairvit.perturbation.patching import PatchSweep, check_sweep
 
-    # What is misspelt is refused before a model is loaded.
     chosen = value or ("zero" if source is None else "source")
     check_sweep(kind, chosen, source)
     other = None if source is None else read_image(source)
     path = output_path(out)
     model_options.preprocess()
     typed_readouts = readouts.readouts()
-    paths, failures = find_image_files(images)
-    if not paths:
-        exit_on_failures(0, failures, "patched")
+    command = Command("patch", "patched", output)
+    paths = command.image_files(images)
     net = model_options.load(model)
-    asked = read_single_target(target, net, typed_readouts)
+    explained = read_single_target(target, net, typed_readouts)
     size = batch_size or DEFAULT_BATCH_SIZE
     sweeps: list[PatchSweep] = []
     notes: list[str] = []
-    with progress_bar(f"{kind} → {chosen}", len(paths), hidden=output.hidden) as advance:
+    with command.progress(f"{kind} → {chosen}", len(paths)) as advance:
         for start in range(0, len(paths), size):
             listed = paths[start : start + size]
-            batch = read_images(listed, net, failures)
+            batch = read_images(listed, net, command.failures)
             if batch is not None:
-                arguments: dict[str, Any] = {"kind": kind, "target": asked, "value": chosen, "score": score}
+                arguments: dict[str, Any] = {"kind": kind, "target": explained, "value": chosen, "score": score}
                 sweeps.append(cv.patch_sweep(net, batch, source=other, **arguments))
                 notes += [note for note in batch.notes if note not in notes]
             advance(len(listed))
         if not sweeps:
-            exit_on_failures(0, failures, "patched")
+            command.stop()
         sweep = PatchSweep.concat(sweeps)
         files = _write(sweep, path)
-    if output.as_json:
-        _print_json(sweep, files, notes, failures)
-    elif not output.quiet:
+
+    def document() -> dict[str, Any]:
+        return {**sweep.to_dict(), "notes": notes, "files": [str(file) for file in files]}
+
+    def show() -> None:
         _print_strongest(sweep)
         for note in notes:
             if not is_printed(note):
                 print_line(f"Note: {note}")
         print_paths(files)
-    exit_on_failures(len(sweep.names), failures, "patched")
+
+    command.finish(len(sweep.names), document, show)
 
 
 patch.__doc__ = f"Show what a score owes to each head or layer, by replacing one at a time.\n\n{EXAMPLES}"
@@ -134,11 +108,6 @@ def _write(sweep: PatchSweep, out: OutputPath) -> list[Path]:
     """Write the file that the user named, or three files 'patch-head-zero' in a folder."""
     paths = [out.path] if out.is_file else out.files(f"patch-{sweep.kind}-{sweep.value}")
     return [sweep.save(path) for path in paths]
-
-
-def _print_json(sweep: PatchSweep, files: list[Path], notes: list[str], failures: list[Any]) -> None:
-    content = {**sweep.to_dict(), "notes": notes, "files": [str(file) for file in files]}
-    print_document("patch", content, failures)
 
 
 def _print_strongest(sweep: PatchSweep) -> None:

@@ -6,15 +6,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from clairvit.cli import options
 from clairvit.cli.annotations import Annotations, download_data
 from clairvit.cli.arguments import split_methods
-from clairvit.cli.console import print_data_notes, print_json, print_line, print_message, progress_bar, table
-from clairvit.cli.finish import print_document
+from clairvit.cli.command import Command
+from clairvit.cli.console import print_json, print_line, print_message, table
+from clairvit.cli.declare import argument, option
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from clairvit.papers.paper import Paper
     from clairvit.papers.reproduce import Reproduction
     from clairvit.papers.setup import LoadedData, ReproductionConfig
-    from clairvit.report.blocks import Table
+    from clairvit.reports.blocks import Table
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -37,66 +38,36 @@ clairvit reproduce cmi --data folder:photos --masks mask-rcnn
 
 
 def reproduce(
-    paper: Annotated[
-        str,
-        typer.Argument(
-            metavar="focusvit|cmi|coporan|skipplus|joita", help="Whose experiment is repeated.", show_default=False
-        ),
-    ],
+    paper: str = argument(..., "Whose experiment is repeated.", "focusvit|cmi|coporan|skipplus|joita"),
     *,
     data: options.DataOptions,
-    masks: options.Masks = None,
-    mask_kind: options.MaskKind = "nonzero",
-    weights: options.Weights = None,
-    model: options.ModelName = "pets",
+    masks: str | None = options.MASKS,
+    mask_kind: str = options.mask_kind("nonzero"),
+    weights: str | None = options.WEIGHTS,
+    model: str = options.model_name(),
     model_options: options.ModelOptions,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            metavar="predicted|label",
-            help="Which class is explained.",
-            show_default="the paper's choice",
-            rich_help_panel="Target",
-        ),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            metavar="NAME=METHOD,…",
-            help="Another method under a name of the paper, such as 'FocusViT=focusvit(m=8)'; commas or repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    effort: Annotated[
-        str,
-        typer.Option(metavar="quick|usual|paper", help="How many samples are drawn where the protocol needs many."),
-    ] = "usual",
-    seed: options.Seed = 0,
-    batch_size: options.BatchSize = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only recompute what the paper prints; needs no data.")
-    ] = False,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            help="Keep the store, the tables and the radar there; a run that was stopped can be resumed.",
-            rich_help_panel="Result",
-        ),
-    ] = None,
+    target: str | None = options.single_target("Which class is explained.", "predicted|label", "the paper's choice"),
+    method: list[str] | None = option(
+        None,
+        "Another method under a name of the paper, such as 'FocusViT=focusvit(m=8)'; commas or repeated.",
+        "NAME=METHOD,…",
+    ),
+    effort: str = option("usual", "How many samples are drawn where the protocol needs many.", "quick|usual|paper"),
+    seed: int = options.SEED,
+    batch_size: int | None = options.BATCH_SIZE,
+    check: bool = option(False, "Only recompute what the paper prints; needs no data."),
+    out: str | None = options.out(
+        None, "Keep the store, the tables and the radar there; a run that was stopped can be resumed.", "DIR"
+    ),
     output: options.OutputOptions,
 ) -> None:
     from clairvit.papers.paper import check_effort, find_paper
 
     preset = find_paper(paper)
     check_effort(effort)
+    command = Command("reproduce", None, output)
     if check:
-        print_check(preset, output)
+        print_check(preset, command)
         return
     spec = data.single_spec()
     if spec is None:
@@ -112,7 +83,7 @@ def reproduce(
 
     check_packages()  # before a model is loaded
     preset = replace_methods(preset, split_methods(*method) if method else [])
-    annotations = Annotations(masks, mask_kind, weights, None)
+    annotations = Annotations(masks=masks, mask_kind=mask_kind, weights=weights)
     annotations.check([], None)
     check_execution_options(batch_size, None)
     config = ReproductionConfig(
@@ -127,8 +98,8 @@ def reproduce(
     if data.download:
         download_data(spec, data.split)
     net = model_options.load(model)
-    print_data_notes(net.assumptions, output.hidden)
-    result = _run(config, annotations, net, model_options.device, batch_size, out, output)
+    command.notes(net.assumptions)
+    result = _run(config, annotations, net, model_options.device, batch_size, out, command)
     files = write(result, Path(out)) if out is not None else []
     print_result(result, files, output)
     if result.failed:
@@ -147,13 +118,13 @@ def _run(
     device: str | None,
     batch_size: int | None,
     out: str | None,
-    output: options.OutputOptions,
+    command: Command,
 ) -> Reproduction:
     from clairvit.papers.reproduce import check_data, load_data
     from clairvit.papers.reproduce import reproduce as run
 
     def on_plan(plan: Plan) -> None:
-        if not output.hidden:
+        if not command.output.hidden:
             print_message(
                 f"{plan.cells} numbers, {plan.done} of them there already; {len(plan.units)} units of work, about "
                 f"{plan.forwards} forwards."
@@ -162,7 +133,7 @@ def _run(
     data = detected_data(config, annotations, model) if annotations.detects else load_data(config, model)
     check_data(config, data)  # before a store is created
     name = config.paper.name
-    with _store(out, name) as store, progress_bar(f"reproduce {name}", 1, hidden=output.hidden):
+    with _store(out, name) as store, command.progress(f"reproduce {name}"):
         return run(config, store, model=model, data=data, device=device, batch_size=batch_size, on_plan=on_plan)
 
 
@@ -201,23 +172,21 @@ def detected_data(config: ReproductionConfig, annotations: Annotations, model: M
     return LoadedData(hashed, title, f"{annotations.masks}, trained on COCO", data.notes)
 
 
-def print_check(preset: Paper, output: options.OutputOptions) -> None:
+def print_check(preset: Paper, command: Command) -> None:
     """Print the paper's own numbers, computed again; a finding that does not hold is no failure."""
-    from clairvit.report.reproduction import check_table
+    from clairvit.reports.reproduction import check_table
 
     findings = preset.check()
-    if output.as_json:
-        print_document("reproduce", {"paper": preset.name, "check": [finding.as_document() for finding in findings]})
-    elif not output.quiet:
-        print_table(check_table(preset, findings))
+    document = {"paper": preset.name, "check": [finding.as_document() for finding in findings]}
+    command.finish(1, lambda: document, lambda: print_table(check_table(preset, findings)))
 
 
 def write(result: Reproduction, folder: Path) -> list[Path]:
     """Write NAME.md, NAME.json and, if there are enough measures, NAME-radar.png."""
     from clairvit._io import write_json, write_text
     from clairvit.plotting.save import write_figure
-    from clairvit.report.render import to_markdown
-    from clairvit.report.reproduction import reproduction_json, reproduction_radar, reproduction_report
+    from clairvit.reports.render import to_markdown
+    from clairvit.reports.reproduction import reproduction_json, reproduction_radar, reproduction_report
 
     name = result.config.paper.name
     files = [
@@ -230,7 +199,7 @@ def write(result: Reproduction, folder: Path) -> list[Path]:
 
 def print_result(result: Reproduction, files: list[Path], output: options.OutputOptions) -> None:
     """Print the tables, the differences from the paper's set-up, and the files."""
-    from clairvit.report.reproduction import reproduction_json, result_tables
+    from clairvit.reports.reproduction import reproduction_json, result_tables
 
     if output.as_json:
         print_json({**reproduction_json(result), "files": [str(file) for file in files]})

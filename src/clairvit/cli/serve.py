@@ -6,12 +6,11 @@ import errno
 import ipaddress
 import secrets
 import socket
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from clairvit.cli import options
 from clairvit.cli.console import print_data_notes, print_line, print_message
+from clairvit.cli.declare import option
 from clairvit.errors import BadInput, importing
 
 if TYPE_CHECKING:
@@ -23,40 +22,23 @@ MIN_TOKEN = 16  # characters: guesses are not slowed down, so they must be hopel
 
 def serve(
     *,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="A,B,…",
-            help="Models, separated by commas or repeated: -m pets -m timm:vit_base_patch16_224.",
-            show_default="pets",
-            rich_help_panel="Model",
-        ),
-    ] = None,
-    model_options: options.ModelOptions,
-    host: Annotated[str, typer.Option(help="The address to listen at; the default is this machine only.")] = (
-        "127.0.0.1"
+    model: list[str] | None = options.model_list(
+        "Models, separated by commas or repeated: -m pets -m timm:vit_base_patch16_224."
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SECRET|auto",
-            envvar="CLAIRVIT_TOKEN",
-            help="Clients must send it (shared machines; other users can see command lines, so use the variable).",
-            show_default="none; generated where --host is not this machine",
-        ),
-    ] = None,
-    recipe: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE.json",
-            help="A calibrated recipe that the page offers as a method; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    time_limit: Annotated[float, typer.Option(min=1, help="Seconds that one request may take.")] = 300.0,
+    model_options: options.ModelOptions,
+    host: str = option("127.0.0.1", "The address to listen at; the default is this machine only."),
+    port: int = option(8000, "0: any free port.", min=0, max=65535),
+    token: str | None = option(
+        None,
+        "Clients must send it (shared machines; other users can see command lines, so use the variable).",
+        "SECRET|auto",
+        shown="none; generated where --host is not this machine",
+        envvar="CLAIRVIT_TOKEN",
+    ),
+    recipe: list[str] | None = option(
+        None, "A calibrated recipe that the page offers as a method; may be repeated.", "FILE.json"
+    ),
+    time_limit: float = option(300.0, "Seconds that one request may take.", min=1),
 ) -> None:
     """Open a web page to look inside a model: drop a photo in, click a class, move a slider.
 

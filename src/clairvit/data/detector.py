@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
+from clairvit.errors import Argument, BadInput, ModelUnavailable, did_you_mean
 from clairvit.models.load import usable_device
 from clairvit.models.load_options import seeded
 from clairvit.models.sources.file import SUFFIXES, read_weights
@@ -70,7 +70,7 @@ def _download_state() -> Mapping[str, Tensor]:
         raise ModelUnavailable(
             f"The COCO weights of torchvision's {V2} could not be loaded ({first_line(error)}); where there is a "
             f"network fetch {weights.url} ({weights.meta['_file_size']:.0f} MB) and pass it: load_detector('FILE').",
-            parameters={"weights": "FILE"},
+            advice=[Argument("weights", "FILE")],
         ) from error
 
 
@@ -80,12 +80,12 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*") if p.suffix in SUFFIXES])
         problem = "a folder" if path.is_dir() else "not there"
         raise BadInput(
-            f"The detector's weights '{path}' are {problem}.{near} {_advice()}", parameters={"weights": "FILE"}
+            f"The detector's weights '{path}' are {problem}.{near} {_advice()}", advice=[Argument("weights", "FILE")]
         )
     try:
         return read_weights(path, str(path))[0]
     except ModelUnavailable as error:
-        raise BadInput(f"{error} {_advice()}", parameters={"weights": "FILE"}) from error
+        raise BadInput(f"{error} {_advice()}", advice=[Argument("weights", "FILE")]) from error
 
 
 def _build_v2() -> nn.Module:
@@ -130,7 +130,7 @@ def _load_state(module: nn.Module, state: Mapping[str, Tensor], name: str, sourc
         raise BadInput(
             f"The weights in '{source}' do not fit torchvision's {name} with COCO's 91 labels: {'; '.join(problems)}. "
             f"{_advice()}",
-            parameters={"weights": "FILE"},
+            advice=[Argument("weights", "FILE")],
         )
 
 

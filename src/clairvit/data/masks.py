@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from clairvit.errors import BadInput, ClairWarning
+from clairvit.errors import Argument, BadInput, ClairWarning, Message
 from clairvit.models.image_files import find_images, load_pixels, open_image, upright
 from clairvit.models.images import resize_and_crop
 from clairvit.models.preprocess import Preprocess
@@ -22,6 +23,7 @@ from clairvit.models.preprocess import Preprocess
 MaskKind = Literal["nonzero", "trimap", "voc"]
 MASK_KINDS: tuple[str, ...] = get_args(MaskKind)
 OBJECT, VOID, BACKGROUND = 255, 128, 0  # values of a mask between reading and resizing
+TRIMAPS = Argument("mask_kind", "trimap")
 TRIMAP = (1, 2, 3)  # object, background, border
 THREE_VALUED = ((BACKGROUND, VOID, OBJECT), (BACKGROUND, VOID - 1, OBJECT), (0, 1, 2))  # masks that may also be trimaps
 _RATIO_TOLERANCE = 0.02  # of the side ratios of a mask and its image, which are rounded to pixels
@@ -46,7 +48,9 @@ def read_mask(
     if kind == "trimap" and not (is_matte or np.isin(values, TRIMAP).all()):
         raise BadInput(
             f"{name} has values {_format_values(values)}; expected a trimap of 1, 2 and 3, or of 0, 128 and 255. Leave "
-            "out mask_kind=trimap?"
+            "out ",
+            TRIMAPS,
+            "?",
         )
     if kind == "nonzero":
         _check_two_valued(values, name)
@@ -77,16 +81,14 @@ def _check_two_valued(values: NDArray[Any], name: str) -> None:
     if len(present) > 1 and set(present) <= set(TRIMAP):
         raise BadInput(
             f"{name} has the values {_format_values(values)} and no 0: a trimap (1 object, 2 background, 3 border), "
-            "of which every pixel would count as object. Pass mask_kind='trimap' to read it as one."
+            "of which every pixel would count as object. Pass ",
+            TRIMAPS,
+            " to read it as one.",
         )
     if present in THREE_VALUED:
         advice = "" if OBJECT in present else " and store them as 1 object, 2 background, 3 border"
-        warnings.warn(
-            f"Masks have the three values {_format_values(values)}; all but 0 count as object. If they are trimaps, "
-            f"pass mask_kind='trimap'{advice}.",
-            ClairWarning,
-            stacklevel=3,
-        )
+        seen = f"Masks have the three values {_format_values(values)}; all but 0 count as object. If they are trimaps, "
+        warnings.warn(ClairWarning(Message(seen, "pass ", TRIMAPS, f"{advice}.")), stacklevel=3)
 
 
 def masks_for(images: Sequence[Path], folder: Path, root: Path) -> tuple[dict[Path, Path], list[Path]]:
@@ -123,6 +125,13 @@ def masks_for(images: Sequence[Path], folder: Path, root: Path) -> tuple[dict[Pa
         )
     used = set(masks.values())
     return masks, [file for file in files.values() if file not in used]
+
+
+def masks_in(folder: Path, images: Sequence[Path]) -> list[Path | None]:
+    """Return the mask of each image; subfolders of the images have masks in subfolders of the same names."""
+    paths = [image.absolute() for image in images]
+    masks, _ = masks_for(paths, folder, Path(os.path.commonpath([path.parent for path in paths])))
+    return [masks.get(path) for path in paths]
 
 
 def check_kind(kind: str) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from clairvit.diagnostics.context import DoctorContext, abbreviated, check, failed, passed, plural, warned
 from clairvit.diagnostics.report import Check
+from clairvit.errors import Message
 from clairvit.methods.collect import HALF_DIGITS
 from clairvit.models.model import Model
 from clairvit.models.submodules import COMPILED_ADVICE, compiled_in_place, compiled_sentence
@@ -193,7 +194,7 @@ def preprocessing(context: DoctorContext) -> Check:
         )
     if source == "assumed":
         return warned(
-            f"{summary}. {' '.join(context.model.assumptions)}",
+            Message(f"{summary}.", *(part for note in context.model.assumptions for part in (" ", note))),
             "State what the model was trained with: mean, std, resize and interpolation.",
             **details,
         )

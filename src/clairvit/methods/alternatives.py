@@ -33,7 +33,7 @@ def with_named_methods(error: NotApplicable, fits: Callable[[str], bool] = lambd
     kind = f"{error.alternative}: " if error.alternative and fitting else ""
     fitting = fitting or [name for name in LAST_RESORT if fits(name)]
     use = f" Use {kind}{either(fitting)}." if fitting else ""
-    return NotApplicable(f"{error.reason}{use}", parameters=error.parameters)
+    return NotApplicable(error.reason, use, advice=error.message.also)
 
 
 @contextmanager
@@ -44,4 +44,4 @@ def advice(text: str) -> Iterator[None]:
     except NotApplicable as error:
         if error.alternative is not None or error.methods:
             raise
-        raise NotApplicable(f"{error} {text}", parameters=error.parameters) from error
+        raise NotApplicable(error.message, f" {text}") from error

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clairvit._spec import ParsedSpec
 from clairvit.data.hashing import digest, weights_hash
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import BadInput, NotApplicable, Verb
 from clairvit.methods.aggregation import Single
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.parsing import CALIBRATED
@@ -149,8 +149,9 @@ class Calibration:
         return NotApplicable(
             f"The recipe was calibrated for {self._described()} with weights {self.model_hash[:HASH_LENGTH]}, and this "
             f"is {model.name}, {rows} × {cols} pixels, with weights {model_hash[:HASH_LENGTH]}; expected the same "
-            "model, labels and preprocessing. Calibrate this one: cv.calibrate(model, images).",
-            parameters={"calibrate": "mine.json"},
+            "model, labels and preprocessing. Calibrate this one: ",
+            Verb("calibrate", file="mine.json"),
+            ".",
         )
 
     def _described(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clairvit._spec import ParsedSpec
-from clairvit.errors import BadInput
+from clairvit.errors import Argument, BadInput, Verb
 
 _EXPECTED = "expected NAME, NAME(option=value) or NAME+combinator, such as genatt+skipplus"
 AUTO = "auto"  # as a start: the layer that a recipe holds
@@ -52,11 +52,17 @@ def refuse_auto(name: str, combinator: str, options: Mapping[str, Any]) -> None:
         return
     text, layer = (f"{typed}={AUTO}", f"{name}({typed}=6)") if typed else (f"+{combinator}", f"{name}+from:6")
     raise BadInput(
-        f"'{text}' reads the layer where {name} starts from a recipe, and none with it was given. Make one by "
-        f"cv.choose(model, images, tune_start=['{name}']).save('recipe.json') and pass recipe='recipe.json', or type "
-        f"a layer: {layer}.",
-        parameters={"tune_start": name, "recipe": "recipe.json"},
+        f"'{text}' reads the layer where {name} starts from a recipe, and none with it was given. Make one by ",
+        start_search(name, file="recipe.json"),
+        " and pass ",
+        Argument("recipe", "recipe.json"),
+        f", or type a layer: {layer}.",
     )
+
+
+def start_search(method: str, file: str | None = None) -> Verb:
+    """Return the advice to search the layer where a method starts, and to save what is found."""
+    return Verb("choose", file=file, tune_start=[method])
 
 
 def split_at_commas(text: str) -> list[str]:

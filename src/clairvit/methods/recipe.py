@@ -17,9 +17,9 @@ from clairvit._io import dumps_json, parse_json, write_text
 from clairvit._spec import ParsedSpec
 from clairvit._version import __version__
 from clairvit.data.hashing import weights_hash
-from clairvit.errors import BadInput, ClairWarning, UnknownName, user_stacklevel
+from clairvit.errors import BadInput, ClairWarning, Message, UnknownName, Verb, user_stacklevel
 from clairvit.methods.calibrated import Calibration, calibrated_spec, calibration_by_hash
-from clairvit.methods.parsing import AUTO, CALIBRATED, RECIPE, STARTS, parse_spec
+from clairvit.methods.parsing import AUTO, CALIBRATED, RECIPE, STARTS, parse_spec, start_search
 from clairvit.methods.spec import RECIPE_FILE, MethodSpec, resolve_method, resolve_parsed, wraps
 from clairvit.models.model import Model
 
@@ -108,9 +108,9 @@ class Recipe:
         if base not in self.starts:
             listed = ", ".join(self.starts) or "none"
             raise BadInput(
-                f"The recipe holds no layer where '{base}' starts; it has {listed}. Make one by "
-                f"cv.choose(model, images, tune_start=['{base}']).save('recipe.json').",
-                parameters={"tune_start": base},
+                f"The recipe holds no layer where '{base}' starts; it has {listed}. Make one by ",
+                start_search(base, file="recipe.json"),
+                ".",
             )
         return parse_spec(self.starts[base])
 
@@ -161,36 +161,30 @@ class Recipe:
 
 def read_recipe(path: PathLike[str] | str) -> Recipe:
     """Return the recipe in a file, or raise BadInput if it is none."""
-    make = "Make one by cv.choose(model, images).save('recipe.json')."
-    hint = {"choose": "recipe.json"}
+    make = Message(" Make one by ", Verb("choose", file="recipe.json"), ".")
     if not isinstance(path, str | PathLike):
-        raise BadInput(
-            f"A recipe was given as {type(path).__name__}; expected its file or a Recipe. {make}", parameters=hint
-        )
+        raise BadInput(f"A recipe was given as {type(path).__name__}; expected its file or a Recipe.", make)
     try:
         content = parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"The recipe '{path}' cannot be read: {error.strerror}. {make}", parameters=hint) from error
+        raise BadInput(f"The recipe '{path}' cannot be read: {error.strerror}.", make) from error
     except ValueError as error:
-        raise BadInput(f"'{path}' is not JSON ({error}), so it is no recipe. {make}", parameters=hint) from error
+        raise BadInput(f"'{path}' is not JSON ({error}), so it is no recipe.", make) from error
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise BadInput(f'\'{path}\' is JSON, and no recipe: expected "kind": "{KIND}". {make}', parameters=hint)
+        raise BadInput(f'\'{path}\' is JSON, and no recipe: expected "kind": "{KIND}".', make)
     if content.get("format") != FORMAT:
         raise BadInput(
-            f"'{path}' is a recipe of format {content.get('format')}, written by ClairViT {content.get('version')}; "
-            f"this is {__version__}, which reads format {FORMAT}. {make}",
-            parameters=hint,
+            f"'{path}' is a recipe of format {content.get('format')}, written by ClairViT "
+            f"{content.get('version')}; this is {__version__}, which reads format {FORMAT}.",
+            make,
         )
     missing = [name for name in ("method", "model", "weights") if not isinstance(content.get(name), str)]
     if missing:
-        raise BadInput(
-            f"The recipe '{path}' has no {', '.join(missing)}; expected text for each. {make}", parameters=hint
-        )
+        raise BadInput(f"The recipe '{path}' has no {', '.join(missing)}; expected text for each.", make)
     starts = content.get("starts", {})
     if not isinstance(starts, dict) or not all(isinstance(text, str) for text in starts.values()):
         raise BadInput(
-            f"The 'starts' of the recipe '{path}' are no table of methods; expected {{\"genatt\": …}}. {make}",
-            parameters=hint,
+            f"The 'starts' of the recipe '{path}' are no table of methods; expected {{\"genatt\": …}}.", make
         )
     names = {item.name for item in fields(Recipe)}
     values: dict[str, Any] = {
@@ -233,9 +227,10 @@ def _resolve_recipe(parsed: ParsedSpec) -> MethodSpec:
         return calibrated_spec(calibration, file)
     if file.lower() == CALIBRATED:
         raise UnknownName(
-            f"'{parsed.name}' names a calibrated recipe that was neither fitted nor read in this process; expected its "
-            "file, such as mine.json, which cv.calibrate(model, images).save('mine.json') writes.",
-            parameters={"calibrate": "mine.json"},
+            f"'{parsed.name}' names a calibrated recipe that was neither fitted nor read in this process; expected "
+            "its file, such as mine.json, which ",
+            Verb("calibrate", file="mine.json"),
+            " writes.",
         )
     recipe = read_recipe(file)
     if recipe.calibration is not None and recipe.is_calibrated:

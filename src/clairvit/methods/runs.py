@@ -23,7 +23,7 @@ from torch import Tensor
 from clairvit._progress import report_progress
 from clairvit._rng import check_seed
 from clairvit.data.dataset import ErrorHandler, ImageDataset, ImageSource, SampleBatch, as_dataset, iter_batches
-from clairvit.errors import BadInput, ClairError, ClairWarning, user_stacklevel
+from clairvit.errors import Argument, BadInput, ClairError, ClairWarning, user_stacklevel
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.passes import Passes, Replay, record_passes
 from clairvit.methods.spec import MethodSpec
@@ -370,9 +370,9 @@ def _run(
         classes = class_indices(batch.labels, model, logits.shape[-1])
         if classes is None or None in classes:
             raise BadInput(
-                "target='label' was given without labels for all images; expected labels=[…], the true class of each "
-                "image.",
-                parameters={"truth": "FILE"},
+                "target='label' was given without labels for all images; expected ",
+                Argument("labels", [...], of="evaluate"),
+                ", the true class of each image.",
             )
         named = (classes,)
     resolved = tuple(
@@ -407,9 +407,9 @@ def _without_target(model: Model, specs: Sequence[MethodSpec], count: int) -> Ta
     if needing is None:
         return class_agnostic_target(count)
     raise BadInput(
-        f"{model.name} returns an embedding, not class scores, and '{needing.text}' explains a score. "
-        "Load it with labels=['a photo of a cat', …], or pass a target function of the output.",
-        parameters={"labels": "a photo of a cat,…"},
+        f"{model.name} returns an embedding, not class scores, and '{needing.text}' explains a score. Load it with ",
+        Argument("labels", ["a photo of a cat", ...]),
+        ", or pass a target function of the output.",
     )
 
 

@@ -16,10 +16,10 @@ from clairvit._cost import Cost
 from clairvit._presets import moved_option, with_preset
 from clairvit._registry import Registry
 from clairvit._spec import ParsedSpec, Spec, changed_options
-from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
+from clairvit.errors import BadInput, Message, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.flow import Flow
-from clairvit.methods.parsing import RECIPE, SEARCHED, parse_spec, refuse_auto
+from clairvit.methods.parsing import RECIPE, SEARCHED, parse_spec, refuse_auto, start_search
 from clairvit.methods.registry import (
     COMBINATORS,
     MATRIX_COMBINATORS,
@@ -163,7 +163,7 @@ class MethodSpec(Spec):
         if not searched or not isinstance(self.aggregation, Total) or self.aggregation.start != "half":
             return ()
         start, name = self.aggregation.used(count).start, self.method.name
-        return (f"{name}: m is ceil(L/2) = {start}; cv.choose(model, images, tune_start=['{name}']) looks for m*",)
+        return (Message(f"{name}: m is ceil(L/2) = {start}; ", start_search(name), " looks for m*"),)
 
 
 Wrapper = Callable[[ParsedSpec], MethodSpec]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clairvit._rng import image_seeds, make_generator
 from clairvit.data.parts import RemovableParts
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import Argument, BadInput, NotApplicable
 from clairvit.methods.planner import record_for, run_all, spent_on
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.registry import UNBOUNDED_TARGET
@@ -305,8 +305,9 @@ class EvalContext:
         """Return the masks, bool [B, H, W]; raise BadInput if there are none."""
         if self.masks is None:
             raise BadInput(
-                "This metric compares maps with masks, and none were given; expected one mask per image: masks=[…].",
-                parameters={"masks": "DIR"},
+                "This metric compares maps with masks, and none were given; expected one mask per image: ",
+                Argument("masks", [...]),
+                ".",
             )
         return self.masks
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clairvit._cost import Cost
 from clairvit._progress import track
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import Argument, BadInput, NotApplicable
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.randomisation import target_of_classes
@@ -130,8 +130,9 @@ def class_contrast(context: EvalContext) -> Tensor:
     if context.others is None:
         raise BadInput(
             "class-contrast compares the maps of two objects in one image, and the other classes were not given; "
-            "expected distractors=[…], a class or None for each image.",
-            parameters={"others": "FILE"},
+            "expected ",
+            Argument("distractors", [...]),
+            ", a class or None for each image.",
         )
     has_no_other = torch.tensor([other is None for other in context.others], device=masks.device)
     pairs = zip(context.target.classes, context.others, strict=True)

@@ -6,6 +6,7 @@ import inspect
 
 from torch import Tensor, nn
 
+from clairvit.errors import Argument, Message
 from clairvit.models.model import Model
 from clairvit.models.readout import bound_inputs, unwrap_readout
 
@@ -33,10 +34,11 @@ def forward_failure(model: Model, pixels: Tensor, error: Exception) -> tuple[str
             f"Its forward was given the image alone, and also takes {_quoted(optional[:MOST_NAMED])}. If it needs "
             f"{'that' if len(optional) == 1 else 'one of them'}, pass it by name: {_as_arguments(optional[:1])}."
         )
-    return finding, (
+    advice = (
         "If that is not a size it takes, pass tensors of the right size, or paths and PIL images: these are resized to "
         "cv.wrap(…, size=)."
     )
+    return finding, Message(advice, also=[Argument("size")])
 
 
 def _further_inputs(module: nn.Module, given: tuple[str, ...]) -> tuple[list[str], list[str]]:

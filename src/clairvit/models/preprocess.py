@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clairvit.errors import BadInput, did_you_mean
+from clairvit.errors import Argument, BadInput, Message, did_you_mean
 
 INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 Channels = tuple[float, ...]  # one number per channel: red, green, blue
@@ -193,11 +193,11 @@ def assumption(names: Sequence[str], preprocess: Preprocess, source: str) -> tup
         "interpolation": preprocess.interpolation,
     }
     listed = "; ".join(values[name] for name in names)
-    note = (
-        f"{_join_words(names, 'and')} {'were' if len(names) > 1 else 'was'} assumed: {source} ({listed}). If the model "
-        f"was trained otherwise, give {_join_words([f'{name}=' for name in names], 'or')}."
-    )
-    return (note,)
+    were = "were" if len(names) > 1 else "was"
+    seen = f"{_join_words(names, 'and')} {were} assumed: {source} ({listed}). If the model was trained otherwise, give "
+    separators = ["", *[", "] * (len(names) - 2), " or "][: len(names)]
+    parts = [part for separator, name in zip(separators, names, strict=True) for part in (separator, Argument(name))]
+    return (Message(seen, *parts, "."),)
 
 
 def _check_resize(resize: Any) -> int | tuple[int, int] | None:

@@ -15,7 +15,7 @@ from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.data.dataset import ImageDataset, iter_batches, void_as_object
-from clairvit.errors import BadInput
+from clairvit.errors import Argument, BadInput
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.registry import resolve_metric
@@ -84,13 +84,13 @@ def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, .
         raise BadInput(
             f"'{paper.name}' compares maps with masks ({', '.join(needed)}), and {config.data.spec} has none; expected "
             "data with masks such as pets:PATH, or folder:PATH with a folder of masks or with 'mask-rcnn' for masks.",
-            parameters={"data": "folder:PATH", "masks": "mask-rcnn"},
+            advice=[Argument("data", "folder:PATH"), Argument("masks", "mask-rcnn")],
         )
     if config.study_target == "label" and not data.dataset.has_labels:
         raise BadInput(
-            f"'{paper.name}' explains the true class, and {config.data.spec} has none; expected data with classes, or "
-            "target='predicted'.",
-            parameters={"target": "predicted"},
+            f"'{paper.name}' explains the true class, and {config.data.spec} has none; expected data with classes, or ",
+            Argument("target", "predicted"),
+            ".",
         )
     if config.study_target == "label" and data.unknown_classes:
         listed = ", ".join(data.unknown_classes[:3]) + (", …" if len(data.unknown_classes) > 3 else "")
@@ -98,7 +98,7 @@ def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, .
             f"'{paper.name}' explains the true class, and the model has no class {listed} "
             f"({len(data.unknown_classes)} of the data's classes); expected a model of these classes, or "
             "target='predicted'.",
-            parameters={"model": "NAME", "labels": "FILE", "target": "predicted"},
+            advice=[Argument("model", "NAME"), Argument("labels", "FILE"), Argument("target", "predicted")],
         )
     return tuple(measure for measure in paper.measures if data.dataset.has_masks or not measure.needs_masks)
 

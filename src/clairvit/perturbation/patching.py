@@ -19,7 +19,7 @@ from clairvit._io import to_json
 from clairvit._progress import track
 from clairvit._rows import RowSequence, per_row, same
 from clairvit._tables import TableRow, Tabular
-from clairvit.errors import BadInput, NotApplicable, UnknownName, WrongType, did_you_mean
+from clairvit.errors import Argument, BadInput, NotApplicable, Placeholder, UnknownName, WrongType, did_you_mean
 from clairvit.models.coerce import ModelLike, as_images, as_model
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Layout, Model
@@ -455,8 +455,9 @@ def _check_source_is_used(source: Any, values: Iterable[Any]) -> None:
 
 def _no_source() -> BadInput:
     return BadInput(
-        "A site's value is 'source' and no source images were given; pass source=images.",
-        parameters={"source": "IMAGE"},
+        "A site's value is 'source' and no source images were given; pass ",
+        Argument("source", Placeholder("images")),
+        ".",
     )
 
 

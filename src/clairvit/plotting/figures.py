@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from matplotlib.figure import Figure
 
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, Verb
 from clairvit.methods.explanation import Explanation, TextRelevance
 from clairvit.plotting.canvas import (
     BAR,
@@ -194,9 +194,9 @@ def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> F
     explanation = frame_strip(explanation, style)
     if explanation.layers is None:
         raise BadInput(
-            f"'{explanation.method}' was computed without its layers; ask for them with cv.explain(…, layers=True) "
-            "(methods that have no layers cannot show any).",
-            parameters={"layers": "True"},
+            f"'{explanation.method}' was computed without its layers; ask for them with ",
+            Verb("explain", layers=True),
+            " (methods that have no layers cannot show any).",
         )
     layers = to_numpy(explanation.layers)  # [L, B, rows, cols]
     count, maps = layers.shape[:2]

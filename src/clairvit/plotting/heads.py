@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from clairvit.errors import BadInput
+from clairvit.errors import Argument, BadInput, Verb
 from clairvit.methods.explanation import FUSIONS, Explanation, Heads
 from clairvit.plotting.canvas import MARGIN, PALE, SMALL, TITLE, Canvas
 from clairvit.plotting.labels import CLASS_AGNOSTIC
@@ -66,9 +66,9 @@ def heads_figure(explanation: Explanation, style: PlotStyle | None = None) -> Fi
     heads = explanation.heads
     if heads is None:
         raise BadInput(
-            f"'{explanation.method}' was computed without its heads; ask for them with cv.explain(…, by_head=True) "
-            "(a model that attends inside windows has none to show).",
-            parameters={"by_head": "True"},
+            f"'{explanation.method}' was computed without its heads; ask for them with ",
+            Verb("explain", by_head=True),
+            " (a model that attends inside windows has none to show).",
         )
     items = _distinct_items(explanation, heads)
     grid = arrange_grid(heads, aspect_ratio(explanation))
@@ -77,7 +77,7 @@ def heads_figure(explanation: Explanation, style: PlotStyle | None = None) -> Fi
         raise BadInput(
             f"The heads of {len(items)} maps make a figure {height:.0f} inches tall, too tall to read (at most "
             f"{TALLEST:.0f}); write one file per image, or ask for fewer classes.",
-            parameters={"out": "DIR"},
+            advice=[Argument("out", "DIR")],
         )
     canvas = Canvas(grid.width, height)
     for number, item in enumerate(items):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from clairvit._io import printable
-from clairvit.errors import BadInput
+from clairvit.errors import Argument, BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.labels import class_label, format_number
 from clairvit.plotting.overlay import Array, Scale, denormalised_photo, scale_of, to_numpy
@@ -117,7 +117,7 @@ def check_rows(rows: int) -> None:
     if rows > MOST_ROWS:
         raise BadInput(
             f"A figure of {rows} rows is too large to read (at most {MOST_ROWS}); write one file per image.",
-            parameters={"out": "DIR"},
+            advice=[Argument("out", "DIR")],
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clairvit.errors import BadInput, NotApplicable
+from clairvit.errors import Argument, BadInput, Call, NotApplicable, Placeholder
 from clairvit.models.activation import Activation
 from clairvit.models.model import Model
 from clairvit.models.readout import BoundInputs, SizedReadout, describe_output, unwrap_readout
@@ -238,7 +238,9 @@ def _read_maps(region: Region, activation: Activation, output: Any, size: Size) 
     if _value(output, "pred_boxes") is not None and _value(output, "pred_masks") is None:
         raise NotApplicable(
             f"Region reads scores for every pixel, and the model returned {describe_output(output)}: boxes of "
-            "queries. Name a query instead: target=cv.Query(INDEX), or cv.Query(class_='cat')."
+            "queries. Name a query instead: ",
+            Argument("target", Call("Query", Placeholder("INDEX"))),
+            ", or cv.Query(class_='cat').",
         )
     classes, masks = _value(output, "class_queries_logits"), _value(output, "masks_queries_logits")
     if classes is None or masks is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clairvit._io import atomic_write
-from clairvit.errors import BadInput
+from clairvit.errors import Argument, BadInput
 
 _FORMAT = 1
 
@@ -140,7 +140,7 @@ def _open(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {key: file.get_tensor(key) for key in file.keys()}, content  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise BadInput(
-                f"The checkpoint '{path}' cannot be used ({type(error).__name__}: {error}); delete it, or pass "
-                "fresh=True to begin anew.",
-                parameters={"fresh": "True"},
+                f"The checkpoint '{path}' cannot be used ({type(error).__name__}: {error}); delete it, or pass ",
+                Argument("fresh", True),
+                " to begin anew.",
             ) from error

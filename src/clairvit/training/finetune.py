@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from clairvit._io import check_writable
 from clairvit._progress import report_progress
 from clairvit.data.dataset import ErrorHandler, ImageDataset
-from clairvit.errors import BadInput, ClairError
+from clairvit.errors import Argument, BadInput, ClairError
 from clairvit.models.load import DTYPES, usable_device
 from clairvit.models.preprocess import Preprocess, Size, parse_size, preprocess_options
 from clairvit.models.scores import extract_scores
@@ -318,15 +318,17 @@ def _resumable(checkpoint: Path, settings: Mapping[str, Any], path: Path) -> Pro
     if changed:
         changes = ", ".join(_describe_change(key, progress.settings.get(key), settings.get(key)) for key in changed)
         raise BadInput(
-            f"'{checkpoint}' is of another training ({changes}); expected the same settings to go on. Pass fresh=True "
-            "to begin anew, or choose another out=.",
-            parameters={"fresh": "True", "out": "PATH"},
+            f"'{checkpoint}' is of another training ({changes}); expected the same settings to go on. Pass ",
+            Argument("fresh", True),
+            " to begin anew, or choose another ",
+            Argument("out"),
+            ".",
         )
     if not path.exists():
         raise BadInput(
-            f"'{checkpoint}' is there, but the best weights so far, '{path}', are gone; put them back, or pass "
-            "fresh=True to begin anew.",
-            parameters={"fresh": "True"},
+            f"'{checkpoint}' is there, but the best weights so far, '{path}', are gone; put them back, or pass ",
+            Argument("fresh", True),
+            " to begin anew.",
         )
     return progress
 
@@ -389,9 +391,12 @@ def _epoch(
             if not bool(loss.isfinite()):
                 peak = float(optimiser.param_groups[0]["initial_lr"])
                 raise ClairError(
-                    f"The loss is {float(loss.detach())} in epoch {number}: training has diverged. Try a lower rate "
-                    f"than {peak:g}, with fresh=True.",
-                    parameters={"rate": f"{peak / 10:g}", "fresh": "True"},
+                    f"The loss is {float(loss.detach())} in epoch {number}: training has diverged. Try a lower "
+                    f"rate than {peak:g}, such as ",
+                    Argument("rate", float(f"{peak / 10:g}")),
+                    ", with ",
+                    Argument("fresh", True),
+                    ".",
                 )
             optimiser.zero_grad()
             torch.autograd.backward(loss)

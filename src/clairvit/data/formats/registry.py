@@ -9,7 +9,7 @@ from typing import Literal
 
 from clairvit._registry import Registry
 from clairvit.data.formats.entry import DatasetIndex
-from clairvit.errors import BadInput
+from clairvit.errors import Argument, BadInput
 
 Fetch = Callable[[Path], None]  # download into this folder
 # What PATH may be: a folder of this disk; that or the URL of one; anything, which `open` reads itself. URLs and other
@@ -126,8 +126,6 @@ def missing_files_error(data: DatasetFormat, path: Path, root: Path, missing: st
     else:
         either = " or ".join(f"'{name}'" for name in missing.split("|"))
         problem = f"'{root}' does not look like {data.title}: {either} is missing."
-    advice = f"Give that folder as {data.name}:PATH" + (
-        ", or let it be downloaded there (download=True)." if data.download else "."
-    )
-    parameters = {"download": "True"} if data.download else None
-    return BadInput(f"{problem} Expected:\n{data.layout(path)}\n{advice}", parameters=parameters)
+    download = (", or let it be downloaded there (", Argument("download", True), ")") if data.download else ()
+    expected = f"{problem} Expected:\n{data.layout(path)}\nGive that folder as {data.name}:PATH"
+    return BadInput(expected, *download, ".")

@@ -210,7 +210,7 @@ def embedding_part(model: Model) -> nn.Module:
     if is_pair(module):
         return ImageTower(module)
     if model.returns:
-        raise NotApplicable(f"{model.name} has no embedding that images could be compared by. {model.returns}")
+        raise NotApplicable(f"{model.name} has no embedding that images could be compared by. ", model.returns)
     return HeadInput(module, linear_head(model)) if model.classifier else module
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput, ModelUnavailable, did_you_mean
+from clairvit.errors import Argument, BadInput, ModelUnavailable, Placeholder, did_you_mean
 from clairvit.models.labels import read_labels
 from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model
@@ -24,6 +24,7 @@ from clairvit.models.sources import timm as timm_source
 from clairvit.models.sources import weights_header
 
 State = dict[str, Tensor]
+EXAMPLE = Argument("arch", "timm:vit_base_patch16_224")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _CHECKPOINT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training scripts put the weights
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
@@ -126,23 +127,25 @@ def architecture(request: LoadOptions, header: Mapping[str, str]) -> str:
     arch = request.arch or header.get("arch") or header.get("architecture")
     if arch is None:
         raise BadInput(
-            f"'{request.spec}' does not say which architecture its weights are for; add arch='timm:NAME', such "
-            "as arch='timm:vit_base_patch16_224'.",
-            parameters={"arch": "timm:NAME"},
+            f"'{request.spec}' does not say which architecture its weights are for; add ",
+            Argument("arch", "timm:NAME"),
+            ", such as ",
+            EXAMPLE,
+            ".",
         )
     source, colon, name = arch.partition(":")
     if colon and source != "timm":
         raise BadInput(
-            f"arch='{arch}' is not a timm architecture, the only kind a weights file can be for; give "
-            "arch='timm:NAME', 'hf:FOLDER' for a transformers folder, or build the module and use cv.wrap(module, …).",
-            parameters={"arch": "timm:NAME"},
+            f"arch='{arch}' is not a timm architecture, the only kind a weights file can be for; give ",
+            Argument("arch", "timm:NAME"),
+            ", 'hf:FOLDER' for a transformers folder, or build the module and use cv.wrap(module, …).",
         )
     name = name if colon else source
     if ":" in name:  # timm would read the architecture of a hub or a folder, and not from its own list
         raise BadInput(
-            f"arch='{arch}' is the name of weights elsewhere; expected that of an architecture of timm, such as "
-            "arch='timm:vit_base_patch16_224'.",
-            parameters={"arch": "timm:NAME"},
+            f"arch='{arch}' is the name of weights elsewhere; expected that of an architecture of timm, such as ",
+            EXAMPLE,
+            ".",
         )
     timm_source.check_name(name)
     return name
@@ -199,9 +202,12 @@ def load_state(module: torch.nn.Module, state: State, spec: str, name: str) -> N
     ]
     if problems:
         raise ModelUnavailable(
-            f"The weights in '{spec}' do not fit timm's '{name}': {'; '.join(problems)}. Give the architecture they "
-            "were saved from with arch='timm:NAME', and size=(rows, columns) if it was not square.",
-            parameters={"arch": "timm:NAME"},
+            f"The weights in '{spec}' do not fit timm's '{name}': {'; '.join(problems)}. Give the architecture "
+            "they were saved from with ",
+            Argument("arch", "timm:NAME"),
+            ", and ",
+            Argument("size", (Placeholder("rows"), Placeholder("columns"))),
+            " if it was not square.",
         )
     module.load_state_dict(state)
 

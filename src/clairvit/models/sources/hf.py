@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from clairvit.errors import BadInput, ModelUnavailable, NotApplicable, UnknownName, did_you_mean
+from clairvit.errors import Argument, BadInput, ModelUnavailable, NotApplicable, UnknownName, did_you_mean
 from clairvit.models.labels import fit_labels
 from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model
@@ -109,16 +109,18 @@ def _from_type(transformers: Any, request: LoadOptions) -> Model:
     types = vision_types(transformers)
     if request.identifier not in transformers.CONFIG_MAPPING:
         raise UnknownName(
-            f"'{request.identifier}' is neither a folder, nor a hub id (OWNER/NAME), nor a model type of transformers."
-            f"{did_you_mean(request.identifier, types)} Type 'hf:google/vit-base-patch16-224', or 'hf:vit' with "
-            "pretrained=False.",
-            parameters={"pretrained": "False"},
+            f"'{request.identifier}' is neither a folder, nor a hub id (OWNER/NAME), nor a model type of "
+            f"transformers.{did_you_mean(request.identifier, types)} Type 'hf:google/vit-base-patch16-224', or "
+            "'hf:vit' with ",
+            Argument("pretrained", False),
+            ".",
         )
     if request.pretrained:
         raise BadInput(
-            f"'{request.spec}' is a model type without weights; give a hub id or a folder (hf:OWNER/NAME), or ask for "
-            "random weights with pretrained=False.",
-            parameters={"pretrained": "False"},
+            f"'{request.spec}' is a model type without weights; give a hub id or a folder (hf:OWNER/NAME), or ask "
+            "for random weights with ",
+            Argument("pretrained", False),
+            ".",
         )
     with fetching(request.spec, local=True), seeded(), torch.no_grad():
         config = transformers.AutoConfig.for_model(request.identifier)
@@ -327,7 +329,9 @@ def _saved_or_given_preprocess(
         if options.mean is None or options.std is None:
             raise ModelUnavailable(
                 f"'{request.spec}' has no preprocessor_config.json, so its mean, std and image size are unknown; load "
-                "it with mean= and std= (and resize=), or save the image processor there too."
+                "it with ",
+                *(Argument("mean"), " and ", Argument("std"), " (and ", Argument("resize"), ")"),
+                ", or save the image processor there too.",
             ) from error
         preprocess = options.applied_to(default_preprocess(config))
         return preprocess, assumption(

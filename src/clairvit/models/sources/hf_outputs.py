@@ -11,14 +11,16 @@ from typing import Any
 
 from torch import nn
 
-from clairvit.errors import NotApplicable
+from clairvit.errors import Argument, Call, Message, NotApplicable, Placeholder
 from clairvit.models.sources.adapters import Backbone, UnmaskedEncoder, takes_images, takes_patches
 from clairvit.models.sources.hf_versions import check_version
 
 _ROW = "one row of class scores [B, classes]"
 _OUTPUT = "Say what to read of that: target=cv.Output(function), with one number per image"
-_REGION = "Name a part of the image: target=cv.Region(CLASS, box=(LEFT, TOP, RIGHT, BOTTOM))"
-_QUERY = "Name a query: target=cv.Query(INDEX)"
+_BOX = tuple(map(Placeholder, ("LEFT", "TOP", "RIGHT", "BOTTOM")))
+_REGION = Message("Name a part of the image: ", Argument("target", Call("Region", Placeholder("CLASS"), box=_BOX)))
+_INDEX = Argument("target", Call("Query", Placeholder("INDEX")))
+_QUERY = Message("Name a query: ", _INDEX)
 _ENCODER = "Explain its encoder instead, whose output is an embedding"
 # The end of a class name -> what the model returns, and what to do. The first that fits counts.
 _TASKS: tuple[tuple[str, str, str], ...] = (
@@ -27,9 +29,13 @@ _TASKS: tuple[tuple[str, str, str], ...] = (
     (
         "Segmentation",
         "a mask and class scores for each of its queries",
-        f"{_REGION}, or a query: target=cv.Query(INDEX)",
+        Message(_REGION, ", or a query: ", _INDEX),
     ),
-    ("ForDepthEstimation", "a depth for every pixel", "Name a part of the image: target=cv.Region(box=…)"),
+    (
+        "ForDepthEstimation",
+        "a depth for every pixel",
+        Message("Name a part of the image: ", Argument("target", Call("Region", box=_BOX))),
+    ),
     ("Estimation", "numbers for every pixel or keypoint", _OUTPUT),
     ("ForKeypointDetection", "keypoints", _OUTPUT),
     ("ForKeypointMatching", "matches between two images", "Explain its keypoint detector instead"),
@@ -121,21 +127,26 @@ def no_scores(model_class: type[nn.Module], config: Any) -> str:
         text = f"{name} returns text, one token after the other, not {_ROW}"
         if obstacle:
             return f"{text}, and cv.NextToken does not apply, because it {obstacle}. {_vision_tower(model_class)}."
-        return f"{text}. Name a word: target=cv.NextToken('cat', prompt='What is this?')."
+        word = Argument("target", Call("NextToken", "cat", prompt="What is this?"))
+        return Message(f"{text}. Name a word: ", word, ".")
     for ending, returned, advice in _TASKS:
         if name.endswith(ending):
-            return f"{name} returns {returned}, not {_ROW}. {advice}."
+            return Message(f"{name} returns {returned}, not {_ROW}. ", advice, ".")
     if hasattr(model_class, "get_text_features"):
-        return (
-            f"{name} compares images with texts and needs both. Name a prompt: target=cv.Text('a photo of a cat'); or "
-            "load it with prompts as labels, cv.load('hf:…', labels=['a photo of a cat', …])."
+        return Message(
+            f"{name} compares images with texts and needs both. Name a prompt: ",
+            Argument("target", Call("Text", "a photo of a cat")),
+            "; or load it with prompts as labels, ",
+            Argument("labels", ["a photo of a cat", ...]),
+            ".",
         )
     if "input_ids" in parameters:
         return f"{name} needs text or other tokens (input_ids), not only an image. {_TOWER}."
     if "input_points" in parameters:
-        return (
-            f"{name} returns masks for points or boxes that it is given, not {_ROW}. Name a point: "
-            "target=cv.Region(point=(X, Y)); or explain its image encoder, cv.wrap(model.vision_encoder)."
+        return Message(
+            f"{name} returns masks for points or boxes that it is given, not {_ROW}. Name a point: ",
+            Argument("target", Call("Region", point=(Placeholder("X"), Placeholder("Y")))),
+            "; or explain its image encoder, cv.wrap(model.vision_encoder).",
         )
     required = [key for key, value in parameters.items() if value.default is value.empty and value.kind in _NAMED]
     required = [key for key in required if key not in ("self", "pixel_values", "pixel_values_videos", "inputs")]

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from urllib.parse import urlparse
 
-from clairvit.errors import ClairError, ModelUnavailable, importing
+from clairvit.errors import Argument, ClairError, Message, ModelUnavailable, importing
 
 TIMEOUT = 5.0  # seconds to wait for a hub's first answer
 _LOGGERS = ("huggingface_hub", "timm", "transformers", "open_clip")
@@ -82,14 +82,18 @@ def fetching(
 
 def not_downloaded(spec: str, component: str, reason: str) -> ModelUnavailable:
     """Return the error for a failed download, with what can be used instead."""
+    random = Argument("pretrained", False)
     alternative = {
-        "weights": "random weights (pretrained=False)",
-        "configuration": "a model type, which needs none ('hf:vit' with pretrained=False)",
-    }.get(component, "no prompts")
+        "weights": Message("random weights (", random, ")"),
+        "configuration": Message("a model type, which needs none ('hf:vit' with ", random, ")"),
+    }.get(component, Message("no prompts"))
     return ModelUnavailable(
-        f"The {component} of '{spec}' could not be downloaded ({reason}); use the built-in model 'pets', a file you "
-        f"have ('file:PATH.safetensors' with arch='timm:NAME'), or {alternative}.",
-        parameters={"arch": "timm:NAME", **({"pretrained": "False"} if "pretrained" in alternative else {})},
+        f"The {component} of '{spec}' could not be downloaded ({reason}); use the built-in model 'pets', a file "
+        "you have ('file:PATH.safetensors' with ",
+        Argument("arch", "timm:NAME"),
+        "), or ",
+        alternative,
+        ".",
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from clairvit.bench.results import Missing
 from clairvit.metrics.registry import resolve_metric
 from clairvit.plotting.labels import count_images
-from clairvit.report.blocks import Item, Items, Section, Text
-from clairvit.report.study_results import StoreContents, StudyResults
+from clairvit.reports.blocks import Item, Items, Section, Text
+from clairvit.reports.study_results import StoreContents, StudyResults
 
 MOST_LISTED = 20  # warnings in a list; the CSV has all
 

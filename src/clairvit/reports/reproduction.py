@@ -16,8 +16,8 @@ from clairvit.papers.paper import Finding, Paper
 from clairvit.papers.reproduce import Reproduction
 from clairvit.plotting.labels import ARROWS, UNDEFINED
 from clairvit.plotting.radar import radar_figure
-from clairvit.report.blocks import Block, Cell, Chart, Charts, Column, Document, Item, Items, Row, Section, Table
-from clairvit.report.svg import inline_svg
+from clairvit.reports.blocks import Block, Cell, Chart, Charts, Column, Document, Item, Items, Row, Section, Table
+from clairvit.reports.svg import inline_svg
 
 MOST_POLYGONS = 8  # in one radar; more cannot be told apart
 

@@ -12,10 +12,10 @@ from clairvit.metrics.confidence_intervals import FEWEST
 from clairvit.metrics.score import leads
 from clairvit.plotting.labels import count_images
 from clairvit.plotting.series import RANDOM
-from clairvit.report.blocks import Block, Item, Items, Section, Text
-from clairvit.report.ranking import agreement
-from clairvit.report.sections import compare_with_random, first_gap
-from clairvit.report.study_results import StoreContents, StudyResults
+from clairvit.reports.blocks import Block, Item, Items, Section, Text
+from clairvit.reports.ranking import agreement
+from clairvit.reports.sections import compare_with_random, first_gap
+from clairvit.reports.study_results import StoreContents, StudyResults
 
 DISAGREE = 0.0  # rank correlation below which two metrics order methods the other way round
 

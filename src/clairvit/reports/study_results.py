@@ -15,7 +15,7 @@ from clairvit.bench.store import Store
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Score, Scores
-from clairvit.report.ranking import mean_ranks, ranks
+from clairvit.reports.ranking import mean_ranks, ranks
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,9 @@ from clairvit.plotting.labels import (
     format_seconds,
 )
 from clairvit.plotting.series import RANDOM, highlighted_styles
-from clairvit.report.blocks import Block, Cell, Charts, Column, Row, Section, Table, Text
-from clairvit.report.charts import curves_chart, intervals_chart, radar_chart
-from clairvit.report.ranking import (
+from clairvit.reports.blocks import Block, Cell, Charts, Column, Row, Section, Table, Text
+from clairvit.reports.charts import curves_chart, intervals_chart, radar_chart
+from clairvit.reports.ranking import (
     FOCUSVIT,
     RadarData,
     agreement,
@@ -36,7 +36,7 @@ from clairvit.report.ranking import (
     radar_data,
     ranks,
 )
-from clairvit.report.study_results import StudyResults
+from clairvit.reports.study_results import StudyResults
 from clairvit.selection import stats
 
 METRICS_PER_TABLE = 4  # what a sheet of paper holds

@@ -24,9 +24,9 @@ from clairvit.numerics import percent
 from clairvit.plotting.labels import decimals_for, format_number
 from clairvit.plotting.overlay import Array, blend, denormalised_photo, overlay, scale_of, to_numpy
 from clairvit.plotting.style import LEGEND_WORDS, PlotStyle
-from clairvit.report.blocks import Badge, ColourBars, Example, Tile
-from clairvit.report.ranking import higher_is_better
-from clairvit.report.study_results import StudyResults
+from clairvit.reports.blocks import Badge, ColourBars, Example, Tile
+from clairvit.reports.ranking import higher_is_better
+from clairvit.reports.study_results import StudyResults
 
 MOST_METHODS = 6  # tiles next to the photo
 TILE_SIZE = 176  # pixels

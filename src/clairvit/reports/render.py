@@ -11,7 +11,7 @@ from typing import Any
 
 from clairvit._io import csv_text
 from clairvit.errors import importing
-from clairvit.report.blocks import Cell, Column, Document
+from clairvit.reports.blocks import Cell, Column, Document
 
 with importing("A report", extra="study"):
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -51,7 +51,7 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
 def _environment(language: str) -> Environment:
     """Return an environment that escapes every value, for HTML or for Markdown."""
     environment = Environment(
-        loader=PackageLoader("clairvit.report"),
+        loader=PackageLoader("clairvit.reports"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -12,9 +12,9 @@ from clairvit.plotting.intervals import intervals_figure, ranked
 from clairvit.plotting.labels import ARROWS, format_number
 from clairvit.plotting.radar import draw_radar
 from clairvit.plotting.series import BASELINE, OTHER, RANDOM, LineStyle
-from clairvit.report.blocks import Chart, LegendEntry
-from clairvit.report.ranking import RadarData
-from clairvit.report.svg import inline_svg, stroke_style
+from clairvit.reports.blocks import Chart, LegendEntry
+from clairvit.reports.ranking import RadarData
+from clairvit.reports.svg import inline_svg, stroke_style
 
 Styles = Mapping[str, LineStyle]
 

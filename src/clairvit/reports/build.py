@@ -14,12 +14,12 @@ from clairvit.methods.collect import versions
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
 from clairvit.plotting.labels import ARROWS, UNDEFINED, count_images
-from clairvit.report import sections
-from clairvit.report.blocks import Block, Cell, Column, Document, Facts, Item, Items, Row, Section, Table, Text
-from clairvit.report.gallery import WorkerFactory, colour_bars, draw_examples, load_source, select_examples
-from clairvit.report.study_results import StoreContents, StudyResults, read_store
-from clairvit.report.study_warnings import store_warnings, warnings_section
-from clairvit.report.summary import summary_section
+from clairvit.reports import sections
+from clairvit.reports.blocks import Block, Cell, Column, Document, Facts, Item, Items, Row, Section, Table, Text
+from clairvit.reports.gallery import WorkerFactory, colour_bars, draw_examples, load_source, select_examples
+from clairvit.reports.study_results import StoreContents, StudyResults, read_store
+from clairvit.reports.study_warnings import store_warnings, warnings_section
+from clairvit.reports.summary import summary_section
 
 TITLE = "Which explanation to trust"
 

@@ -1,0 +1,75 @@
+"""The study of a TOML file, with what is said beside the file, such as options of the command line, winning over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from clairvit.bench import METHODS, METRICS
+from clairvit.bench.config import DataConfig, ModelConfig, StudyConfig
+from clairvit.bench.plan import Study
+from clairvit.errors import BadInput
+from clairvit.methods.explain import expand_all
+from clairvit.methods.parsing import split_at_commas
+from clairvit.methods.spec import resolve_method
+from clairvit.metrics.context import check_map_transform
+from clairvit.metrics.registry import resolve_metric
+
+PETS = (ModelConfig("pets"),)
+Value = TypeVar("Value")
+
+
+def study_of(config: StudyConfig, wins: StudyConfig = StudyConfig()) -> Study:  # noqa: B008
+    """Return a study.
+
+    Args:
+        config: What the file says.
+        wins: What wins over the file: models, data sets, …; None where nothing was said.
+    """
+    models = wins.models if wins.models is not None else config.models if config.models is not None else PETS
+    maps = _first(wins.maps, config.maps) or "raw"
+    check_map_transform(maps)
+    methods = _names("methods", wins.methods, config.methods, METHODS)
+    metrics = _names("metrics", wins.metrics, config.metrics, METRICS)
+    return Study(
+        models,
+        _data(config, wins),
+        tuple(dict.fromkeys(resolve_method(text).text for text in expand_all(methods))),
+        tuple(dict.fromkeys(resolve_metric(text).text for text in metrics)),
+        seed=_first(wins.seed, config.seed) or 0,
+        target=_first(wins.target, config.target),
+        maps=maps,
+        at_once=config.at_once,
+        autocast=_first(wins.autocast, config.autocast),
+    )
+
+
+def _data(config: StudyConfig, wins: StudyConfig) -> tuple[DataConfig, ...]:
+    """Return the data sets: what wins, then the file's entry of a data set, then the file's defaults."""
+    entries = _first(wins.data, config.data)
+    if entries is None:
+        raise BadInput("Which images? Expected data = … in the file, such as data = ['folder:photos'].")
+    return tuple(
+        replace(
+            entry,
+            split=_first(wins.split, entry.split, config.split),
+            limit=_first(wins.limit, entry.limit, config.limit),
+        )
+        for entry in entries
+    )
+
+
+def _first(*values: Value | None) -> Value | None:
+    """Return the first value that is not None; 0 is a value."""
+    return next((value for value in values if value is not None), None)
+
+
+def _names(key: str, wins: Sequence[str] | None, listed: Sequence[str] | None, default: Sequence[str]) -> list[str]:
+    """Return the names that win, those that the file lists, or the default; a text may be a list itself."""
+    texts = [part.strip() for text in wins or listed or () for part in split_at_commas(text) if part.strip()]
+    if (wins or listed is not None) and not texts:
+        raise BadInput(
+            f"{key} = [] in the file names nothing; expected one or more, or no such line: {','.join(default)}."
+        )
+    return list(dict.fromkeys(texts or default))
