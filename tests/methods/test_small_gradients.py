@@ -17,7 +17,7 @@ from clairvit.errors import ClairWarning
 from clairvit.methods.aggregation import Product, Single, Suffixes, _times_power
 from clairvit.methods.collect import varies
 from clairvit.methods.layer_view import LayerView
-from clairvit.methods.registry import METHODS, register
+from clairvit.methods.registry import METHODS, method
 from clairvit.models.model import Layout
 from helpers.rounding import assert_same, growth
 from helpers.tiny_models import double
@@ -174,7 +174,7 @@ def test_a_constant_map_is_flagged() -> None:
         return torch.full_like(layer.x[..., 0], 0.25)
 
     with METHODS.restored():
-        register("even", even, family="gradient", paper="a test", output="tokens", aggregation=Single(0))
+        method("even", family="gradient", paper="a test", output="tokens", aggregation=Single(0))(even)
         torch.manual_seed(0)
         model, pixels = cv.wrap(mean_pooled().eval()), torch.randn(1, 3, 32, 32)
         with pytest.warns(ClairWarning, match="even: the map of image 1 is the same everywhere"):

@@ -137,7 +137,7 @@ def masks_in(folder: Path, images: Sequence[Path]) -> list[Path | None]:
 def check_kind(kind: str) -> None:
     """Raise BadInput unless the kind is one of `MASK_KINDS`."""
     if kind not in MASK_KINDS:
-        raise BadInput(f"mask_kind={kind!r} was given; expected one of {', '.join(MASK_KINDS)}.")
+        raise BadInput(Argument("mask_kind", kind), f" was given; expected one of {', '.join(MASK_KINDS)}.")
 
 
 def _values(source: str | Path | Image.Image | NDArray[Any], name: str) -> NDArray[Any]:

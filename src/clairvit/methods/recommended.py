@@ -1,6 +1,6 @@
 """Recommended methods: the default where none is named, with its fallbacks, and one method per purpose.
 
-The lists are in `recommended.toml`; the numbers behind them are in docs/results.md.
+The lists are in `recommendations.toml`; the numbers behind them are in docs/results.md.
 """
 
 from __future__ import annotations
