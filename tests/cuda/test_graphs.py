@@ -317,6 +317,7 @@ def test_a_replay_is_collected_as_an_ordinary_run(graphs: GraphCache, on_a_cpu: 
     captured = {
         result.maps.data_ptr() for group in graph.results.values() for result in group if result.maps is not None
     }
+    assert (graph.stream.cuda_stream in cuda_graphs.STREAMS._taken, graph.memory) == (True, 0)
     assert on_a_cpu.count("wait") == 2  # each replay waits until the outputs of the one before have been copied
     assert "synchronize" in on_a_cpu
     for name in methods:

@@ -221,6 +221,7 @@ class PassesGraph:
     state: Any  # of the module, as `module_state` tells it
     weights: list[Tensor]  # keeps what the graph reads at its addresses
     specs: tuple[MethodSpec, ...]  # keeps the methods of the key alive
+    stream: Any  # that it was captured on; no other living graph has it
     memory: int = 0  # bytes that it holds
     weights_hash: tuple[bytes, str] | None = None  # checksums, and the hash of the weights that have them
     sums: bytes | None = None  # of weights for which the structure is known to hold
