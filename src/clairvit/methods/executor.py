@@ -18,12 +18,7 @@ from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, Total, VectorAggregation, reading
 from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.layer_product import LayerProduct
-from clairvit.methods.layer_view import (
-    LayerView,
-    RunContext,
-    check_plane,
-    tokens_to_grid,
-)
+from clairvit.methods.layer_view import LayerView, RunContext, check_plane, tokens_to_grid
 from clairvit.methods.result import MapFunction, MapResult, NumbersNote, as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.numerics import index_tensor, spread_evenly, widened

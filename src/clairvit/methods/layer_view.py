@@ -105,11 +105,7 @@ class LayerView:
     """
 
     def __init__(
-        self,
-        layer: Layer,
-        context: RunContext,
-        all_rows: LayerView | None = None,
-        rows: Rows | None = None,
+        self, layer: Layer, context: RunContext, all_rows: LayerView | None = None, rows: Rows | None = None
     ) -> None:
         self._layer = layer
         self.context = context
@@ -303,9 +299,10 @@ class LayerView:
         """Return the L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
         if self._all_rows is not None:
             return self._all_rows.G_norm(p)
+        if p == 1 and self.is_large:
+            return self.once("G1", lambda: self.reductions.head_sums("|G|"))
         if p == 1:
-            as_sums = self.is_large
-            return self.once("G1", lambda: self.reductions.head_sums("|G|") if as_sums else self.G.abs().sum((-2, -1)))
+            return self.once("G1", lambda: self.G.abs().sum((-2, -1)))
         if "G" in self._cache:
             return self.once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
         call = self._call
