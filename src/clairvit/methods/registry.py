@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clairvit import _presets
 from clairvit._cost import Cost
+from clairvit._entries import Entry
 from clairvit._facts import entries_of, facts_of
 from clairvit._presets import preset_decorator
 from clairvit._registry import Registry
@@ -22,7 +23,6 @@ from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
 from clairvit.option_types import Doc, Option, options_of
 from clairvit.plugins import load_entry_points
-from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
 
