@@ -339,7 +339,7 @@ def gallery_page() -> str:
     ]
     more = (
         "## More pictures\n\n[Regions, detectors, neurons](targets.md) · [clips](models.md) · "
-        "[a patch sweep](patching.md) · [the page in twelve states](web.md) · "
+        "[a sweep over heads](intervene.md) · [the page in twelve states](web.md) · "
         "[scenes with known evidence](scenes.md) · [planted triggers](planted-truth-trigger.md) · "
         "[what goes wrong in the wild](known-issues-in-the-wild.md) · [radar charts of a paper](reproduce.md)\n"
     )

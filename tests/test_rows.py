@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,13 +18,14 @@ from clairvit.data.dataset import ImageDataset, Sample, SampleBatch
 from clairvit.errors import BadInput
 from clairvit.methods.cuda_graphs import ClassIndexTarget
 from clairvit.methods.explanation import Heads, Origin, TextRelevance
+from clairvit.methods.intervention import InterventionScores, InterventionSweep
 from clairvit.metrics.check_result import CheckResult, MapCheck
 from clairvit.metrics.score import Curve, Score
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import WeightsHash
-from clairvit.perturbation.patching import PatchSweep
 from clairvit.selection.ridge import Moments
 from clairvit.targets.base import ScoreContext, TargetBatch
+from helpers.tiny_models import wrapped
 
 COUNT = 4
 
@@ -138,9 +140,20 @@ def batch() -> SampleBatch:
     )
 
 
-def sweep() -> PatchSweep:
+def sweep() -> InterventionSweep:
     titles = tuple(f"class {row}" for row in range(COUNT))
-    return PatchSweep(numbers(COUNT, 3, 2), "head", "zero", titles, "logit", numbers(COUNT), titles, "tiny")
+    return InterventionSweep(numbers(COUNT, 3, 2), "head", "zero", titles, "logit", numbers(COUNT), titles, "tiny")
+
+
+@functools.cache
+def tiny() -> cv.Model:
+    return wrapped("timm-vit")
+
+
+def interventions(asked: Any = None) -> InterventionScores:
+    names = tuple(f"{row}.jpg" for row in range(COUNT))
+    sites = (cv.Site(1), cv.Site(0, head=1))
+    return InterventionScores(numbers(COUNT, 5), numbers(COUNT, 5) + 1, sites, names, tiny(), asked, ("a note",))
 
 
 def index_target() -> ClassIndexTarget:
@@ -158,7 +171,8 @@ INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     Origin: (lambda: explanation().origin,),
     CheckResult: (checks,),
     cv.PatchFeatures: (patch_features, lambda: patch_features((patch_features(), patch_features()))),
-    PatchSweep: (sweep,),
+    InterventionSweep: (sweep,),
+    InterventionScores: (interventions, lambda: interventions([1, 2, None, "cat"])),
     Score: (score, score_with_baselines),
     Curve: (lambda: score().curve,),
     TargetBatch: (target,),

@@ -38,9 +38,10 @@ def scores() -> cv.Scores:
     return several
 
 
-def patched() -> cv.PatchedScores:
+def intervention() -> cv.InterventionScores:
     values = torch.arange(10.0).reshape(IMAGES, CLASSES)
-    return cv.PatchedScores(values, values + 1, (cv.Site(layer=1),), wrapped("timm-vit"))
+    names = tuple(f"image {row + 1}" for row in range(IMAGES))
+    return cv.InterventionScores(values, values + 1, (cv.Site(layer=1),), names, wrapped("timm-vit"))
 
 
 def start_layer() -> StartLayer:
@@ -72,8 +73,8 @@ RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     cv.Similarity: (lambda: cv.Similarity(fake(2), 0.5), 2),
     cv.CheckResult: (checks, 4),
     cv.PatchFeatures: (patch_features, 4 * 2 * 2),
-    cv.PatchSweep: (sweep, 4 * LAYERS * HEADS),
-    cv.PatchedScores: (patched, IMAGES * CLASSES),
+    cv.InterventionSweep: (sweep, 4 * LAYERS * HEADS),
+    cv.InterventionScores: (intervention, IMAGES * CLASSES),
     cv.Score: (score_with_baselines, 4),
     cv.Scores: (scores, 2 * 4),
     cv.Selection: (selection, 4),  # with the two baselines

@@ -43,7 +43,12 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import TextRelevance as TextRelevance
     from clairvit.methods.explanation import concat as concat
     from clairvit.methods.generation import generate as generate
+    from clairvit.methods.intervention import InterventionScores as InterventionScores
+    from clairvit.methods.intervention import InterventionSweep as InterventionSweep
+    from clairvit.methods.intervention import intervene as intervene
+    from clairvit.methods.intervention import intervene_sweep as intervene_sweep
     from clairvit.methods.layer_view import LayerView as LayerView
+    from clairvit.methods.logit_lens import logit_lens as logit_lens
     from clairvit.methods.recipe import Recipe as Recipe
     from clairvit.methods.recommended import Recommendation as Recommendation
     from clairvit.methods.recommended import recommended_methods as recommended_methods
@@ -73,11 +78,6 @@ if TYPE_CHECKING:
     from clairvit.models.preprocess import Preprocess as Preprocess
     from clairvit.models.text_encoder import TextEncoder as TextEncoder
     from clairvit.models.wrap import wrap as wrap
-    from clairvit.perturbation.patching import PatchedScores as PatchedScores
-    from clairvit.perturbation.patching import PatchSweep as PatchSweep
-    from clairvit.perturbation.patching import logit_lens as logit_lens
-    from clairvit.perturbation.patching import patch as patch
-    from clairvit.perturbation.patching import patch_sweep as patch_sweep
     from clairvit.perturbation.site import Site as Site
     from clairvit.registry import list_methods as list_methods
     from clairvit.registry import list_metrics as list_metrics
@@ -157,12 +157,12 @@ _MODULES = {
     "trace": "clairvit.tracing.trace",
     "Trace": "clairvit.tracing.trace",
     # activations
-    "patch": "clairvit.perturbation.patching",
-    "patch_sweep": "clairvit.perturbation.patching",
-    "logit_lens": "clairvit.perturbation.patching",
+    "intervene": "clairvit.methods.intervention",
+    "intervene_sweep": "clairvit.methods.intervention",
+    "logit_lens": "clairvit.methods.logit_lens",
     "Site": "clairvit.perturbation.site",
-    "PatchedScores": "clairvit.perturbation.patching",
-    "PatchSweep": "clairvit.perturbation.patching",
+    "InterventionScores": "clairvit.methods.intervention",
+    "InterventionSweep": "clairvit.methods.intervention",
     # scores
     "evaluate": "clairvit.metrics.evaluate",
     "Score": "clairvit.metrics.score",

@@ -241,7 +241,7 @@ def test_metrics_and_checks_take_a_neuron() -> None:
     score = cv.evaluate(model, images, "ixg", "deletion(steps=4)", target=target)
     assert score.values.isfinite().all()
     assert cv.explain(model, images, "ixg", target=target).check()[0].removals
-    sweep = cv.patch_sweep(model, images, kind="head", target=cv.Neuron(LAYER, CHANNEL))
+    sweep = cv.intervene_sweep(model, images, kind="head", target=cv.Neuron(LAYER, CHANNEL))
     assert sweep.table.shape == (LAYER + 1, HEADS)
     assert sweep.table.all()
 

@@ -479,7 +479,7 @@ def test_verbs_take_a_next_token(name: str) -> None:
     assert all(bool(torch.isfinite(score.values).all()) for score in scores.values())
     assert len(cv.explain(model, pixels, "attnlrp", target).check()) == 2
     assert cv.choose(model, pixels, ["ixg", "genatt"], ["deletion(steps=2)"], target=target).best in ("ixg", "genatt")
-    effects = cv.patch_sweep(model, pixels[:1], kind="attention", target=target).effects
+    effects = cv.intervene_sweep(model, pixels[:1], kind="attention", target=target).effects
     assert effects.shape == (1, 3, 1)  # blocks of the language model
 
 

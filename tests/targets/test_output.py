@@ -97,7 +97,7 @@ def test_every_verb_takes_it() -> None:
     scores = cv.evaluate(model, images(), "ixg", "deletion(steps=3)", target=target)
     assert scores.n_valid == 2
     assert cv.choose(model, images(), ["ixg"], ["deletion(steps=2)"], target=target).ranking
-    assert cv.patch_sweep(model, images(), kind="mlp", target=target).target == ("cell", "cell")
+    assert cv.intervene_sweep(model, images(), kind="mlp", target=target).target == ("cell", "cell")
     recipe = cv.calibrate(model, images(8), sets=2, metrics=["deletion(steps=2)"], target=target)
     assert cv.explain(model, images(), recipe, target=target).maps.isfinite().all()
 

@@ -173,7 +173,7 @@ def test_options_that_read_tokens_are_refused(method: str) -> None:
 def test_other_readers_refuse_several_networks() -> None:
     model = Mean().eval()
     for read in (
-        lambda: cv.patch(model, images(), {cv.Site(0): "zero"}),
+        lambda: cv.intervene(model, images(), {cv.Site(0): "zero"}),
         lambda: cv.features(model, images()),
         lambda: cv.explain(model, images(), "saliency", target=cv.Neuron(0, 1)),
     ):
