@@ -112,7 +112,7 @@ ITEMS = (
     Item(
         "alike",
         "What makes two photos alike?",
-        'cv.similar("pets", "demo", "other.png"\n    ).save("alike.png")',
+        'cv.match("pets", "demo", "other.png"\n    ).save("alike.png")',
         "By the cosine of the two embeddings. `other.png` is a mirrored part of the photo: the same places light up.",
         "Two photos of a cat, and the patches that make them alike: the same eye and chin in both",
         names=other_photo,

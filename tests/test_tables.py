@@ -70,7 +70,7 @@ def diagnosis() -> cv.Diagnosis:
 RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     cv.Explanation: (lambda: fake(IMAGES, layers=2), IMAGES),
     cv.Comparison: (comparison, 2 * IMAGES),
-    cv.Similarity: (lambda: cv.Similarity(fake(2), 0.5), 2),
+    cv.ImageMatch: (lambda: cv.ImageMatch(fake(2), 0.5), 2),
     cv.CheckResult: (checks, 4),
     cv.PatchFeatures: (patch_features, 4 * 2 * 2),
     cv.InterventionSweep: (sweep, 4 * LAYERS * HEADS),

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import Heads as Heads
     from clairvit.methods.explanation import TextRelevance as TextRelevance
     from clairvit.methods.explanation import concat as concat
+    from clairvit.methods.features import PatchFeatures as PatchFeatures
+    from clairvit.methods.features import features as features
     from clairvit.methods.generation import generate as generate
     from clairvit.methods.intervention import InterventionScores as InterventionScores
     from clairvit.methods.intervention import InterventionSweep as InterventionSweep
@@ -49,17 +51,15 @@ if TYPE_CHECKING:
     from clairvit.methods.intervention import intervene_sweep as intervene_sweep
     from clairvit.methods.layer_view import LayerView as LayerView
     from clairvit.methods.logit_lens import logit_lens as logit_lens
+    from clairvit.methods.match import ImageMatch as ImageMatch
+    from clairvit.methods.match import match as match
     from clairvit.methods.recipe import Recipe as Recipe
     from clairvit.methods.recommended import Recommendation as Recommendation
     from clairvit.methods.recommended import recommended_methods as recommended_methods
     from clairvit.methods.registry import Requires as Requires
     from clairvit.methods.registry import method as method
     from clairvit.methods.result import MapResult as MapResult
-    from clairvit.methods.similarity import Similarity as Similarity
-    from clairvit.methods.similarity import similar as similar
     from clairvit.methods.spec import MethodSpec as MethodSpec
-    from clairvit.methods.token_features import PatchFeatures as PatchFeatures
-    from clairvit.methods.token_features import features as features
     from clairvit.metrics.check import check_maps as check_maps
     from clairvit.metrics.check_result import CheckResult as CheckResult
     from clairvit.metrics.check_result import MapCheck as MapCheck
@@ -133,8 +133,8 @@ _MODULES = {
     "Query": "clairvit.targets.query",
     "Text": "clairvit.targets.text",
     "Similar": "clairvit.targets.similar",
-    "similar": "clairvit.methods.similarity",
-    "Similarity": "clairvit.methods.similarity",
+    "match": "clairvit.methods.match",
+    "ImageMatch": "clairvit.methods.match",
     "NextToken": "clairvit.targets.token",
     "generate": "clairvit.methods.generation",
     "shift": "clairvit.methods.ensembles",
@@ -152,8 +152,8 @@ _MODULES = {
     "recommended_methods": "clairvit.methods.recommended",
     "Recorder": "clairvit.tracing.recorders.base",
     "ResidualSums": "clairvit.tracing.recorders.residual_sums",
-    "features": "clairvit.methods.token_features",
-    "PatchFeatures": "clairvit.methods.token_features",
+    "features": "clairvit.methods.features",
+    "PatchFeatures": "clairvit.methods.features",
     "trace": "clairvit.tracing.trace",
     "Trace": "clairvit.tracing.trace",
     # activations

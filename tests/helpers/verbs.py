@@ -112,8 +112,8 @@ def logit_lens(module: nn.Module) -> Any:
     return cv.logit_lens(cv.wrap(module), image())
 
 
-def similar(module: nn.Module) -> Any:
-    return cv.similar(cv.wrap(module), *image(2), "genatt").explanation
+def match(module: nn.Module) -> Any:
+    return cv.match(cv.wrap(module), *image(2), "genatt").explanation
 
 
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
@@ -129,7 +129,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "intervene": intervene,
     "intervene_sweep": intervene_sweep,
     "logit_lens": logit_lens,
-    "similar": similar,
+    "match": match,
 }
 
 

@@ -110,7 +110,7 @@ def test_a_zero_shot_classifier_compares_by_its_tower() -> None:
 
 def test_both_directions(tmp_path: Path) -> None:
     model, images = tiny_models.double("timm-vit")
-    pair = cv.similar(model, images[0], images[1], "ixg")
+    pair = cv.match(model, images[0], images[1], "ixg")
     assert pair.explanation.cost.forwards == 1
     for item, other in ((0, 1), (1, 0)):
         alone = cv.explain(model, images[item], "ixg", target=cv.Similar(images[other]))
@@ -171,6 +171,6 @@ def test_scenes_are_alike_by_the_object_that_they_share() -> None:
     """The shared object has more relevance than the other in at least 10 of 12 maps; chance would give 6."""
     model, on_shared = cv.load("scenes"), []
     for scenes in shared_object_scenes(6):
-        maps = cv.similar(model, scenes[0].picture, scenes[1].picture, "attnlrp").explanation.maps
+        maps = cv.match(model, scenes[0].picture, scenes[1].picture, "attnlrp").explanation.maps
         on_shared += [mean_on(m, s.part) > mean_on(m, s.other_part) for m, s in zip(maps, scenes, strict=True)]
     assert sum(on_shared) >= 10, on_shared
