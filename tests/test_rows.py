@@ -48,7 +48,7 @@ def map_check(name: str) -> MapCheck:
 
 
 def checks() -> CheckResult:
-    return CheckResult(tuple(map_check(f"{row}.jpg") for row in range(COUNT)), cv.Cost(12), 3, ("painted",))
+    return CheckResult(tuple(map_check(f"{row}.jpg") for row in range(COUNT)), cv.results.Cost(12), 3, ("painted",))
 
 
 def explanation() -> cv.Explanation:
@@ -68,7 +68,7 @@ def explanation() -> cv.Explanation:
         labels=(),
         preprocess=Preprocess(size=(4, 4)),
         seed=1,
-        cost=cv.Cost(1, 1, 0.5),
+        cost=cv.results.Cost(1, 1, 0.5),
         standard_error=numbers(COUNT, 2, 2),
         chosen=numbers(COUNT, 2, 2) > 7,
         regions=numbers(COUNT, 4, 4) > 20,
@@ -83,8 +83,8 @@ def explanation() -> cv.Explanation:
     )
 
 
-def patch_features(layers: tuple[cv.PatchFeatures, ...] = ()) -> cv.PatchFeatures:
-    return cv.PatchFeatures(
+def patch_features(layers: tuple[cv.results.PatchFeatures, ...] = ()) -> cv.results.PatchFeatures:
+    return cv.results.PatchFeatures(
         tokens=numbers(COUNT, 2, 2, 3),
         pca=numbers(COUNT, 2, 2, 3),
         explained_variance=numbers(3),
@@ -119,7 +119,7 @@ def score() -> Score:
         curve=Curve(numbers(3), numbers(COUNT, 3), "prob"),
         notes=("a note",),
         counts=numbers(COUNT, 1, 2),
-        cost=cv.Cost(3, 0, 1.0),
+        cost=cv.results.Cost(3, 0, 1.0),
     )
 
 
@@ -170,7 +170,7 @@ INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     Heads: (heads,),
     Origin: (lambda: explanation().origin,),
     CheckResult: (checks,),
-    cv.PatchFeatures: (patch_features, lambda: patch_features((patch_features(), patch_features()))),
+    cv.results.PatchFeatures: (patch_features, lambda: patch_features((patch_features(), patch_features()))),
     InterventionSweep: (sweep,),
     InterventionScores: (interventions, lambda: interventions([1, 2, None, "cat"])),
     Score: (score, score_with_baselines),
@@ -347,7 +347,7 @@ def test_results_of_different_models_are_refused(make: Callable[[], Any]) -> Non
 def test_features_in_another_basis_are_refused() -> None:
     features = patch_features()
     with pytest.raises(BadInput, match="different components"):
-        cv.PatchFeatures.concat([features, dataclasses.replace(features, components=-features.components)])
+        cv.results.PatchFeatures.concat([features, dataclasses.replace(features, components=-features.components)])
 
 
 def test_a_target_about_no_part_of_the_image_has_an_empty_region() -> None:
@@ -362,8 +362,8 @@ def test_a_target_about_no_part_of_the_image_has_an_empty_region() -> None:
 def test_the_cost_of_a_batch_counts_once_and_that_of_several_is_added_up() -> None:
     whole = explanation()
     assert cv.Explanation.concat(list(whole)).cost == whole.cost
-    other = dataclasses.replace(whole, cost=cv.Cost(3, 0, 2.0))
-    assert cv.Explanation.concat([whole, other]).cost == cv.Cost(3, 1, 2.5)
+    other = dataclasses.replace(whole, cost=cv.results.Cost(3, 0, 2.0))
+    assert cv.Explanation.concat([whole, other]).cost == cv.results.Cost(3, 1, 2.5)
 
 
 def test_outputs_of_different_widths_are_padded() -> None:

@@ -139,11 +139,11 @@ def tensors(result: Any) -> list[Tensor]:
         return [result]
     if isinstance(result, cv.Explanation):
         return [result.maps]
-    if isinstance(result, cv.PatchFeatures):
+    if isinstance(result, cv.results.PatchFeatures):
         return [result.tokens, result.norms, result.explained_variance]
     if isinstance(result, cv.Score):
         return [result.values]
-    if isinstance(result, cv.CheckResult):
+    if isinstance(result, cv.results.CheckResult):
         return [torch.tensor([[r.top, *r.random, r.effect] for r in check.removals]) for check in result]
     if isinstance(result, dict):
         return [tensor for value in result.values() for tensor in tensors(value)]

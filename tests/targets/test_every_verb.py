@@ -49,7 +49,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "Output": lambda: classifier(lambda _: cv.Output(lambda output: output[:, 1] ** 2)),
     "Similar": lambda: classifier(lambda images: cv.Similar(images[0].flip(-1))),
     "Neuron": lambda: classifier(lambda _: cv.Neuron(1, 5)),
-    "Direction": lambda: classifier(lambda _: cv.Direction(0, [1.0, -2.0] * (WIDTH // 2), patch=(1, 2))),
+    "Direction": lambda: classifier(lambda _: cv.targets.Direction(0, [1.0, -2.0] * (WIDTH // 2), patch=(1, 2))),
     "Text": lambda: pair("CLIPModel", cv.Text("a red car")),
     "Text, attention pool": lambda: pair("SiglipModel", cv.Text("a red car", against=["a photo"])),
     "Contrast of texts": lambda: pair("open_clip", cv.Contrast(cv.Text("a cat"), cv.Text("a dog"))),
@@ -129,7 +129,7 @@ def test_every_verb_takes_the_target(name: str) -> None:
     case = CASES[name]()
     for verb in VERBS:
         if (name, verb.__name__) in REFUSED:
-            with pytest.raises(cv.NotApplicable, match=REFUSED[name, verb.__name__]):
+            with pytest.raises(cv.errors.NotApplicable, match=REFUSED[name, verb.__name__]):
                 verb(*case)
         else:
             verb(*case)
@@ -142,11 +142,11 @@ def test_scores_of_another_output_are_not_taken_for_the_targets() -> None:
     scores = cv.intervene(model, images[:1], {cv.Site(0, head=1): "zero"})
     for target in (cv.Neuron(1, 4), cv.Similar(images[1]), cv.Output(lambda output: output[:, 1])):
         for run in (traced.retarget, scores.difference):
-            with pytest.raises(cv.BadInput, match="reads another output of the model than the scores that were"):
+            with pytest.raises(cv.errors.BadInput, match="reads another output of the model than the scores that were"):
                 run(target)
     neuron = cv.trace(model, images[:1], target=cv.Neuron(1, 4))
-    with pytest.raises(cv.BadInput, match="reads another output"):
+    with pytest.raises(cv.errors.BadInput, match="reads another output"):
         neuron.retarget(4)
     assert neuron.retarget(cv.Neuron(1, 5)).target.names == ("layer 1, channel 5",)
-    with pytest.raises(cv.BadInput, match="There is no class 99"):
+    with pytest.raises(cv.errors.BadInput, match="There is no class 99"):
         cv.intervene(model, images[:1], {cv.Site(0, head=1): "zero"}, target=99)

@@ -194,10 +194,10 @@ def test_contrasts_of_targets_are_differences() -> None:
     model = cv.wrap(structured("tensor").module.vit, size=32, mean=0.5, std=0.5)
 
     @dataclass(frozen=True)
-    class Doubled(cv.Target):
+    class Doubled(cv.targets.Target):
         index: int
 
-        def resolve(self, context: Any) -> cv.TargetBatch:
+        def resolve(self, context: Any) -> cv.targets.TargetBatch:
             count = len(context)
             return context.target(["doubled"] * count, [None] * count, [((self.index, 2.0),)] * count)
 

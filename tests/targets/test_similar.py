@@ -139,20 +139,20 @@ def test_a_module_in_training_mode_is_left_so() -> None:
 
 
 def test_images_and_models_that_cannot_be_compared(tmp_path: Path) -> None:
-    with pytest.raises(cv.BadInput, match=r"nowhere\.jpg"):
+    with pytest.raises(cv.errors.BadInput, match=r"nowhere\.jpg"):
         cv.explain("pets", "demo", "ixg", target=cv.Similar(tmp_path / "nowhere.jpg"))
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
-    with pytest.raises(cv.BadInput, match=r"broken\.jpg"):
+    with pytest.raises(cv.errors.BadInput, match=r"broken\.jpg"):
         cv.explain("pets", "demo", "ixg", target=cv.Similar(tmp_path / "broken.jpg"))
-    with pytest.raises(cv.BadInput, match=r"cv\.Similar got 2 images; expected one"):
+    with pytest.raises(cv.errors.BadInput, match=r"cv\.Similar got 2 images; expected one"):
         cv.explain("pets", "demo", "ixg", target=cv.Similar(["demo", "demo"]))
     distilled, images = tiny_models.double("timm-deit-distilled")
-    with pytest.raises(cv.NotApplicable, match="are not the output of one linear layer"):
+    with pytest.raises(cv.errors.NotApplicable, match="are not the output of one linear layer"):
         cv.explain(distilled, images, "ixg", target=cv.Similar(images[0]))
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     detector = transformers.YolosForObjectDetection(transformers.YolosConfig(**sizes, image_size=[32, 32]))
-    with pytest.raises(cv.NotApplicable, match="has no embedding that images could be compared by"):
+    with pytest.raises(cv.errors.NotApplicable, match="has no embedding that images could be compared by"):
         cv.explain(cv.wrap(detector, size=32), torch.zeros(1, 3, 32, 32), "ixg", target=cv.Similar("demo"))
 
 

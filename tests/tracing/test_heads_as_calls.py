@@ -46,7 +46,7 @@ def maps(model: nn.Module, method: str, dtype: torch.dtype = torch.float64) -> T
         warnings.simplefilter("ignore", cv.ClairWarning)  # of maps that are zero
         try:
             return cv.explain(model, images().to(dtype), method, target=1).maps
-        except cv.NotApplicable:
+        except cv.errors.NotApplicable:
             return None
 
 
