@@ -38,10 +38,10 @@ def scores() -> cv.Scores:
     return several
 
 
-def intervention() -> cv.InterventionScores:
+def intervention() -> cv.results.InterventionScores:
     values = torch.arange(10.0).reshape(IMAGES, CLASSES)
     names = tuple(f"image {row + 1}" for row in range(IMAGES))
-    return cv.InterventionScores(values, values + 1, (cv.Site(layer=1),), names, wrapped("timm-vit"))
+    return cv.results.InterventionScores(values, values + 1, (cv.Site(layer=1),), names, wrapped("timm-vit"))
 
 
 def start_layer() -> StartLayer:
@@ -70,11 +70,11 @@ def diagnosis() -> cv.results.Diagnosis:
 RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     cv.Explanation: (lambda: fake(IMAGES, layers=2), IMAGES),
     cv.Comparison: (comparison, 2 * IMAGES),
-    cv.ImageMatch: (lambda: cv.ImageMatch(fake(2), 0.5), 2),
+    cv.results.ImageMatch: (lambda: cv.results.ImageMatch(fake(2), 0.5), 2),
     cv.results.CheckResult: (checks, 4),
     cv.results.PatchFeatures: (patch_features, 4 * 2 * 2),
-    cv.InterventionSweep: (sweep, 4 * LAYERS * HEADS),
-    cv.InterventionScores: (intervention, IMAGES * CLASSES),
+    cv.results.InterventionSweep: (sweep, 4 * LAYERS * HEADS),
+    cv.results.InterventionScores: (intervention, IMAGES * CLASSES),
     cv.Score: (score_with_baselines, 4),
     cv.Scores: (scores, 2 * 4),
     cv.Selection: (selection, 4),  # with the two baselines
