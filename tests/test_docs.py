@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -10,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -248,7 +250,7 @@ def test_the_write_a_method_example_works(tmp_path: Path) -> None:
         assert ex.maps.any()
         assert plain_language("negative-attention").title == "Negative attention"
         assert "@misc{doe2026negative," in clairvit.cite("negative-attention")
-        with pytest.raises(clairvit.UnknownName, match="Did you mean 'negative-attention'"):
+        with pytest.raises(clairvit.errors.UnknownName, match="Did you mean 'negative-attention'"):
             clairvit.parse_method("negattn")
     assert (tmp_path / "maps").is_dir()
     assert (tmp_path / "study" / "store.json").exists()
@@ -322,8 +324,16 @@ def test_known_issues_name_methods_and_metrics_that_exist(monkeypatch: pytest.Mo
 def test_every_page_is_in_the_site_and_the_api_has_every_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     hooks = importlib.import_module("site_hooks")
-    listed = {name.rpartition(".")[2] for names in hooks.public_names().values() for name in names}
-    assert listed == set(clairvit.__all__) - {"__version__"}
+    listed = {name for names in hooks.public_names().values() for name in names}
+    modules = {name for name in clairvit.__all__ if isinstance(getattr(clairvit, name), ModuleType)}
+    assert {name for name in listed if "." not in name} == set(clairvit.__all__) - modules - {"__version__"}
+    documented = {id(functools.reduce(getattr, name.split("."), clairvit)) for name in listed}
+    assert not [
+        f"{module}.{name}"
+        for module in modules
+        for name in getattr(clairvit, module).__all__
+        if id(getattr(getattr(clairvit, module), name)) not in documented
+    ]
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     listed_pages = set(re.findall(r"([\w-]+\.md)\s*$", navigation, re.MULTILINE))

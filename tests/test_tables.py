@@ -38,9 +38,10 @@ def scores() -> cv.Scores:
     return several
 
 
-def patched() -> cv.PatchedScores:
+def intervention() -> cv.results.InterventionScores:
     values = torch.arange(10.0).reshape(IMAGES, CLASSES)
-    return cv.PatchedScores(values, values + 1, (cv.Site(layer=1),), wrapped("timm-vit"))
+    names = tuple(f"image {row + 1}" for row in range(IMAGES))
+    return cv.results.InterventionScores(values, values + 1, (cv.Site(layer=1),), names, wrapped("timm-vit"))
 
 
 def start_layer() -> StartLayer:
@@ -57,28 +58,28 @@ def selection() -> cv.Selection:
     return cv.choose(model, images, ["saliency", "rollout"], ["sparseness", "complexity"], target=[1, 2, 3, 4])
 
 
-def diagnosis() -> cv.Diagnosis:
+def diagnosis() -> cv.results.Diagnosis:
     checks = (
-        cv.Check("determinism", "pass", "Two runs agree."),
-        cv.Check("pooling", "warn", "Two.", "", {"p": math.nan}),
+        cv.results.Check("determinism", "pass", "Two runs agree."),
+        cv.results.Check("pooling", "warn", "Two.", "", {"p": math.nan}),
     )
-    return cv.Diagnosis("pets", ("demo",), checks)
+    return cv.results.Diagnosis("pets", ("demo",), checks)
 
 
 # A result -> how to make it, and the number of rows of its table.
 RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     cv.Explanation: (lambda: fake(IMAGES, layers=2), IMAGES),
     cv.Comparison: (comparison, 2 * IMAGES),
-    cv.Similarity: (lambda: cv.Similarity(fake(2), 0.5), 2),
-    cv.CheckResult: (checks, 4),
-    cv.PatchFeatures: (patch_features, 4 * 2 * 2),
-    cv.PatchSweep: (sweep, 4 * LAYERS * HEADS),
-    cv.PatchedScores: (patched, IMAGES * CLASSES),
+    cv.results.ImageMatch: (lambda: cv.results.ImageMatch(fake(2), 0.5), 2),
+    cv.results.CheckResult: (checks, 4),
+    cv.results.PatchFeatures: (patch_features, 4 * 2 * 2),
+    cv.results.InterventionSweep: (sweep, 4 * LAYERS * HEADS),
+    cv.results.InterventionScores: (intervention, IMAGES * CLASSES),
     cv.Score: (score_with_baselines, 4),
     cv.Scores: (scores, 2 * 4),
     cv.Selection: (selection, 4),  # with the two baselines
     StartLayer: (start_layer, LAYERS),
-    cv.Diagnosis: (diagnosis, 2),
+    cv.results.Diagnosis: (diagnosis, 2),
 }
 NAMES = {result.__name__: result for result in RESULTS}
 
@@ -158,7 +159,7 @@ def test_a_checked_explanation_has_its_verdict_in_the_table() -> None:
 def test_checks_are_read_back_from_their_document() -> None:
     model = wrapped("timm-vit")
     result = cv.explain(model, pixels("timm-vit", batch=2), "genatt", target=[1, 2]).check()
-    read = cv.CheckResult.from_dict(json.loads(json.dumps(result.to_dict())))
+    read = cv.results.CheckResult.from_dict(json.loads(json.dumps(result.to_dict())))
     assert (read.checks, read.cost, read.seed, read.notes) == (result.checks, result.cost, result.seed, result.notes)
 
 

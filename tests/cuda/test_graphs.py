@@ -391,7 +391,7 @@ def test_a_capture_that_fails_frees_its_memory_and_is_not_tried_again(graphs: Gr
     from clairvit.methods.aggregation import Total
 
     @cv.method("reads-a-number", output="tokens", aggregation=Total())
-    def reads_a_number(layer: cv.LayerView) -> Tensor:
+    def reads_a_number(layer: cv.extend.LayerView) -> Tensor:
         return layer.x.norm(dim=-1) * float(layer.x.abs().max())
 
     model = cv.load("pets", device="cuda")

@@ -476,7 +476,7 @@ def test_an_edited_metric_of_ones_own_is_scored_again(tmp_path: Path) -> None:
 
     def mean_by(factor: float) -> float:
         @cv.metric("own-peak", better="higher", overwrite=True)
-        def own_peak(context: cv.EvalContext) -> Tensor:
+        def own_peak(context: cv.extend.EvalContext) -> Tensor:
             return factor * context.maps.flatten(2).amax(-1) / context.maps.flatten(2).abs().amax(-1)
 
         recipe = cv.calibrate(model, images, sets=SETS, metrics=["own-peak"], cache=tmp_path / "cache")

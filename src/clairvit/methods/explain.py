@@ -73,8 +73,8 @@ def explain(
             Vision Transformer, and for hierarchical models, CNNs and models without gradients the default of their
             kind, which a note says.
         target: What to explain: None (the predicted class), a class index or name, `cv.Contrast(a, b)`, a function of
-            the scores [B, C] -> [B], or any other `cv.Target`: what a module returns besides class scores is read by
-            `cv.Output(function)`. A list holds one target per image.
+            the scores [B, C] -> [B], or any other `cv.targets.Target`: what a module returns besides class scores is
+            read by `cv.Output(function)`. A list holds one target per image.
         targets: Several targets for each image: a list of what `target` accepts. The maps are ordered by target, then
             by image.
         recipe: The recipe, or its file, that a method such as "focusvit(m=auto)" reads its start layer from.

@@ -87,7 +87,7 @@ class TextRelevance:
 
     Example:
         >>> import clairvit as cv, torch
-        >>> cv.TextRelevance(("what", " is", " it"), torch.tensor([0.5, 0.0, -0.25]))
+        >>> cv.results.TextRelevance(("what", " is", " it"), torch.tensor([0.5, 0.0, -0.25]))
         TextRelevance('what' 0.5, ' is' 0, ' it' -0.25)
     """
 
@@ -262,7 +262,7 @@ class Explanation(RowSequence, Tabular):
 
     @classmethod
     def concat(cls, parts: Iterable[Self]) -> Self:
-        """Return the maps of several explanations as one; see `cv.concat`."""
+        """Return the maps of several explanations as one; see `cv.Explanation.concat`."""
         parts = list(parts)
         if not parts:
             raise BadInput("No explanations were given to join; expected at least one.")
@@ -529,7 +529,7 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         >>> import clairvit as cv
         >>> model = cv.load("pets")
         >>> parts = [cv.explain(model, "demo", "legrad", target=name) for name in ("Bengal", "Beagle")]
-        >>> cv.concat(parts).targets
+        >>> cv.Explanation.concat(parts).targets
         ('Bengal', 'Beagle')
     """
     return Explanation.concat(explanations)

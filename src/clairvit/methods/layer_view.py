@@ -98,7 +98,7 @@ class LayerView:
         >>> from clairvit.methods.aggregation import Total
         >>> from clairvit.methods.registry import FORWARD
         >>> @cv.method("value-norm", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False)
-        ... def value_norm(layer: cv.LayerView):
+        ... def value_norm(layer: cv.extend.LayerView):
         ...     return layer.x.norm(dim=-1)  # [B, N]
         >>> cv.explain("pets", "demo", "value-norm").maps.shape
         torch.Size([1, 14, 14])

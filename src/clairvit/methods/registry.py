@@ -93,7 +93,7 @@ class Requires:
 
     Example:
         >>> import clairvit as cv
-        >>> cv.Requires(passes="forward").tables  # the rule tables of its backward passes
+        >>> cv.extend.Requires(passes="forward").tables  # the rule tables of its backward passes
         ()
     """
 
@@ -309,7 +309,7 @@ def method(
         name: What users type.
         output: What the function returns: "matrix" ([B, rows, N] per layer), "tokens" ([B, N] per layer) or "image"
             ([B, rows, cols] from the whole trace).
-        aggregation: How layers are combined, from `clairvit.aggregation`: `Product`, `Total`, `Single`; None for
+        aggregation: How layers are combined, from `clairvit.extend`: `Product`, `Total`, `Single`; None for
             "image".
         family: A heading in lists and figures: one of the built-in ones, or "custom".
         paper: A reference.
@@ -336,11 +336,10 @@ def method(
 
     Example:
         >>> import clairvit as cv
-        >>> from clairvit.aggregation import Total
         >>> from torch import Tensor
-        >>> from clairvit.recorders import FORWARD
+        >>> from clairvit.extend import FORWARD, LayerView, Total
         >>> @cv.method("token-norm", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False)
-        ... def token_norm(layer: cv.LayerView, power: float = 1.0) -> Tensor:
+        ... def token_norm(layer: LayerView, power: float = 1.0) -> Tensor:
         ...     return layer.x.norm(dim=-1) ** power
         >>> cv.list_methods("token-*")
         ['token-norm']
@@ -353,7 +352,7 @@ def method(
     if (aggregation is None) != (output == "image") or isinstance(aggregation, type):
         raise BadInput(
             f"output={output!r} and aggregation={aggregation!r} were given for the method '{name}'; expected an "
-            "aggregation of layers, such as clairvit.aggregation.Total(), for 'matrix' and 'tokens', and none for "
+            "aggregation of layers, such as clairvit.extend.Total(), for 'matrix' and 'tokens', and none for "
             "'image'."
         )
 

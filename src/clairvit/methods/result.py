@@ -23,7 +23,7 @@ class MapResult:
 
     Example:
         >>> import clairvit as cv, torch
-        >>> cv.MapResult(torch.zeros(1, 14, 14), notes=("a sentence",)).notes
+        >>> cv.extend.MapResult(torch.zeros(1, 14, 14), notes=("a sentence",)).notes
         ('a sentence',)
     """
 

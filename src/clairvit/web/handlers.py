@@ -20,10 +20,10 @@ from clairvit.errors import BadInput
 from clairvit.methods.explain import compare, explain
 from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.explanation_files import npz_bytes
+from clairvit.methods.features import PatchFeatures, features, unit_vectors
 from clairvit.methods.plain_language import plain_words
 from clairvit.methods.runs import Question, Run, iter_runs
 from clairvit.methods.spec import MethodSpec, resolve_method
-from clairvit.methods.token_features import PatchFeatures, features, unit_vectors
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
