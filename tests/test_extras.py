@@ -13,7 +13,7 @@ import pytest
 import tifffile
 
 OPTIONAL = (
-    *("pyarrow", "duckdb", "skimage", "tifffile", "lazy_loader", "imageio", "pandas", "h5py", "datasets", "ray"),
+    *("pyarrow", "duckdb", "skimage", "tifffile", "imageio", "pandas", "h5py", "datasets", "ray"),
     *("transformers", "open_clip", "fastapi", "uvicorn", "starlette", "multipart", "pillow_heif", "pycocotools"),
     *("captum", "quantus", "pytorch_grad_cam", "lightning", "pytorch_lightning", "torchmetrics", "wandb", "mlflow"),
 )
