@@ -12,15 +12,26 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 IMAGES = Path(__file__).parent / "images"
 INK, GREY, PALE, ACCENT = "#1f2933", "#52606d", "#e8eef5", "#fff3d6"
 
-VERBS = "explain · compare · evaluate · check · choose · calibrate · features · match · intervene · doctor · page · command line"
+VERBS = ("explain", "compare", "evaluate", "check", "choose", "calibrate", "features", "match", "intervene")
+OTHERS = ("doctor", "page", "command line")  # take the same road
 # A step of the road: what it is called, what it does, where it stands, the packages below it.
 STEPS = (
     ("Question", "what was asked,\ncoerced and checked", "methods/runs.py", ("models", "targets", "data")),
     ("iter_runs", "read, group and record\nthe images once", "methods/runs.py", ("cuda", "tracing", "perturbation")),
     ("run_all", "layer maps, aggregated,\nlast layer to first", "methods/planner.py", ("methods",)),
-    ("the verb's own step", "maps, scores, checks,\nfeatures, choices", "a file per verb", ("metrics", "compat", "selection", "bench", "diagnostics")),
-    ("a result", "rows that join, draw\nand save themselves", "_rows.py, _tables.py", ("plotting", "reports", "web", "cli")),
-)  # fmt: skip
+    (
+        "the verb's own step",
+        "maps, scores, checks,\nfeatures, choices",
+        "a file per verb",
+        ("metrics", "compat", "selection", "bench", "diagnostics"),
+    ),
+    (
+        "a result",
+        "rows that join, draw\nand save themselves",
+        "_rows.py, _tables.py",
+        ("plotting", "reports", "web", "cli"),
+    ),
+)
 WIDTH = 2.0  # of a step with the arrow behind it
 
 
@@ -46,7 +57,7 @@ def architecture_figure() -> Figure:
     axes.set(xlim=(0, width), ylim=(0, 4.7))
     axes.set_axis_off()
     draw_box(axes, 0.2, 4.1, width - 0.4, 0.42, ACCENT)
-    axes.text(width / 2, 4.31, VERBS, ha="center", va="center", color=INK, size=9.5)
+    axes.text(width / 2, 4.31, " · ".join(VERBS + OTHERS), ha="center", va="center", color=INK, size=9.5)
     for number, (step, does, place, packages) in enumerate(STEPS):
         left, middle = 0.2 + WIDTH * number, 0.2 + WIDTH * number + 0.89
         draw_box(axes, left, 2.6, 1.78, 1.2, PALE)
@@ -61,7 +72,8 @@ def architecture_figure() -> Figure:
             axes.text(middle, bottom + 0.16, package, ha="center", va="center", color=INK, size=9.5)
     draw_arrow(axes, (1.09, 4.1), (1.09, 3.8))
     draw_arrow(axes, (width - 0.3, 0.36), (0.3, 0.36))
-    axes.text(width / 2, 0.17, "a package imports from those to its left, and from those above it", ha="center", va="center", color=INK, size=9)
+    order = "a package imports from those to its left, and from those above it"
+    axes.text(width / 2, 0.17, order, ha="center", va="center", color=INK, size=9)
     return figure
 
 
