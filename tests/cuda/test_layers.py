@@ -21,7 +21,7 @@ from helpers.tiny_models import TINY, pixels, wrapped
 TARGET = 3
 EVERY = [f"{name}(relu=false)" if method.relu else name for name, method in METHODS.items() if not method.slow]
 COMBINED = ["genatt+plus", "genatt+skipplus", "ixg+skipplus", "legrad+plus", "rollout(preset=joita)", "focusvit(m=1)"]
-OPTIONS = ["attcat(pair=output)", "rollout(alpha=0.3)", "rollout(preset=jacobgil)", "grad-rollout(preset=jacobgil)"]
+OPTIONS = ["attcat(pair=output)", "rollout(residual=0.3)", "rollout(preset=jacobgil)", "grad-rollout(preset=jacobgil)"]
 TEXTS = [*EVERY, *COMBINED, *OPTIONS]
 PAIRS = method_model_pairs(TEXTS, TINY, seed="planner")
 

@@ -175,7 +175,7 @@ def method_tables(name: str) -> tuple[str, ...]:
             for kind in ("none", "rows", "columns")
             for residual in (1.0, 0.3)
         ),
-        *(Product(alpha=0.3), Product(alpha=0.3, normalise="rows"), Product(residual=0.0, normalise="rows")),
+        *(Product(residual=2.5, normalise="rows"), Product(residual=0.0, normalise="rows")),
     ],
     ids=str,
 )

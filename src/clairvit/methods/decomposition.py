@@ -33,6 +33,7 @@ Ln = Annotated[
     Literal["none", "next", "attention", "block"],
     Doc("which norms are applied: none, the one that reads the sum, or those in a post-norm block's stream"),
 ]
+RESIDUAL_INSIDE = "the residual is one of the vectors whose norms it takes, so that no identity is added"
 EPS = 1e-8  # the least norm in a cosine, as in torch.cosine_similarity
 NUMBERS_AT_ONCE = 2**20  # of T, 4 MiB in float32: what a cache can hold
 NUMBERS_AT_ONCE_ON_GPU = 2**26  # there a piece should be worth starting a kernel for
@@ -80,6 +81,7 @@ def attended_norms(
     requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
     presets={"official": {"value_bias": True, "ln": "attention"}},
+    option_overrides=OptionOverrides(refused={"residual": f"{RESIDUAL_INSIDE}; strength says how often it counts."}),
 )
 def residual_norms(
     layer: LayerView,
@@ -110,6 +112,7 @@ def residual_norms(
     requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
     presets=OFFICIAL,
+    option_overrides=OptionOverrides(refused={"residual": f"{RESIDUAL_INSIDE}; strength says how often it counts."}),
 )
 def encoder_norms(
     layer: LayerView,
@@ -140,6 +143,7 @@ def encoder_norms(
     requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
     presets={"official": {"value_bias": True}, "skipplus": {"resultant": "block"}},
+    option_overrides=OptionOverrides(refused={"residual": f"{RESIDUAL_INSIDE}."}),
 )
 def token_closeness(
     layer: LayerView,
@@ -173,7 +177,9 @@ def token_closeness(
     output="matrix",
     aggregation=Product(residual=0.0),
     requires=Requires(recorders=(PostAttentionResidual,), structure=("middle",)),
-    option_overrides=OptionOverrides(combined={"start": "one"}),
+    option_overrides=OptionOverrides(
+        combined={"start": "one"}, refused={"residual": "its matrices have the identity in them already."}
+    ),
     caveats=Caveats(
         weak_class_signal="its weights are about 1/N, so the identity outweighs the gradient "
         "(less so with necc=mean_exp)"

@@ -60,7 +60,7 @@ def token_relevance(spec: MethodSpec, trace: Trace, context: RunContext) -> Tens
 
 def _check_product(spec: MethodSpec, product: Product) -> None:
     """Raise NotApplicable for options that no paper defines on encoder-decoder models."""
-    generic = product.normalise == "none" and product.residual == 1 and product.alpha is None
+    generic = product.normalise == "none" and product.residual == 1
     if product.order == "forward" or not (generic or product.normalise == "rows"):
         raise NotApplicable(
             f"'{spec.text}' is not defined for a model that reads the image by the queries of a decoder; expected "
@@ -114,10 +114,9 @@ def _row_normalised(matrix: Tensor) -> Tensor:
 
 
 def _rollout(matrices: Sequence[Tensor], product: Product) -> Tensor:
-    """Return prod_l of the row-normalised weight·M + residual·I, [B, N, N], later layers on the left."""
-    weight, residual = (1.0, product.residual) if product.alpha is None else (product.alpha, 1 - product.alpha)
+    """Return prod_l of the row-normalised M + residual·I, [B, N, N], later layers on the left."""
     identity = torch.eye(matrices[0].shape[-1], dtype=matrices[0].dtype, device=matrices[0].device)
     rolled = identity.expand_as(matrices[0])
     for matrix in matrices:
-        rolled = _row_normalised(weight * matrix + residual * identity) @ rolled
+        rolled = _row_normalised(matrix + product.residual * identity) @ rolled
     return rolled
