@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(typed: Sequence[str]) -> int:
     """Run a command, print what ended it, and return the exit status."""
-    running.set(None)
+    before = running.set(None)
     try:
         with _warnings_as_notes():
             app(args=typed, prog_name="clairvit")
@@ -125,6 +125,8 @@ def _run(typed: Sequence[str]) -> int:
         return _finish(2)
     except KeyboardInterrupt:
         return _finish(130)
+    finally:
+        running.reset(before)
     return _finish(0)
 
 
