@@ -296,8 +296,9 @@ def test_few_perturbed_images_are_in_memory_at_once(state: AppState, monkeypatch
     try:
         for text in ("smoothgrad(n=20)", "integrated-gradients(steps=20)", "rise(samples=20,removal=mean)"):
             handlers.explain_photo(model, photo, [resolve_method(text)], ExplainRequest())
-        (explanation,) = handlers.explain_photo(model, photo, [resolve_method("rollout")], ExplainRequest()).values()
-        handlers.curve_response(model, photo, explanation, CurveRequest(steps=3, removal="mean"))
+        spec = resolve_method("rollout")
+        (explanation,) = handlers.explain_photo(model, photo, [spec], ExplainRequest()).values()
+        handlers.curve_response(model, photo, spec, explanation, CurveRequest(steps=3, removal="mean"))
     finally:
         handle.remove()
     assert max(seen) == 8
