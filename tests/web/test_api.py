@@ -18,7 +18,7 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.methods.recommended import recommended_methods
 from clairvit.methods.registry import list_methods
-from clairvit.methods.spec import resolve_method
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.web import handlers
 from clairvit.web.app import create_app
@@ -360,9 +360,9 @@ def test_what_was_shown_is_not_computed_again(client: TestClient, monkeypatch: p
     computed: list[str] = []
     explain, submit = handlers.explain, JobQueue.submit
 
-    def counted(model: Any, batch: Any, text: str, *arguments: Any, **options: Any) -> Any:
-        computed.append(text)
-        return explain(model, batch, text, *arguments, **options)
+    def counted(model: Any, batch: Any, method: MethodSpec, *arguments: Any, **options: Any) -> Any:
+        computed.append(method.text)
+        return explain(model, batch, method, *arguments, **options)
 
     monkeypatch.setattr(handlers, "explain", counted)
     monkeypatch.setattr(JobQueue, "submit", lambda queue, work: (used.append(queue.name), submit(queue, work))[1])

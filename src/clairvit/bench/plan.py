@@ -103,13 +103,10 @@ class Study:
         study.__dict__.update(specs=self.specs, method_specs=methods, metric_specs=metrics, is_resolved=True)
         return study
 
-    def with_specs(self, methods: Iterable[MethodSpec], metrics: Iterable[MetricSpec]) -> Study:
-        """Return the study of other methods and metrics, which were parsed already."""
-        methods, metrics = list(methods), list(metrics)
-        study = replace(
-            self, methods=tuple(spec.text for spec in methods), metrics=tuple(spec.text for spec in metrics)
-        )
-        study.__dict__["specs"] = Specs(methods, metrics)
+    def sharing(self, specs: Specs) -> Study:
+        """Return the study with specs that somebody else parsed, or reads too."""
+        study = replace(self)
+        study.__dict__["specs"] = specs
         return study
 
     @cached_property

@@ -9,6 +9,7 @@ from typing import TypeVar
 from clairvit.bench import METHODS, METRICS
 from clairvit.bench.config import DataConfig, ModelConfig, StudyConfig
 from clairvit.bench.plan import Study
+from clairvit.bench.specs import Specs
 from clairvit.errors import BadInput
 from clairvit.methods.explain import expand_all
 from clairvit.methods.parsing import split_at_commas
@@ -45,15 +46,15 @@ def study_of(
     study = Study(
         models,
         _data(config, wins),
-        (),
-        (),
+        tuple(spec.text for spec in methods),
+        tuple(spec.text for spec in metrics),
         seed=_first(wins.seed, config.seed) or 0,
         target=_first(wins.target, config.target),
         maps=maps,
         at_once=config.at_once,
         autocast=_first(wins.autocast, config.autocast),
     )
-    return study.with_specs(methods, metrics)
+    return study.sharing(Specs(methods, metrics))
 
 
 def _data(config: StudyConfig, wins: StudyConfig) -> tuple[DataConfig, ...]:

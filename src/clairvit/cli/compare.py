@@ -126,7 +126,7 @@ def _print_methods(result: WrittenResult, slow: Mapping[str, str]) -> None:
     table(title, columns, rows, right=columns[5:], grouped=True)
     if result.cost is not None:
         print_line(f"All together, passes included: {cost_label(result.cost)}, {1000 * result.cost.seconds:.0f} ms.")
-    print_skipped({**result.skipped, **slow})
+    print_skipped(result.skipped, slow)
 
 
 def _entry(result: WrittenResult, slow: Mapping[str, str]) -> dict[str, Any]:

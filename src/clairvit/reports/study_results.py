@@ -91,7 +91,8 @@ class StoreContents:
 
 def read_store(store: Store) -> StoreContents:
     """Return everything that is in a store."""
-    studies = tuple(parse_study(document) for document in store.studies())
+    specs = Specs()
+    studies = tuple(parse_study(document).sharing(specs) for document in store.studies())
     images: dict[tuple[str, str, str], dict[str, tuple[list[str], str | None]]] = {}
     _, rows = store.query(
         "select model_hash, data, settings, image, list(distinct image_hash order by image_hash), "
@@ -99,12 +100,11 @@ def read_store(store: Store) -> StoreContents:
     )
     for model_hash, data, settings, image, hashes, reason in rows:
         images.setdefault((model_hash, data, settings), {})[image] = (hashes, reason)
-    specs = Specs()
     results = [_study_results(store, studies, names, images[names[1:]], specs) for names in combinations(store)]
     _, versions = store.query("select distinct version from results order by version")
     intact, _ = store.parts()
     latest = max((file.stat().st_mtime for file in intact), default=None)
-    missing, unplanned = _missing(store, studies)
+    missing, unplanned = _missing(store, studies, specs)
     return StoreContents(
         store.path,
         studies,
@@ -118,12 +118,12 @@ def read_store(store: Store) -> StoreContents:
     )
 
 
-def _missing(store: Store, studies: Sequence[Study]) -> tuple[tuple[Missing, ...], int]:
+def _missing(store: Store, studies: Sequence[Study], specs: Specs) -> tuple[tuple[Missing, ...], int]:
     """Return what the plans in a store have and its results do not, and how many studies have no plan there."""
     plans = {
         study: StoredPlan.from_document(document, study)
         for document in store.plans()
-        if (study := parse_study(document["study"]))
+        if (study := parse_study(document["study"]).sharing(specs))
     }
     cells = store.cells() if plans else frozenset()
     missing = [entry for study in studies if study in plans for entry in find_missing(plans[study], cells)]

@@ -327,9 +327,8 @@ def _map_costs(
     question: Question, first: SampleBatch, specs: Sequence[MethodSpec], batch_size: int | None
 ) -> tuple[Cost, ...]:
     """Return passes and seconds of one map of the first image by each method, computed alone."""
-    (row,), dataset = first.rows, question.images
-    named = None if question.targets.kind == LABEL else question.targets.of_images([row], dataset)
-    target = None if named is None else named[0][0] if isinstance(named[0], list) else named[0]
+    (row,) = first.rows
+    target = None if question.targets.kind == LABEL else question.target_of(row)
     model = question.model.for_row(row)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClairWarning)  # of zero maps: the evaluation has warned
