@@ -61,7 +61,7 @@ FUNCTIONS = """
 A rollout under `+plus`, `+skipplus` or `+from:M` adds up what each layer says, as SkipPLUS does in practice. Read
 literally, PLUS is the sum of the rollouts of all sub-networks: `genatt(plus_mode=subnetwork)+plus`.
 
-Functions on methods, in a method string or in Python (`cv.smooth`, `cv.shift`, `cv.ensemble`):
+Functions on methods, in a method string or in Python (`smooth`, `shift` and `ensemble` of `cv.ensembles`):
 
 * `smooth(METHOD, n=20, sigma=0.1)`: the mean of a method over n noisy images, noise as in SmoothGrad.
 * `shift(METHOD, n=9, pixels=8, shifts=grid, border=edge, level=patch)`: the mean of a method over n shifted images, its

@@ -17,7 +17,7 @@ from PIL import Image
 from clairvit.cli.app import app
 
 OPTIONAL = (
-    *("pyarrow", "duckdb", "skimage", "tifffile", "lazy_loader", "imageio", "pandas", "h5py", "datasets", "ray"),
+    *("pyarrow", "duckdb", "skimage", "tifffile", "imageio", "pandas", "h5py", "datasets", "ray"),
     *("transformers", "open_clip", "fastapi", "uvicorn", "starlette", "multipart", "pillow_heif", "pycocotools"),
     *("captum", "quantus", "pytorch_grad_cam", "lightning", "pytorch_lightning", "torchmetrics", "wandb", "mlflow"),
 )

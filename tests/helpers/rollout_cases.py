@@ -17,7 +17,7 @@ CASES: list[Case] = [
 
 def largest_excess(case: Case, device: str) -> float:
     """Return the largest difference to float64, as a share of eps(float32) · tokens · layers · the largest value."""
-    from clairvit.methods import rollout_kernels
+    from clairvit.cuda.kernels.rollout import product_steps
 
     layers, images, tokens, product = case
     generator = torch.Generator().manual_seed(0)
@@ -28,7 +28,7 @@ def largest_excess(case: Case, device: str) -> float:
         totals = maps.sum(-1) + product.residual
         losses = product.residual / totals - 1
     given = [None if tensor is None else tensor.to(device) for tensor in (row, maps, totals, losses)]
-    computed = rollout_kernels.product_steps(*given, 1.0, product.residual).cpu().double()  # type: ignore[arg-type]
+    computed = product_steps(*given, 1.0, product.residual).cpu().double()  # type: ignore[arg-type]
     expected = product.steps(row.double(), maps.double(), row[:, 0].double())
     bound = torch.finfo(torch.float32).eps * tokens * layers * expected.abs().amax()
     return float((computed - expected).abs().max() / bound)

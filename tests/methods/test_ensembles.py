@@ -125,7 +125,7 @@ def test_smooth_is_the_mean_over_noisy_images() -> None:
     model, image = model_of(DEEP), pixels(DEEP, dtype=torch.float64)
     noisy = noisy_images(cv.trace(model, image, target=TARGET), 0.2, 7)
     each = [cv.explain(model, noisy(k), "genatt", target=TARGET).maps for k in range(5)]
-    made = explained(cv.smooth("genatt", n=5, sigma=0.2), seed=7)
+    made = explained(cv.ensembles.smooth("genatt", n=5, sigma=0.2), seed=7)
     assert made.method == "smooth(genatt,n=5,sigma=0.2)"
     assert_same(made.maps, torch.stack(each).mean(0))
     assert not same(explained(made.method, seed=8).maps, made.maps)
@@ -142,7 +142,7 @@ def test_smooth_agrees_with_smoothgrad() -> None:
 
 
 def test_an_ensemble_shares_the_passes_of_its_members() -> None:
-    made = explained(cv.ensemble("genatt", "attcat", "rollout"))
+    made = explained(cv.ensembles.ensemble("genatt", "attcat", "rollout"))
     assert made.method == "ensemble(genatt,attcat,rollout)"
     assert (made.cost.forwards, made.cost.backwards) == (1, 1)
     found = cv.compare(model_of(DEEP), pixels(DEEP, dtype=torch.float64), ["genatt", made.method, "decompx"])
@@ -168,7 +168,7 @@ def test_max_joins_layers_as_layercam_does() -> None:
     each = [explained(text).maps.clamp(min=0) for text in texts]
     expected = torch.stack([one / one.amax((1, 2), keepdim=True).clamp(min=1e-30) for one in each]).amax(0)
     assert expected.amax((1, 2)).tolist() == [1, 1]
-    assert_same(explained(cv.ensemble(*texts, by="max")).maps, expected)
+    assert_same(explained(cv.ensembles.ensemble(*texts, by="max")).maps, expected)
 
 
 def test_equal_patches_share_their_rank() -> None:

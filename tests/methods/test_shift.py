@@ -107,7 +107,7 @@ def test_random_shifts_follow_the_seed() -> None:
 
 def test_its_cost_and_name_are_declared() -> None:
     model, image = double(KIND)
-    made = cv.explain(model, image, cv.shift("ixg", n=4), target=TARGET)
+    made = cv.explain(model, image, cv.ensembles.shift("ixg", n=4), target=TARGET)
     assert (made.method, made.cost.forwards, made.cost.backwards) == ("shift(ixg,n=4)", 1 + 4, 4)
     assert made.signed
     assert cv.explain(model, image, "ensemble(shift(ixg,n=2),rollout)", target=TARGET).maps.isfinite().all()

@@ -173,7 +173,7 @@ def test_a_method_of_another_function_is_another_value() -> None:
     with METHODS.restored():
 
         @cv.method("rollout", output="matrix", aggregation=Total(), overwrite=True)
-        def attention(layer: cv.LayerView) -> Tensor:
+        def attention(layer: cv.extend.LayerView) -> Tensor:
             return layer.A.mean(1)
 
         assert cv.parse_method("rollout") != first
@@ -201,7 +201,7 @@ def test_specs_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "parse_spec", refuse)
     monkeypatch.setattr(metrics, "parse_spec", refuse)
     assert str(cv.parse_method(method, n=3)) == "smooth(genatt+plus,n=3)"
-    assert cv.smooth(genatt, n=2) == str(method)
+    assert cv.ensembles.smooth(genatt, n=2) == str(method)
     assert str(cv.parse_metric(metric, steps=4)) == "deletion(steps=4)"
     assert pickle.loads(pickle.dumps(method)) == method
 

@@ -123,7 +123,7 @@ def test_redrawn_copies_by_hand() -> None:
 def test_pixels_of_a_patch_count_each(distance: str, p: int) -> None:
     model, images = double(KIND, 2)
 
-    def slope(context: cv.EvalContext, resolution: Literal["patch", "pixel"] = "patch") -> Tensor:
+    def slope(context: cv.extend.EvalContext, resolution: Literal["patch", "pixel"] = "patch") -> Tensor:
         return steepest_slope(context, 2, scaled_noise(context, "normal", 0.1), distance, resolution)
 
     with METRICS.restored():

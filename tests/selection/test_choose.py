@@ -110,7 +110,7 @@ def test_the_ranking_is_drawn_best_on_top(tmp_path: Path) -> None:
     few = read_recipe(cv.choose(linear()[0], images(1), [TRUE], [BY]).save(tmp_path / "few.json"))
     axes = few.plot(Figure().add_subplot())  # without intervals, which are null in the file
     assert sum(line.get_marker() == "o" for line in axes.lines) == 3
-    with pytest.raises(cv.BadInput, match=r"expected one that was made by cv\.choose"):
+    with pytest.raises(cv.errors.BadInput, match=r"expected one that was made by cv\.choose"):
         cv.Recipe(method="genatt", model="pets", weights="").plot()
 
 

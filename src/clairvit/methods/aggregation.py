@@ -15,12 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 import torch
 from torch import Tensor
 
+from clairvit.cuda import kernels
 from clairvit.errors import BadInput
 from clairvit.models.model import Layout
-from clairvit.numerics import has_triton
 from clairvit.option_types import Doc
-
-MOST_KERNEL_TOKENS = 256  # whose matrix fits into the registers of a program on a GPU
 
 
 class Aggregation(Protocol):
@@ -218,10 +216,10 @@ class Product:
             for matrix in layer_maps:
                 row = _only_added(row, _plus_product(row[:, 2], row[:, :3].sum(1), matrix, residual))
             return row
-        if self.normalise != "columns" and _kernel_applies(layer_maps):
-            from clairvit.methods import rollout_kernels
+        if self.normalise != "columns" and kernels.rollout_applies(layer_maps):
+            from clairvit.cuda.kernels import rollout
 
-            return rollout_kernels.product_steps(row, layer_maps, totals, losses, 1.0, residual)
+            return rollout.product_steps(row, layer_maps, totals, losses, 1.0, residual)
         start, shift, added = row.unbind(1)  # [B, N] each
         if totals is None or losses is None:
             for matrix in layer_maps:
@@ -371,12 +369,6 @@ class Suffixes:
 def reading(layer_map: Tensor, read: Tensor) -> Tensor:
     """Return [B, N] of a layer map: token maps as they are, matrices [B, rows, N] read at the rows of the head."""
     return layer_map if layer_map.ndim == 2 else (read[:, None] @ layer_map)[:, 0]
-
-
-def _kernel_applies(layer_maps: Tensor) -> bool:
-    """Return whether the Triton kernel can multiply several layers [layers, B, N, N]: on CUDA, in float32."""
-    fits = len(layer_maps) > 1 and layer_maps.shape[-2] == layer_maps.shape[-1] <= MOST_KERNEL_TOKENS
-    return fits and layer_maps.is_cuda and layer_maps.dtype == torch.float32 and has_triton()
 
 
 def _row_totals(sums: Tensor, residual: float) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from clairvit.cuda.layers import view_of
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.layer_view import DecoderView, LayerView, RunContext
@@ -50,7 +51,7 @@ def token_relevance(spec: MethodSpec, trace: Trace, context: RunContext) -> Tens
         return (read[:, None] @ map_of(DecoderView(last, context)))[:, 0]
     assert isinstance(aggregation, Product)
     decoder = [(layer.attention.kind == "cross", map_of(DecoderView(layer, context))) for layer in trace.decoder]
-    encoder = [map_of(LayerView(trace.layers[index], context)) for index in aggregation.used(len(trace.layers))]
+    encoder = [map_of(view_of(trace.layers[index], context)) for index in aggregation.used(len(trace.layers))]
     _check_product(spec, aggregation)
     if aggregation.normalise == "none":
         return generic_attention_relevance(encoder, decoder, read)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clairvit import _presets
 from clairvit._cost import Cost
+from clairvit._entries import Entry
 from clairvit._facts import entries_of, facts_of
 from clairvit._presets import preset_decorator
 from clairvit._registry import Registry
@@ -22,7 +23,6 @@ from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
 from clairvit.option_types import Doc, Option, options_of
 from clairvit.plugins import load_entry_points
-from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
 
@@ -98,7 +98,7 @@ class Requires:
 
     Example:
         >>> import clairvit as cv
-        >>> cv.Requires(passes="forward").tables  # the rule tables of its backward passes
+        >>> cv.extend.Requires(passes="forward").tables  # the rule tables of its backward passes
         ()
     """
 
@@ -319,7 +319,7 @@ def method(
         name: What users type.
         output: What the function returns: "matrix" ([B, rows, N] per layer), "tokens" ([B, N] per layer) or "image"
             ([B, rows, cols] from the whole trace).
-        aggregation: How layers are combined, from `clairvit.aggregation`: `Product`, `Total`, `Single`; None for
+        aggregation: How layers are combined, from `clairvit.extend`: `Product`, `Total`, `Single`; None for
             "image".
         family: A heading in lists and figures: one of the built-in ones, or "custom".
         paper: A reference.
@@ -346,11 +346,10 @@ def method(
 
     Example:
         >>> import clairvit as cv
-        >>> from clairvit.aggregation import Total
         >>> from torch import Tensor
-        >>> from clairvit.recorders import FORWARD
+        >>> from clairvit.extend import FORWARD, LayerView, Total
         >>> @cv.method("token-norm", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False)
-        ... def token_norm(layer: cv.LayerView, power: float = 1.0) -> Tensor:
+        ... def token_norm(layer: LayerView, power: float = 1.0) -> Tensor:
         ...     return layer.x.norm(dim=-1) ** power
         >>> cv.list_methods("token-*")
         ['token-norm']
@@ -363,7 +362,7 @@ def method(
     if (aggregation is None) != (output == "image") or isinstance(aggregation, type):
         raise BadInput(
             f"output={output!r} and aggregation={aggregation!r} were given for the method '{name}'; expected an "
-            "aggregation of layers, such as clairvit.aggregation.Total(), for 'matrix' and 'tokens', and none for "
+            "aggregation of layers, such as clairvit.extend.Total(), for 'matrix' and 'tokens', and none for "
             "'image'."
         )
 

@@ -50,7 +50,7 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
 @cache
 def _environment(language: str) -> Environment:
     """Return an environment that escapes every value, for HTML or for Markdown."""
-    with importing("A report", extra="study"):
+    with importing("A report", extra="study"):  # here, and not above: `cv.report` is imported without the extra
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -72,7 +72,7 @@ def _source(environment: Environment, name: str) -> str:
 
 def escape_markdown(value: Any) -> Markup:
     """Return `value` on one line, with every letter that Markdown or HTML would read as markup escaped."""
-    from markupsafe import Markup
+    from markupsafe import Markup  # comes with Jinja2
 
     if isinstance(value, Markup):
         return value
