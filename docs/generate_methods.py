@@ -36,7 +36,7 @@ reproduced with the mistake, a preset has it.
 * **Products in the wrong order.** With row = query, later layers stand on the left. Two of the five papers multiply
   the other way round and read a row that is not the output's (`rollout(preset=joita)`, `rollout(preset=cmi)`).
 * **A missing keepdim.** Dividing an N×N matrix by its row sums without it divides columns: harmless until entries are
-  discarded or heads fused by max (`rollout(normalise=columns)`).
+  discarded or heads fused by max (`rollout(preset=jacobgil)`).
 * **The loss instead of the score.** Its gradient has the opposite sign, so a ReLU keeps what speaks against the
   class.
 * **A batch of one.** Global minima, maxima and sums over the batch make maps depend on the other images. Here each

@@ -235,6 +235,24 @@ def test_source_files_that_are_named_exist(page: Path) -> None:
         assert (ROOT / place).exists(), f"{page.name} names {place}"
 
 
+def test_the_architecture_is_one_page_that_names_every_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "src" / "clairvit").glob("*/__init__.py")}
+    assert packages <= set(re.findall(r"`(\w+)`", text))
+    assert len(text.splitlines()) <= 120
+    assert text.count("](images/") == 1
+
+
+def test_each_decision_is_one_line_with_a_link_to_its_code() -> None:
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    records = text.partition("## Findings")[0].split("\n\n", 2)[2]
+    for line in records.splitlines():
+        assert not line or line.startswith(("## ", "* ")), f"expected a record of one line: {line}"
+        if line.startswith("* "):
+            assert "](../src/clairvit/" in line, f"expected a link to the code: {line}"
+            assert len(re.sub(r"\]\([^)]*\)", "]", line)) <= 200, f"expected at most 200 characters: {line}"
+
+
 def test_the_write_a_method_example_works(tmp_path: Path) -> None:
     """The file, its facts and the study of the page; each of its commands runs, but the server."""
     page = ROOT / "docs" / "write-a-method.md"

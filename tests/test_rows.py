@@ -14,9 +14,9 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit._rows import Rows, RowSequence, first, joined, per_row, row_numbers, same, union
+from clairvit.cuda.graphs import ClassIndexTarget
 from clairvit.data.dataset import ImageDataset, Sample, SampleBatch
 from clairvit.errors import BadInput
-from clairvit.methods.cuda_graphs import ClassIndexTarget
 from clairvit.methods.explanation import Heads, Origin, TextRelevance
 from clairvit.methods.intervention import InterventionScores, InterventionSweep
 from clairvit.metrics.check_result import CheckResult, MapCheck

@@ -8,8 +8,8 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import FunctionType, SimpleNamespace
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ import torch
 import clairvit as cv
 from clairvit._tables import Tabular
 from clairvit.errors import BadInput, ClairError
+from clairvit.methods.explanation import Heads, TextRelevance
+from clairvit.methods.recipe import Recipe
+from clairvit.metrics.score import Curve
 from clairvit.selection.start_layer import StartLayer
 from helpers.tiny_models import pixels, wrapped
 from plotting.fakes import fake
@@ -80,6 +83,10 @@ RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     cv.Selection: (selection, 4),  # with the two baselines
     StartLayer: (start_layer, LAYERS),
     cv.results.Diagnosis: (diagnosis, 2),
+    Curve: (lambda: score().curve, 4 * 3),
+    Heads: (lambda: Heads("genatt", torch.rand(2, 3, 1, 4, 4), torch.rand(2, 3, 1, 4, 4)), 2 * (3 + 3)),
+    TextRelevance: (lambda: TextRelevance(("a", " cat"), torch.tensor([0.5, math.nan])), 2),
+    Recipe: (lambda: selection().recipe, 4),
 }
 NAMES = {result.__name__: result for result in RESULTS}
 
@@ -98,6 +105,18 @@ def case(request: pytest.FixtureRequest) -> tuple[Any, int]:
 
 def test_every_result_with_rows_is_tested() -> None:
     assert {cls for cls in subclasses(Tabular) if cls.__module__.startswith("clairvit.")} == set(RESULTS)
+
+
+def test_every_verb_returns_a_result_with_rows_or_no_result() -> None:
+    """What is no result: models, traces, specs, texts, tensors, and what `run_study` wrote into a store."""
+    others = {"Model", "Trace", "MethodSpec", "MetricSpec", "Recommendation", "NextToken", "Outcome", "Tensor"}
+    verbs = [value for name in cv.__all__ if isinstance(value := getattr(cv, name), FunctionType)]
+    assert len(verbs) > 20
+    for verb in verbs:
+        hint = get_type_hints(verb, localns={"Recipe": Recipe})["return"]
+        kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and not get_args(kind)]
+        ours = {kind for kind in kinds if kind.__module__.startswith(("clairvit.", "torch"))}
+        assert {kind.__name__ for kind in ours if not issubclass(kind, Tabular)} <= others, verb.__name__
 
 
 def test_the_document_is_json(case: tuple[Any, int], tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def changed_options(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 
 def is_built_in(function: Callable[..., Any]) -> bool:
     """Return whether a function is this package's own."""
-    return getattr(function, "__module__", "").startswith("clairvit.")
+    return (getattr(function, "__module__", "") or "").startswith("clairvit.")  # None in code that was only typed
 
 
 def check_name(name: object, kind: str) -> None:

@@ -20,7 +20,7 @@ from helpers.tiny_models import pixels, wrapped
 
 TARGET, DEEP, DEPTH = 3, "timm-deep", 5
 ONE_TRACE = [name for name, method in METHODS.items() if method.extra_cost.passes is None]
-ROLLOUTS = ["rollout", "genatt", "gmar-l1", "grad-rollout", "rollout(alpha=0.3)"]
+ROLLOUTS = ["rollout", "genatt", "gmar-l1", "grad-rollout", "rollout(residual=0.3)"]
 
 
 @pytest.fixture(autouse=True)

@@ -64,7 +64,7 @@ def test_compare_has_a_default_panel_and_all() -> None:
         allow_declared_zeros()
         everything = cv.compare(model, image, "all")
         more = cv.compare(model, image, ["all", "lime(samples=8)"])
-    assert set(everything) | set(everything.skipped) == set(expand_all(["all"]))
+    assert set(everything) | set(everything.skipped) == set(map(str, expand_all(["all"])))
     assert set(more) - set(everything) == {"lime(samples=8)"}
 
 

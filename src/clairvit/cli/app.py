@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(typed: Sequence[str]) -> int:
     """Run a command, print what ended it, and return the exit status."""
-    running.set(None)
+    before = running.set(None)
     try:
         if typed and typed[0] in RENAMED_COMMANDS:
             old, new = typed[0], RENAMED_COMMANDS[typed[0]]
@@ -129,6 +129,8 @@ def _run(typed: Sequence[str]) -> int:
         return _finish(2)
     except KeyboardInterrupt:
         return _finish(130)
+    finally:
+        running.reset(before)
     return _finish(0)
 
 

@@ -261,6 +261,11 @@ class Question:
             self, images=self.images.take(rows), targets=replace(self.targets, items=items), readouts=readouts
         )
 
+    def target_of(self, row: int) -> Any:
+        """Return the first target of one image as the user named it; None: none was named."""
+        items = self.targets.of_images([row], self.images)
+        return None if items is None else items[0][0] if isinstance(items[0], list) else items[0]
+
     def first_image(self, *, skip: bool = False) -> SampleBatch:
         """Return the first image; with `skip` the first one that can be read."""
         on_error: ErrorHandler | None = (lambda name, error: None) if skip else None

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.methods import cuda_graphs
-from clairvit.methods.cuda_graphs import (
+from clairvit.cuda import graphs as cuda_graphs
+from clairvit.cuda.graphs import (
     EAGER_RUNS,
     GRAPHS,
     ClassIndexTarget,
@@ -27,6 +27,7 @@ from clairvit.methods.cuda_graphs import (
     module_state,
     without_cuda_graphs,
 )
+from clairvit.methods import passes
 from clairvit.methods.spec import resolve_method
 from clairvit.targets.base import class_agnostic_target
 from clairvit.targets.resolve import resolve_for
@@ -261,6 +262,76 @@ def graphs() -> Iterator[GraphCache]:
     GRAPHS.clear()
     yield GRAPHS
     GRAPHS.clear()
+
+
+def passes_request(
+    model: cv.Model, specs: Any, pixels: Tensor, named: Any, score: str | None, seed: int, layers: bool
+) -> PassesRequest:
+    """Return what could be captured if the pixels were on a GPU."""
+    return PassesRequest(model, tuple(specs), pixels, named[0], "logit" if score is None else score, seed, layers)
+
+
+class EmptyGraph:
+    """A CUDA graph whose outputs stay those of the captured images."""
+
+    def replay(self) -> None:
+        """Run nothing."""
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let passes on a CPU be captured, by graphs that run nothing; return what events were asked to do."""
+    asked: list[str] = []
+
+    def event() -> SimpleNamespace:
+        return SimpleNamespace(record=lambda: asked.append("record"), synchronize=lambda: asked.append("synchronize"))
+
+    cuda: dict[str, Any] = {
+        "CUDAGraph": EmptyGraph,
+        "graph": lambda *args, **options: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: None,
+        "memory_reserved": lambda device: 0,
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=40),
+        "current_stream": lambda: SimpleNamespace(
+            wait_event=lambda event: asked.append("wait"), wait_stream=lambda other: None
+        ),
+        "Stream": lambda *args: SimpleNamespace(wait_event=lambda event: None, cuda_stream=len(asked)),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "Event": event,
+    }
+    for name, stand_in in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(passes, "graph_request", passes_request)
+    return asked
+
+
+def test_a_replay_is_collected_as_an_ordinary_run(graphs: GraphCache, on_a_cpu: list[str]) -> None:
+    """Scores, marks, notes and checks are read from copies on the host, maps from copies where they were computed."""
+    model = small_model()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    methods = ["rollout", "genatt", "fullgrad", "attnlrp+plus", "random"]
+    runs = [cv.compare(model, images, methods, target=3) for _ in range(EAGER_RUNS + 3)]
+    assert len(graphs) == 1
+    (graph,) = graphs._graphs.values()
+    captured = {
+        result.maps.data_ptr() for group in graph.results.values() for result in group if result.maps is not None
+    }
+    assert (graph.stream.cuda_stream in cuda_graphs.STREAMS._taken, graph.memory) == (True, 0)
+    assert on_a_cpu.count("wait") == 2  # each replay waits until the outputs of the one before have been copied
+    assert "synchronize" in on_a_cpu
+    for name in methods:
+        ordinary, *replays = (run[name] for run in (runs[0], *runs[-2:]))
+        for replayed in replays:
+            assert torch.equal(replayed.maps, ordinary.maps), name
+            assert replayed.maps.data_ptr() not in captured
+            assert torch.equal(replayed.logits, ordinary.logits)
+            assert (replayed.targets, replayed.probabilities, replayed.weights_hash, replayed.notes) == (
+                ordinary.targets,
+                ordinary.probabilities,
+                ordinary.weights_hash,
+                ordinary.notes,
+            )
 
 
 def _random_images(seed: int, dtype: torch.dtype) -> Tensor:
