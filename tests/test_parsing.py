@@ -106,5 +106,5 @@ def test_specs_are_those_of_the_present_registry() -> None:
         exec(METHOD, namespace)
         assert specs.method("token-length").method is METHODS.resolve("token-length"), "of the function as it is now"
         assert specs.method("token-length") is not first
-    with pytest.raises(cv.UnknownName, match="token-length"):
+    with pytest.raises(cv.errors.UnknownName, match="token-length"):
         specs.method("token-length")
