@@ -75,15 +75,15 @@ def test_which_methods_can_be_captured(methods: list[str], capturable: bool) -> 
 
 @pytest.mark.usefixtures("on_cuda")
 def test_graphs_are_switched_off_inside_a_with_alone() -> None:
-    asked = request("genatt")
+    graph_request = request("genatt")
     with without_cuda_graphs():
-        assert not asked.is_capturable
+        assert not graph_request.is_capturable
         with ThreadPoolExecutor() as pool:
-            assert pool.submit(lambda: asked.is_capturable).result(), "another thread is not affected"
+            assert pool.submit(lambda: graph_request.is_capturable).result(), "another thread is not affected"
         with contextlib.suppress(KeyError), without_cuda_graphs():
             raise KeyError
-        assert not asked.is_capturable
-    assert asked.is_capturable
+        assert not graph_request.is_capturable
+    assert graph_request.is_capturable
 
 
 @pytest.mark.usefixtures("on_cuda")
@@ -92,10 +92,10 @@ def test_nothing_is_captured_while_a_function_mode_is_active() -> None:
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
-    asked = request("genatt")
-    assert asked.is_capturable
+    graph_request = request("genatt")
+    assert graph_request.is_capturable
     with PassThrough():
-        assert not asked.is_capturable
+        assert not graph_request.is_capturable
 
 
 def test_requests_that_run_other_operations_have_other_keys() -> None:
@@ -159,23 +159,23 @@ def test_the_state_of_a_module_changes_with_what_a_graph_depends_on() -> None:
     assert module_state(module) != state
 
 
-def run_once(cache: GraphCache, asked: PassesRequest) -> None:
+def run_once(cache: GraphCache, passes_request: PassesRequest) -> None:
     recording: Any = SimpleNamespace(calls=(), structure=SimpleNamespace(written=frozenset()))
-    cache.count(asked, class_agnostic_target(2), recording, {})
+    cache.count(passes_request, class_agnostic_target(2), recording, {})
 
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
     """A cache whose captures are plain objects that hold 1 byte."""
-    made: list[Any] = []
+    captured: list[Any] = []
 
-    def capture(asked: PassesRequest, target: Any, results: Any, structure: Any) -> Any:
-        state = module_state(asked.model.module, structure.written)
-        graph = SimpleNamespace(memory=1, pixels=asked.pixels, state=state, structure=structure)
+    def capture(passes_request: PassesRequest, target: Any, results: Any, structure: Any) -> Any:
+        state = module_state(passes_request.model.module, structure.written)
+        graph = SimpleNamespace(memory=1, pixels=passes_request.pixels, state=state, structure=structure)
         graph.replay = lambda _: SimpleNamespace(
-            number=len(made), results={}, checks=[], recording=None, structure_holds=lambda: True
+            number=len(captured), results={}, checks=[], recording=None, structure_holds=lambda: True
         )
-        made.append(graph)
+        captured.append(graph)
         return graph
 
     monkeypatch.setattr(cuda_graphs, "capture_graph", capture)
@@ -185,48 +185,48 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
 
 
 def test_a_graph_is_captured_after_some_runs_and_replayed(cache: GraphCache) -> None:
-    asked = request("genatt")
+    graph_request = request("genatt")
     for _ in range(EAGER_RUNS):
-        assert cache.replay(asked) is None
-        run_once(cache, asked)
+        assert cache.replay(graph_request) is None
+        run_once(cache, graph_request)
         assert len(cache) == 0
-    run_once(cache, asked)
+    run_once(cache, graph_request)
     assert len(cache) == 1
-    assert getattr(cache.replay(asked), "number", None) == 1
+    assert getattr(cache.replay(graph_request), "number", None) == 1
 
 
 def test_large_layers_are_not_captured(cache: GraphCache) -> None:
     call, _ = attention_call(1, 2, 1200, width=8)  # A takes more than two tiles of 4 MiB
     recording: Any = SimpleNamespace(calls=(call,))
-    asked = request("genatt")
+    graph_request = request("genatt")
     for _ in range(EAGER_RUNS + 3):
-        cache.count(asked, class_agnostic_target(2), recording, {})
+        cache.count(graph_request, class_agnostic_target(2), recording, {})
     assert len(cache) == 0
 
 
 def test_a_graph_of_a_module_that_changed_is_dropped(cache: GraphCache) -> None:
     model = small_model()
-    asked = request("genatt", model=model)
+    graph_request = request("genatt", model=model)
     for _ in range(EAGER_RUNS + 1):
-        run_once(cache, asked)
+        run_once(cache, graph_request)
     handle = model.module.register_forward_hook(lambda *_: None)
-    assert cache.replay(asked) is None
+    assert cache.replay(graph_request) is None
     assert len(cache) == 0
     handle.remove()
 
 
 def test_graphs_within_the_memory_are_kept_and_those_that_made_room_wait_longer(cache: GraphCache) -> None:
-    asked = [request("genatt", seed=seed) for seed in range(12)]
-    for each in asked:
+    graph_requests = [request("genatt", seed=seed) for seed in range(12)]
+    for each in graph_requests:
         for _ in range(EAGER_RUNS + 1):
             run_once(cache, each)
     assert len(cache) == 10  # a quarter of 40 bytes
-    assert cache.replay(asked[0]) is None
+    assert cache.replay(graph_requests[0]) is None
     for _ in range(2 * EAGER_RUNS):
-        run_once(cache, asked[0])
-        assert cache.replay(asked[0]) is None
-    run_once(cache, asked[0])
-    assert cache.replay(asked[0]) is not None
+        run_once(cache, graph_requests[0])
+        assert cache.replay(graph_requests[0]) is None
+    run_once(cache, graph_requests[0])
+    assert cache.replay(graph_requests[0]) is not None
 
 
 def test_no_two_living_graphs_have_a_stream_and_those_of_dead_ones_are_used_again(
@@ -245,12 +245,12 @@ def test_no_two_living_graphs_have_a_stream_and_those_of_dead_ones_are_used_agai
 
 def test_graphs_go_with_their_module(cache: GraphCache) -> None:
     model = small_model()
-    asked = request("genatt", model=model)
+    graph_request = request("genatt", model=model)
     for _ in range(EAGER_RUNS + 1):
-        run_once(cache, asked)
+        run_once(cache, graph_request)
     assert len(cache) == 1
     alive = weakref.ref(model.module)
-    del model, asked
+    del model, graph_request
     gc.collect()
     assert alive() is None
     assert len(cache) == 0

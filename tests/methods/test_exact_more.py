@@ -77,7 +77,7 @@ def test_cam_family_at_the_last_norm(kind: str, name: str) -> None:
     hook.remove()
     (g,) = torch.autograd.grad(sum(logits[b, c] for b, c in enumerate(TARGETS)), kept[0])
     prefix = cv.trace(model, pixels, target=TARGETS).layout.prefix
-    rows = [cam_by_hand(name, a[prefix:].detach(), one[prefix:]) for a, one in zip(kept[0], g, strict=True)]
+    rows = [cam_by_hand(name, a[prefix:].detach(), gradient[prefix:]) for a, gradient in zip(kept[0], g, strict=True)]
     never_negative = name == "gradcam-elementwise"
     signed = cv.explain(model, pixels, name if never_negative else f"{name}(relu=false)", target=TARGETS).maps
     assert_same(signed.flatten(1), torch.stack(rows))
