@@ -241,7 +241,7 @@ def test_quantity_of_targets() -> None:
     assert quantity_of(replace(target, rows=()), 0) == "similarity"
 
 
-def test_fall_of_the_log_odds_that_the_confidence_does_not_show_is_said() -> None:
+def test_a_fall_of_the_log_odds_that_the_confidence_does_not_show_is_reported() -> None:
     """One class is so far above the others that its probability stays 1 whatever is removed."""
     model, image = linear_softmax()
     module = copy.deepcopy(model.module)
@@ -254,7 +254,7 @@ def test_fall_of_the_log_odds_that_the_confidence_does_not_show_is_said() -> Non
     assert any("log-odds" in remark for remark in check.remarks)
 
 
-def test_low_confidence_is_said() -> None:
+def test_low_confidence_is_reported() -> None:
     model, image = linear_softmax()
     with torch.no_grad():
         p = model.logits(image).softmax(1)[0]

@@ -73,7 +73,7 @@ def test_reset_initialises_modules_that_can_and_draws_the_rest() -> None:
 def test_the_cascade_goes_layer_by_layer(order: str) -> None:
     module = build(KIND)
     names = {id(p): name for name, p in module.named_parameters()}
-    owned = [{names[id(p)] for p in own} for _, own in parameter_layers(module)]
+    owned = [{names[id(p)] for p in parameters} for _, parameters in parameter_layers(module)]
     assert owned[0] == {"cls_token", "pos_embed"}
     assert owned[-1] == {"head.weight", "head.bias"}
     every = states(module, order)
@@ -105,6 +105,6 @@ def test_steps_are_spread_evenly_up_to_the_last() -> None:
 def test_a_shared_parameter_is_drawn_once() -> None:
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     second.weight = first.weight
-    (_, own), (_, rest) = parameter_layers(nn.Sequential(first, second))
-    assert [id(p) for p in own] == [id(first.weight), id(first.bias)]
+    (_, first_layer), (_, rest) = parameter_layers(nn.Sequential(first, second))
+    assert [id(p) for p in first_layer] == [id(first.weight), id(first.bias)]
     assert [id(p) for p in rest] == [id(second.bias)]
