@@ -76,12 +76,12 @@ def test_relevance_is_that_of_all_contributions(case: str, dtype: torch.dtype) -
     c = torch.randn(TOKENS, OUT, generator=torch.Generator().manual_seed(8)).to(dtype)
     R = F.linear(x, weight, bias) * c
     with torch.no_grad():
-        (found,) = z_plus(call, c)
+        (relevance,) = z_plus(call, c)
     expected = by_contributions(x, weight, R)
     rounding = 64 * torch.finfo(dtype).eps * R.double().abs().sum(-1, keepdim=True)  # per token, of all its relevance
-    assert found is not None
-    assert ((found.double() * x.double() - expected).abs() <= rounding).all()
-    assert found.isfinite().all()
+    assert relevance is not None
+    assert ((relevance.double() * x.double() - expected).abs() <= rounding).all()
+    assert relevance.isfinite().all()
 
 
 @pytest.mark.parametrize("case", CASES)
