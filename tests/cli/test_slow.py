@@ -22,15 +22,15 @@ WINDOWS = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
 
 def test_all_is_all_but_the_slow_ones() -> None:
     assert "attention-flow" in SLOW
-    wanted, left_out = expand_all_methods(["all"], list_methods())
-    assert sorted(wanted) == sorted(OTHERS)
+    expanded, left_out = expand_all_methods(["all"], list_methods())
+    assert sorted(expanded) == sorted(OTHERS)
     assert left_out == {name: f"it is slow; --method all,{name} adds it." for name in SLOW}
 
 
 def test_slow_ones_come_by_name() -> None:
-    wanted, left_out = expand_all_methods(["all", "attention-flow"], list_methods())
-    assert sorted(wanted) == sorted([*OTHERS, "attention-flow"])
-    assert wanted[:3] == ["raw-attention", "rollout", "attention-flow"], "among its family"
+    expanded, left_out = expand_all_methods(["all", "attention-flow"], list_methods())
+    assert sorted(expanded) == sorted([*OTHERS, "attention-flow"])
+    assert expanded[:3] == ["raw-attention", "rollout", "attention-flow"], "among its family"
     assert "attention-flow" not in left_out
     assert expand_all_methods(["attention-flow", "rollout"], list_methods()) == (["attention-flow", "rollout"], {})
 

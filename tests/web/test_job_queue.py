@@ -133,13 +133,13 @@ def test_a_closed_queue_accepts_no_jobs_and_leaves_no_thread() -> None:
         queue.close()
         with pytest.raises(QueueFull):
             queue.submit(steps)
-        assert [type(one) for one in await asyncio.gather(working, waiting, return_exceptions=True)] == [
+        assert [type(outcome) for outcome in await asyncio.gather(working, waiting, return_exceptions=True)] == [
             JobCancelled
         ] * 2
         assert await asyncio.to_thread(until, lambda: queue.pending == 0)
 
     asyncio.run(run())
-    assert until(lambda: not any(one.name.startswith("clairvit-closing") for one in threading.enumerate()))
+    assert until(lambda: not any(thread.name.startswith("clairvit-closing") for thread in threading.enumerate()))
 
 
 def until(true: Callable[[], bool], seconds: float = 90.0) -> bool:
@@ -157,11 +157,11 @@ def test_a_slow_method_does_not_block_quick_ones_and_cancelling_leaves_the_model
     """RISE is begun and is at work; a quick map and a curve come meanwhile; then the client hangs up."""
     module = state.models["slow"]["pets"].module
     before = fingerprint(module)
-    asked = {"method": "rise", "stream": "true"}
+    form = {"method": "rise", "stream": "true"}
     with httpx.Client(base_url=address, timeout=60) as slow, httpx.Client(base_url=address, timeout=60) as quick:
-        with slow.stream("POST", "/api/explain", data=asked) as reply:
-            lines = (json.loads(one) for one in reply.iter_lines())
-            assert any(one["progress"]["done"] > 0 for one in lines)
+        with slow.stream("POST", "/api/explain", data=form) as reply:
+            lines = (json.loads(line) for line in reply.iter_lines())
+            assert any(line["progress"]["done"] > 0 for line in lines)
             assert quick.post("/api/explain", data={"method": "rollout"}).status_code == 200
             assert quick.post("/api/curve", json={"steps": 1}).status_code == 200
             assert quick.get("/api/trace/3").status_code == 200
