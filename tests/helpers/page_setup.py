@@ -184,15 +184,15 @@ def testing(folder: Path) -> Names:
     """Results that are equal up to rounding, and two that are not."""
     exact = torch.linspace(0.1, 1, 8, dtype=torch.float64)
     return {
-        "found": exact * (1 + 1e-15),
+        "actual": exact * (1 + 1e-15),
         "expected": exact,
         "parts": exact,
         "total": exact.sum(),
         "score": exact.sum(),
         "single": exact.float(),
         "exact": exact,
-        "one": exact,
-        "other": exact + 1e-3,
+        "first": exact,
+        "second": exact + 1e-3,
     }
 
 
