@@ -158,10 +158,13 @@ def test_parquet_reads_row_groups_once_and_keeps_few(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[int] = []
-    load = tables._RowGroups._load
-    monkeypatch.setattr(
-        tables._RowGroups, "_load", lambda self, file, group: loads.append(group) or load(self, file, group)
-    )
+    read = arrow_parquet.ParquetFile.read_row_group
+
+    def watched(self: Any, group: int, **options: Any) -> Any:
+        loads.append(group)
+        return read(self, group, **options)
+
+    monkeypatch.setattr(arrow_parquet.ParquetFile, "read_row_group", watched)
     monkeypatch.setattr(tables, "ROW_GROUPS", 1)
     opened = open_data(f"parquet:{table(folder, tmp_path / 'x.parquet')}")
     assert loads == []

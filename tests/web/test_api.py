@@ -401,10 +401,10 @@ def test_a_curve_is_judged_by_the_spread_of_random_orders(client: TestClient) ->
         (3.0, "worse", "better"),
     ):
         curves = torch.cat([torch.tensor([[1.0, level, 0.0]], dtype=torch.float64), random])
-        assert handlers._bands(x, curves, [0, 1, 2], higher_is_better=False).verdict == deletion
-        assert handlers._bands(x, curves, [0, 1, 2], higher_is_better=True).verdict == insertion
+        assert handlers.curve_bands(x, curves, [0, 1, 2], higher_is_better=False).verdict == deletion
+        assert handlers.curve_bands(x, curves, [0, 1, 2], higher_is_better=True).verdict == insertion
     undefined = torch.cat([torch.full((1, 3), torch.nan, dtype=torch.float64), random])
-    assert handlers._bands(x, undefined, [0, 1, 2], higher_is_better=True).verdict is None
+    assert handlers.curve_bands(x, undefined, [0, 1, 2], higher_is_better=True).verdict is None
     reply = client.post("/api/curve", json={"method": "random", "steps": 3}).json()
     for name, sign in (("deletion", -1), ("insertion", 1)):
         areas, area = reply[name]["random"]["areas"], reply[name]["method"]["area"]
