@@ -152,7 +152,7 @@ def parsed(text: str, command: str) -> None:
 
 @pytest.mark.parametrize("piece", advice_of_the_library(), ids=str)
 def test_advice_is_an_option_that_exists_or_stays_python(piece: Advice) -> None:
-    """Of every command: what the command line prints can be typed as it is, and no command is told what it lacks."""
+    """Of every command: what is printed can be typed as it is, and each command advises options that it has."""
     reached = []
     for name in GROUP.commands:
         text = worded(Message(piece), typed(name))

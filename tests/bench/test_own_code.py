@@ -81,7 +81,7 @@ def register(source: str) -> types.ModuleType:
 
 
 def run(small_study: Study, store: Store) -> tuple[Outcome, list[str]]:
-    """Return the outcome and what was said of changed code."""
+    """Return the outcome and the notes on changed code."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome = run_study(small_study, store, worker=Worker(small_study.resolved()))

@@ -128,7 +128,7 @@ def test_masks_and_another_ranking(capsys: Captured) -> None:
 
 
 def test_masks_that_do_not_match(capsys: Captured) -> None:
-    """One of another size, one that is missing, then none at all: said, and nothing is chosen by nothing."""
+    """One of another size, one that is missing, then none at all: an error, and nothing is chosen."""
     Path("masks").mkdir()
     Image.new("L", (451, 300), 1).save("masks/cat0.png")
     Image.new("L", (10, 7), 1).save("masks/cat1.png")

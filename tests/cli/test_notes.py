@@ -1,4 +1,4 @@
-"""What is odd about a folder (an empty class, images without masks, masks of nobody) is said by every command."""
+"""What is odd about a folder (an empty class, images without masks, masks of no image) is noted by every command."""
 
 from __future__ import annotations
 

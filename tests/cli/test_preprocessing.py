@@ -1,4 +1,4 @@
-"""Preprocessing on the command line and in study files: stated, said, kept in results; which images are read."""
+"""Preprocessing on the command line and in study files: stated, printed, kept in results; which images are read."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_finetune_trains_with_the_mean_it_is_given_and_writes_it(capsys: Capture
     assert (model.activation, model.activation_reason) == ("softmax", "the weights file states it")
 
 
-# said -----------------------------------------------------------------------------------------------------------------
+# printed --------------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_assumed_is_reported_once(capsys: Captured) -> None:

@@ -90,7 +90,7 @@ def test_it_serves_until_it_is_stopped_in_the_middle_of_work() -> None:
                 assert b"pets" in reply.read()
             zero = urllib.request.Request(f"{address}api/explain", b"method=vanilla", dict(http_request.header_items()))
             with urllib.request.urlopen(zero, timeout=120) as reply:
-                assert b"zero everywhere" in reply.read()  # told to whom it concerns, and not to the terminal
+                assert b"zero everywhere" in reply.read()  # in the reply, and not on the terminal
             slow = subprocess.Popen(
                 [sys.executable, "-c", HANGING, f"{address}api/explain", token], stdout=subprocess.PIPE, text=True
             )

@@ -269,7 +269,7 @@ def paligemma_processor() -> Any:
 
 
 def idefics3_processor() -> Any:
-    """Return Idefics3's processor, which cuts images into tiles of 32 × 32 pixels unless it is told not to."""
+    """Return Idefics3's processor, which cuts images into tiles of 32 × 32 pixels by default."""
     image_processor = transformers.Idefics3ImageProcessor(
         size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE}
     )

@@ -504,7 +504,7 @@ HEADED = [
 
 @pytest.mark.parametrize("kind", HEADED)
 def test_zero_head_is_still_understood(kind: str) -> None:
-    """Which rows are read cannot be told from the scores then, but from what the head is given."""
+    """The scores do not show then which rows are read; the input of the head does."""
     layout = cv.trace(without_head(kind), pixels(kind), target=TARGET).layout
     assert (layout.grid, layout.prefix, layout.pooling) == (ZOO[kind].grid, ZOO[kind].prefix, ZOO[kind].pooling)
     read = dict(layout.read)

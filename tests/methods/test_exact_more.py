@@ -173,7 +173,7 @@ def test_cam_where_no_patch_is_read_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["plain", "registers", "distilled", "avg", "avg-no-cls", "layer-scale"])
 @pytest.mark.parametrize("name", ["vanilla", "vanilla+layer:1", "vanilla+plus"])
 def test_the_sum_of_a_gradient_behind_layer_norm_is_zero(kind: str, name: str) -> None:
-    """And is said to be, whatever rounding leaves of it."""
+    """And a note says so, whatever rounding leaves of it."""
     model, p = proven(kind)
     for dx in p.true.dx[:-1]:
         assert_same(dx.sum(-1), torch.zeros_like(dx[..., 0]), magnitude=float(dx.abs().sum(-1).max()))

@@ -84,7 +84,7 @@ def test_lime_is_the_weighted_ridge_of_its_samples() -> None:
 
 
 def small(size: tuple[int, int] = (16, 32), patch: int = 8) -> nn.Module:
-    """A ViT in float64, of 2 × 4 patches unless told otherwise."""
+    """A ViT in float64, of 2 × 4 patches by default."""
     module = timm.create_model(
         "vit_tiny_patch16_224", img_size=size, patch_size=patch, embed_dim=24, depth=2, num_heads=3, num_classes=7
     )
@@ -292,7 +292,7 @@ def test_errors_vanish_as_the_draw_becomes_complete() -> None:
     assert most.max() < 0.35 * many.max()
 
 
-# What is said, asked and declared
+# Notes, errors and declared costs
 
 
 def test_too_few_samples_are_noted() -> None:

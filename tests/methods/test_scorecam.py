@@ -491,7 +491,7 @@ def test_a_head_of_zeros_is_a_warning(name: str) -> None:
 
 
 def test_the_probe_keeps_apart_what_it_saw_of_each_image() -> None:
-    """Also when they are asked about one by one: an image that nobody asked about is not said to be unmoved."""
+    """Also when images are scored one by one: an image that was not scored is not reported as unmoved."""
     module, images = vit()
     nn.init.zeros_(module.head.weight)
     deaf = probe_of(cv.trace(cv.wrap(module, size=(12, 20)), images, target=TARGETS))

@@ -268,7 +268,7 @@ def test_every_faithfulness_metric_is_in_these_tests() -> None:
     assert {metric.name for metric in list_metrics() if metric.family == "faithfulness"} == {*AREAS, *OTHERS}
 
 
-# What raw scores are divided by, and what is said about it
+# What raw scores are divided by, and the notes on it
 
 
 @pytest.mark.parametrize("metric", AREAS)
@@ -391,7 +391,7 @@ def test_predictions_have_a_probability_where_there_is_one(linear_case: LinearCa
         assert_same(seen.probability, applied(logits, linear_case.activation).max())
 
 
-# A single CLIP prompt, of which insertion said 1 for any map
+# A single CLIP prompt, whose insertion was 1 for any map
 
 
 def test_one_prompt_has_a_cosine_and_maps_differ(monkeypatch: pytest.MonkeyPatch) -> None:

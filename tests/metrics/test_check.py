@@ -1,4 +1,4 @@
-"""`ex.check()`: exact numbers on models that are linear in their patches, the verdicts, and what a reader is told."""
+"""`ex.check()`: exact numbers on models that are linear in their patches, the verdicts, and what a reader reads."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_image_of_a_batch_that_cannot_be_checked_leaves_the_others_alone() -> No
     assert json.loads(json.dumps(result.to_dict()))["checks"][1]["verdict"] is None
 
 
-# What a reader is told
+# The sentences for a reader
 
 
 def test_sentence_of_a_probability_is_in_per_cent() -> None:
@@ -268,7 +268,7 @@ def test_low_confidence_is_reported() -> None:
 
 @pytest.mark.parametrize("sure", [True, False])
 def test_a_model_that_is_sure_of_another_class_is_not_called_unsure(sure: bool) -> None:
-    """For Boxer on a photo of a pug it said "The model is unsure", at 97 % for Pug."""
+    """For Boxer on a photo of a pug the check once read "The model is unsure", at 97 % for Pug."""
     model, image = linear_softmax()
     module = copy.deepcopy(model.module)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What is said where a model cannot be run or an argument cannot be used: the true reason, and what to do."""
+"""Errors of models that cannot be run and arguments that cannot be used: the true reason, and what to do."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def test_claims_name_methods_and_measures(preset: Paper) -> None:
 
 
 def test_claims_are_what_the_tables_say(preset: Paper) -> None:
-    """Who is said to be better is better in print, by the direction of each measure."""
+    """A method that a claim calls better is better in print, by the direction of each measure."""
     better = {entry.name: entry.better for entry in preset.measures} | {preset.area: "higher"}
     for table in preset.tables:
         for claim in preset.claims:

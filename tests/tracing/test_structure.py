@@ -1,4 +1,4 @@
-"""What is no plain ViT is told so: which methods do not fit, why, and what to type instead. The others still work."""
+"""Models that are no plain ViT: an error says which methods do not fit, why, and what to type instead. Others work."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_layout_that_does_not_fit_is_refused(layout: cv.Layout, method: str) -> 
 
 
 def test_unknown_grid_asks_for_a_layout() -> None:
-    """13 tokens of 24 × 40 pixels are nothing anyone could guess; told, everything works."""
+    """Nobody could guess the grid of 13 tokens of 24 × 40 pixels; with a layout, everything works."""
 
     class Odd(MeanPool):
         def tokens(self, image: Tensor) -> Tensor:
