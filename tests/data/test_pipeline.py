@@ -243,4 +243,6 @@ def test_pixels_reach_a_gpu_without_waiting_for_it(device: str) -> None:
 def test_pixels_keep_their_values_in_the_models_dtype() -> None:
     pixels = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     model = cv.wrap(torch.nn.Conv2d(3, 5, 1).double(), size=4, mean=0.5, std=0.5)
-    assert torch.equal(to_device(pixels, model), pixels.double())
+    moved = to_device(pixels, model)
+    assert (moved.dtype, moved.device) == (model.dtype, model.device)
+    assert torch.equal(moved, pixels.double())

@@ -56,9 +56,11 @@ def test_memory_is_returned_when_the_queue_has_been_idle() -> None:
     async def run() -> None:
         queue, gate = JobQueue("test", capacity=2, time_limit=60, trim_after=0.01), threading.Event()
         first, second = queue.submit(lambda: bool(Cycle(freed))), queue.submit(gate.wait)
-        assert await first.wait(never_disconnected)
-        assert not freed.wait(0.3), "the second job is running"
-        gate.set()
+        try:
+            assert await first.wait(never_disconnected)
+            assert not freed.wait(0.3), "the second job is running"
+        finally:
+            gate.set()
         await second.wait(never_disconnected)
         assert await asyncio.to_thread(freed.wait, 60)
         queue.close()
