@@ -34,7 +34,15 @@ from clairvit.models.sources.hf_versions import FAMILIES  # noqa: E402 - imports
 
 PYTHONS = ("3.11", "3.12", "3.13")
 EXTRAS = ("study", "superpixels", "tiff", "hf", "clip", "web")
-TESTS = ("tests/models", "tests/targets", "tests/tracing", "tests/methods", "tests/perturbation", "tests/metrics")
+TESTS = (
+    "tests/models",
+    "tests/targets",
+    "tests/tracing",
+    "tests/methods",
+    "tests/cuda",
+    "tests/perturbation",
+    "tests/metrics",
+)
 FAMILY_TESTS = (
     "tests/targets/test_next_token.py",
     "tests/targets/test_neuron.py",

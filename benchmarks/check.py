@@ -45,7 +45,7 @@ class Row:
 
     method: str
     shuffled: bool
-    check: cv.MapCheck
+    check: cv.results.MapCheck
 
 
 def shuffled_maps(maps: Tensor, seed: int) -> Tensor:
@@ -96,7 +96,7 @@ def effects(rows: Sequence[Row], methods: Sequence[str], shuffled: bool) -> list
     return [row.check.effect for row in rows if row.method in methods and row.shuffled == shuffled]
 
 
-def verdict_line(name: str, checks: Sequence[cv.MapCheck]) -> str:
+def verdict_line(name: str, checks: Sequence[cv.results.MapCheck]) -> str:
     """Return one line of the table of verdicts."""
     counts = Counter(check.verdict for check in checks)
     shares = " | ".join(f"{counts[verdict] / len(checks):.0%}".replace("%", " %") for verdict in VERDICTS)

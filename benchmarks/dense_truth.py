@@ -182,7 +182,7 @@ def fit_models(steps: int = 0, weights: Path | None = None) -> tuple[cv.Model, c
 
 
 def shares(
-    model: cv.Model, scenes: Sequence[Scene], targets: Sequence[cv.Target], methods: Sequence[str]
+    model: cv.Model, scenes: Sequence[Scene], targets: Sequence[cv.targets.Target], methods: Sequence[str]
 ) -> dict[str, Tensor]:
     """Return of each method the share of positive relevance on the asked object, [2 · scenes].
 
@@ -206,7 +206,7 @@ def shares(
     return results
 
 
-def questions(kind: str, scenes: Sequence[Scene]) -> list[cv.Target]:
+def questions(kind: str, scenes: Sequence[Scene]) -> list[cv.targets.Target]:
     """Return the targets for the first object of each scene, then those for the second."""
     names = [*(item.class_name for item in scenes), *(str(item.other_class_name) for item in scenes)]
     if kind == "region":

@@ -77,7 +77,7 @@ def scene_with(class_name: str, others: Sequence[str], number: int) -> Scene:
     return draw(with_class(with_class(plan(OTHER_SEED, number, 2), class_name), third, 1))
 
 
-def questions(kind: str, scenes: Sequence[Scene]) -> list[cv.Target]:
+def questions(kind: str, scenes: Sequence[Scene]) -> list[cv.targets.Target]:
     """Return the targets for the first object of each scene, then those for the second."""
     names = [*(item.class_name for item in scenes), *(str(item.other_class_name) for item in scenes)]
     if kind == "prompt":

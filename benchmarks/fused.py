@@ -29,11 +29,14 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
+from clairvit._entries import Entry, WeightedEntries
+from clairvit.cuda import kernels
+from clairvit.cuda.graphs import without_cuda_graphs
+from clairvit.cuda.reductions import KernelReductions
 from clairvit.errors import ClairWarning
-from clairvit.methods.cuda_graphs import without_cuda_graphs
 from clairvit.tracing import attention_reductions
 from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.attention_reductions import AttentionReductions, Entry, WeightedEntries
+from clairvit.tracing.attention_reductions import AttentionReductions
 
 WAYS = ("matrices", "tiles", "kernels")
 PATCH = 14
@@ -46,7 +49,7 @@ def choose_way(way: str) -> None:
     """Make the executor read every layer in one of the three ways."""
     attention_reductions.TILE_SHARE = 1e9 if way == "matrices" else 0.25
     if way == "tiles":
-        attention_reductions.kernels_apply = lambda call: False
+        kernels.attention_applies = lambda call: False
 
 
 def vision_transformer(size: int, depth: int, width: int, dtype: torch.dtype) -> cv.Model:
@@ -107,7 +110,8 @@ def random_call(tokens: int, heads: int, dtype: torch.dtype) -> tuple[AttentionC
 
 def all_sums(call: AttentionCall, dO: Tensor, *, use_kernels: bool) -> list[Tensor]:
     """Return all row and column sums that the plan of all plain methods reads of a layer."""
-    sums = AttentionReductions(call, dO, attention_reductions.tile_bytes(call, 24), use_kernels=use_kernels)
+    kind = KernelReductions if use_kernels else AttentionReductions
+    sums = kind(call, dO, attention_reductions.tile_bytes(call, 24))
     generator = torch.Generator("cuda").manual_seed(1)
     weights = torch.rand(
         len(COLUMN_SUMS), 1, call.v.shape[1], call.queries, generator=generator, device="cuda", dtype=torch.float64
@@ -157,10 +161,10 @@ def map_table(size: int, depth: int, width: int) -> None:
     pixels = torch.randn(1, 3, size, size, device=model.device, generator=torch.Generator("cuda").manual_seed(0))
     maps = {}
     for way in WAYS:
-        applies = attention_reductions.kernels_apply
+        applies = kernels.attention_applies
         choose_way(way)
         maps[way] = cv.compare(model, pixels, plans()["all plain"], target=0, skip=True)
-        attention_reductions.kernels_apply = applies
+        kernels.attention_applies = applies
     print(f"\nMaps of {model.name}, float32: |difference| / largest |value| of the map from matrices")
     for name, made in maps["matrices"].items():
         scale = float(made.maps.abs().max()) or 1.0
@@ -178,10 +182,10 @@ def plan_table(arguments: argparse.Namespace, dtype: torch.dtype) -> None:
         print(f"\n{model.name}, N = {(size // PATCH) ** 2 + 1}, {dtype}: FB {plain[0]:.0f} MB, {plain[1] * 1e3:.1f} ms")
         for task in arguments.plans:
             for way in WAYS:
-                applies = attention_reductions.kernels_apply
+                applies = kernels.attention_applies
                 choose_way(way)
                 figures = (peak(model, pixels, task), seconds(action(model, pixels, task), arguments.rounds))
-                attention_reductions.kernels_apply = applies
+                kernels.attention_applies = applies
                 ratios = f"{figures[0] / plain[0]:.2f} FB memory, {figures[1] / plain[1]:.2f} FB time"
                 print(f"  {task:22s} {way:9s} {figures[0]:8.0f} MB  {figures[1] * 1e3:8.1f} ms   {ratios}")
         del model, pixels

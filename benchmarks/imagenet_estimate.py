@@ -39,7 +39,6 @@ import torch
 import clairvit as cv
 from clairvit.cli.arguments import resolve_methods
 from clairvit.methods.registry import list_methods
-from clairvit.methods.spec import resolve_method
 from clairvit.models.image_files import EncodedImage, read_image
 from clairvit.models.images import to_pixels
 
@@ -113,8 +112,8 @@ def photo() -> bytes:
 def families_of_all() -> dict[str, list[str]]:
     """Return family -> its methods; those of many passes stand each by itself. What does not fit is left out later."""
     families: dict[str, list[str]] = {}
-    for text in resolve_methods("all"):
-        families.setdefault(resolve_method(text).method.family, []).append(text)
+    for spec in resolve_methods("all"):
+        families.setdefault(spec.method.family, []).append(spec.text)
     return families | {method.name: [method.name] for method in list_methods() if method.slow}
 
 

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from clairvit.methods import aggregation
+from clairvit.cuda import kernels
 from clairvit.methods.aggregation import Product
 
 LAYERS, HEADS, WIDTH = 12, 12, 768
@@ -40,7 +40,7 @@ def rollouts(batch: int, tokens: int) -> None:
     row = torch.rand(batch, 3, tokens, device="cuda")
     for product in (Product(), Product(normalise="rows")):
         by_kernel = milliseconds(functools.partial(product.steps, row, maps, row[:, 0]))
-        with mock.patch.object(aggregation, "_kernel_applies", return_value=False):
+        with mock.patch.object(kernels, "rollout_applies", return_value=False):
             product.steps(row, maps, row[:, 0])
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -50,15 +50,15 @@ def rollouts(batch: int, tokens: int) -> None:
 
 
 def distances(batch: int, tokens: int) -> None:
-    from clairvit.methods import decomposition_kernels
+    from clairvit.cuda.kernels import decomposition
 
     A = torch.randn(batch, HEADS, tokens, tokens, device="cuda").softmax(-1)
     x, y = (torch.randn(batch, tokens, WIDTH, device="cuda") for _ in range(2))
     scale, rows = torch.ones(batch, tokens, 1, device="cuda"), torch.arange(tokens, device="cuda")
     for dtype in (torch.bfloat16, torch.float32):
         f = torch.randn(HEADS, batch, tokens, WIDTH, device="cuda", dtype=dtype).transpose(0, 1)
-        alti = milliseconds(functools.partial(decomposition_kernels.distances, A, scale, f, x, y, rows, 1))
-        globenc = milliseconds(functools.partial(decomposition_kernels.distances, A, scale, f, x, None, rows, 2))
+        alti = milliseconds(functools.partial(decomposition.distances, A, scale, f, x, y, rows, 1))
+        globenc = milliseconds(functools.partial(decomposition.distances, A, scale, f, x, None, rows, 2))
         print(f"one layer, {dtype}: L1 distances (alti) {alti:.3f} ms, L2 norms (globenc) {globenc:.3f}")
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=197)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("There is no GPU here; the kernels are tested on a CPU by tests/methods/test_*_kernels.py.")
+        sys.exit("There is no GPU here; the kernels are tested on a CPU by tests/cuda/test_*_kernel*.py.")
     rollouts(options.batch, options.tokens)
     distances(options.batch, options.tokens)
 

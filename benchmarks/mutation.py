@@ -50,9 +50,11 @@ SEEN_BY = {
     "diagnostics": ["tests/cli/test_doctor.py"],
     "plotting": ["tests/report", "tests/cli/test_commands.py"],
     "report": ["tests/cli/test_report.py"],
+    "cuda": ["tests/methods/test_operation_counts.py", "tests/methods/test_large_layers.py"],
     "compat": ["tests/methods", "tests/parity", "tests/papers"],
 }
-WITHOUT_TESTS_HERE = ("kernels.py", "cuda", "_version.py", "__main__.py")  # run on a GPU, or nothing to get wrong
+# Run on a GPU, or nothing to get wrong
+WITHOUT_TESTS_HERE = ("cuda/kernels/", "cuda/graphs.py", "_version.py", "__main__.py")
 MARKERS = "not (browser or ray or cuda)"
 TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,

@@ -69,9 +69,9 @@ def main() -> None:
         recipe = cv.calibrate(model, others, seed=arguments.seed)
         print("\n".join(recipe.answer), file=sys.stderr)
         calibrated = recipe.method
-        methods.append(calibrated)
+        methods.append(cv.parse_method(calibrated))
     scores = cv.evaluate(
-        model, dataset, list(methods), [*CHECKS, *SUMMARY, *MODEL], skip=True, baselines=False, seed=arguments.seed
+        model, dataset, methods, [*CHECKS, *SUMMARY, *MODEL], skip=True, baselines=False, seed=arguments.seed
     )
     rated = sorted(dict.fromkeys(method for method, _ in scores), key=lambda name: rank(mean(scores, name)))
     print(f"`{arguments.model}` on {len(dataset)} part scenes of seed {arguments.seed}: ", end="")

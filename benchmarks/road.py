@@ -20,7 +20,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 INNER = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>")
@@ -160,11 +160,12 @@ def size() -> dict[str, int]:
     from clairvit.methods.registry import list_methods
     from clairvit.metrics.registry import list_metrics
 
+    flat = [name for name in dir(cv) if not isinstance(getattr(cv, name), ModuleType) and name != "__version__"]
     sources = list(Path(cv.__file__).parent.rglob("*.py"))
     return {
         "files": len(sources),
         "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in sources),
-        "public names": len(cv.__all__),
+        "public names": len(flat),
         "options of methods": sum(len(method.options) for method in list_methods()),
         "options of metrics": sum(len(metric.options) for metric in list_metrics()),
     }

@@ -36,7 +36,7 @@ def benchmark() -> Any:
     return module
 
 
-def draw(path: Path, model: cv.Model, scenes: Sequence[Scene], targets: Sequence[Sequence[cv.Target]]) -> None:
+def draw(path: Path, model: cv.Model, scenes: Sequence[Scene], targets: Sequence[Sequence[cv.targets.Target]]) -> None:
     """Draw a row per scene: the picture, then the map of each target, with the outline of its region or box."""
     columns = 1 + len(targets[0])
     figure, axes = plt.subplots(len(scenes), columns, figsize=(2.3 * columns, 2.45 * len(scenes)), layout="constrained")

@@ -112,7 +112,7 @@ ITEMS = (
     Item(
         "alike",
         "What makes two photos alike?",
-        'cv.similar("pets", "demo", "other.png"\n    ).save("alike.png")',
+        'cv.match("pets", "demo", "other.png"\n    ).save("alike.png")',
         "By the cosine of the two embeddings. `other.png` is a mirrored part of the photo: the same places light up.",
         "Two photos of a cat, and the patches that make them alike: the same eye and chin in both",
         names=other_photo,
@@ -339,7 +339,7 @@ def gallery_page() -> str:
     ]
     more = (
         "## More pictures\n\n[Regions, detectors, neurons](targets.md) · [clips](models.md) · "
-        "[a patch sweep](patching.md) · [the page in twelve states](web.md) · "
+        "[a sweep over heads](intervene.md) · [the page in twelve states](web.md) · "
         "[scenes with known evidence](scenes.md) · [planted triggers](planted-truth-trigger.md) · "
         "[what goes wrong in the wild](known-issues-in-the-wild.md) · [radar charts of a paper](reproduce.md)\n"
     )

@@ -1,4 +1,4 @@
-"""Draw the pictures of neurons, clips and patching in docs/targets.md, docs/models.md and docs/patching.md.
+"""Draw the pictures of neurons, clips and interventions in docs/targets.md, docs/models.md and docs/intervene.md.
 
 python docs/generate_inside_targets.py
 """
@@ -86,8 +86,8 @@ def main() -> None:
     clip = cv.explain(clips, moving_scene(), "attnlrp+plus")
     print(clip.save(FOLDER / "clip.png", dpi=DPI), clip.targets, clip.probabilities)
 
-    sweep = cv.patch_sweep("pets", "demo", kind="head", target="Bengal")
-    print(write_figure(sweep.plot().figure, FOLDER / "patch-sweep.png", PlotStyle(dpi=DPI)))
+    sweep = cv.intervene_sweep("pets", "demo", kind="head", target="Bengal")
+    print(write_figure(sweep.plot().figure, FOLDER / "intervention-sweep.png", PlotStyle(dpi=DPI)))
 
 
 if __name__ == "__main__":

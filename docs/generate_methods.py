@@ -36,7 +36,7 @@ reproduced with the mistake, a preset has it.
 * **Products in the wrong order.** With row = query, later layers stand on the left. Two of the five papers multiply
   the other way round and read a row that is not the output's (`rollout(preset=joita)`, `rollout(preset=cmi)`).
 * **A missing keepdim.** Dividing an N×N matrix by its row sums without it divides columns: harmless until entries are
-  discarded or heads fused by max (`rollout(normalise=columns)`).
+  discarded or heads fused by max (`rollout(preset=jacobgil)`).
 * **The loss instead of the score.** Its gradient has the opposite sign, so a ReLU keeps what speaks against the
   class.
 * **A batch of one.** Global minima, maxima and sums over the batch make maps depend on the other images. Here each
@@ -61,7 +61,7 @@ FUNCTIONS = """
 A rollout under `+plus`, `+skipplus` or `+from:M` adds up what each layer says, as SkipPLUS does in practice. Read
 literally, PLUS is the sum of the rollouts of all sub-networks: `genatt(plus_mode=subnetwork)+plus`.
 
-Functions on methods, in a method string or in Python (`cv.smooth`, `cv.shift`, `cv.ensemble`):
+Functions on methods, in a method string or in Python (`smooth`, `shift` and `ensemble` of `cv.ensembles`):
 
 * `smooth(METHOD, n=20, sigma=0.1)`: the mean of a method over n noisy images, noise as in SmoothGrad.
 * `shift(METHOD, n=9, pixels=8, shifts=grid, border=edge, level=patch)`: the mean of a method over n shifted images, its

@@ -30,7 +30,7 @@ def main() -> None:
     by_prompt = cv.explain(pair, pictures[0], "attnlrp", targets=[*prompts, cv.Contrast(*prompts)])
     print(by_prompt.save(FOLDER / "targets-text.png", dpi=DPI))
     print(by_prompt.targets, by_prompt.target_scores)
-    both = cv.similar(scenes, *pictures, "attnlrp")
+    both = cv.match(scenes, *pictures, "attnlrp")
     print(both.save(FOLDER / "targets-similar.png", dpi=DPI))
     print(both)
 

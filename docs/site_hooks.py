@@ -12,28 +12,56 @@ API_MARKER = "<!-- api -->"
 GENERATED = re.compile(r"^\*Made by [^*]*; do not edit\.\*\s*", re.MULTILINE)  # for editors, not for readers
 
 
-def public_names() -> dict[str, list[str]]:
-    """Return heading -> public names, by the comments in `_MODULES` of clairvit/__init__.py."""
-    text = (ROOT / "src" / "clairvit" / "__init__.py").read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    (table,) = [n for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "_MODULES"]
-    groups: dict[str, list[str]] = {}
-    for line in (ast.get_source_segment(text, table) or "").splitlines():
-        if heading := re.fullmatch(r"\s*# (.+)", line):
-            groups[heading[1]] = []
-        elif name := re.match(r'\s*"(\w+)": "([\w.]+)"', line):
-            groups[next(reversed(groups))].append(f"{name[2]}.{name[1]}")
+SOURCE = ROOT / "src" / "clairvit"
+
+
+def public_names() -> dict[str, dict[str, str]]:
+    """Return heading -> public name -> where it is defined: the flat names, then those of each public module alone."""
+    groups: dict[str, dict[str, str]] = {}
+    modules: list[str] = []
+    for line in (SOURCE / "__init__.pyi").read_text(encoding="utf-8").splitlines():
+        if heading := re.fullmatch(r"# ([A-Z]\w+)", line):
+            groups[heading[1]] = {}
+        elif module := re.match(r"from \. import (\w+)", line):
+            modules.append(module[1])
+        elif (source := re.match(r"from \.([\w.]+) import", line)) and groups:
+            names = re.findall(r"(\w+) as \w+", line)
+            groups[next(reversed(groups))] |= {name: f"clairvit.{source[1]}.{name}" for name in names}
+    del groups["Modules"]
+    documented = {place for group in groups.values() for place in group.values()}
+    for module in modules:
+        members = {f"{module}.{name}": place for name, place in module_names(module).items()}
+        groups[f"cv.{module}"] = {name: place for name, place in members.items() if place not in documented}
+        documented |= set(members.values())
     return groups
+
+
+def module_names(module: str) -> dict[str, str]:
+    """Return public name -> where it is defined, of a public module or package."""
+    stub, file = SOURCE / module / "__init__.pyi", SOURCE / f"{module}.py"
+    tree = ast.parse((stub if stub.exists() else file).read_text(encoding="utf-8"))
+    places: dict[str, str] = {}
+    listed: list[str] | None = None
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            source = f"clairvit.{module}.{node.module}" if node.level else node.module
+            places |= {alias.name: f"{source}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            places[node.name] = f"clairvit.{module}.{node.name}"
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            listed = ast.literal_eval(node.value)
+        elif isinstance(node, ast.Assign) and stub.exists():  # Neuron = _neuron.Neuron
+            places[ast.unparse(node.targets[0])] = f"clairvit.tracing.neuron.{ast.unparse(node.targets[0])}"
+    return places if listed is None else {name: places[name] for name in listed}
 
 
 def api_reference() -> str:
     """Return a section per group with a mkdocstrings directive per public name."""
     sections = []
     for heading, names in public_names().items():
-        sections.append(f"## {heading.capitalize()}\n")
-        for name in names:
-            public = f"cv.{name.rpartition('.')[2]}"
-            sections.append(f"::: {name}\n    options:\n      heading: {public}\n      toc_label: {public}\n")
+        sections.append(f"## {heading}\n")
+        for name, place in names.items():
+            sections.append(f"::: {place}\n    options:\n      heading: cv.{name}\n      toc_label: cv.{name}\n")
     return "\n".join(sections)
 
 

@@ -87,7 +87,7 @@ def test_years_agree_with_what_the_registry_says() -> None:
         assert not years or years & cited, f"{name}: the registry says {paper}, the entries are of {sorted(cited)}"
 
 
-def _spec(name: str) -> cv.MethodSpec | cv.MetricSpec:
+def _spec(name: str) -> cv.extend.MethodSpec | cv.extend.MetricSpec:
     return cv.parse_method(name) if name in METHODS else cv.parse_metric(name)
 
 
@@ -140,15 +140,19 @@ def test_without_names_clairvit_itself_is_cited() -> None:
 
 
 def test_unknown_names_and_other_things_are_refused() -> None:
-    with pytest.raises(cv.UnknownName, match=r"There is no method or metric 'gennatt'\. Did you mean 'genatt'\?"):
+    with pytest.raises(
+        cv.errors.UnknownName, match=r"There is no method or metric 'gennatt'\. Did you mean 'genatt'\?"
+    ):
         cv.cite("gennatt")
-    with pytest.raises(cv.UnknownName, match="has no option 'colour'"):
+    with pytest.raises(cv.errors.UnknownName, match="has no option 'colour'"):
         cv.cite("genatt(colour=red)")
-    with pytest.raises(cv.BadInput, match="3 cannot be cited; expected a method or metric"):
+    with pytest.raises(cv.errors.BadInput, match="3 cannot be cited; expected a method or metric"):
         cv.cite(3)  # type: ignore[arg-type]
     with METHODS.restored():
         cv.method("mine-too", paper="Me, 2026", output="image")(_user_method)
-        with pytest.raises(cv.UnknownName, match=r"'mine-too' has no BibTeX entry.* names its source as: Me, 2026"):
+        with pytest.raises(
+            cv.errors.UnknownName, match=r"'mine-too' has no BibTeX entry.* names its source as: Me, 2026"
+        ):
             cv.cite("mine-too")
 
 

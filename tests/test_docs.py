@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -10,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -235,6 +237,24 @@ def test_source_files_that_are_named_exist(page: Path) -> None:
         assert (ROOT / place).exists(), f"{page.name} names {place}"
 
 
+def test_the_architecture_is_one_page_that_names_every_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "src" / "clairvit").glob("*/__init__.py")}
+    assert packages <= set(re.findall(r"`(\w+)`", text))
+    assert len(text.splitlines()) <= 120
+    assert text.count("](images/") == 1
+
+
+def test_each_decision_is_one_line_with_a_link_to_its_code() -> None:
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    records = text.partition("## Findings")[0].split("\n\n", 2)[2]
+    for line in records.splitlines():
+        assert not line or line.startswith(("## ", "* ")), f"expected a record of one line: {line}"
+        if line.startswith("* "):
+            assert "](../src/clairvit/" in line, f"expected a link to the code: {line}"
+            assert len(re.sub(r"\]\([^)]*\)", "]", line)) <= 200, f"expected at most 200 characters: {line}"
+
+
 def test_the_write_a_method_example_works(tmp_path: Path) -> None:
     """The file, its facts and the study of the page; each of its commands runs, but the server."""
     page = ROOT / "docs" / "write-a-method.md"
@@ -250,7 +270,7 @@ def test_the_write_a_method_example_works(tmp_path: Path) -> None:
         assert ex.maps.any()
         assert plain_language("negative-attention").title == "Negative attention"
         assert "@misc{doe2026negative," in clairvit.cite("negative-attention")
-        with pytest.raises(clairvit.UnknownName, match="Did you mean 'negative-attention'"):
+        with pytest.raises(clairvit.errors.UnknownName, match="Did you mean 'negative-attention'"):
             clairvit.parse_method("negattn")
     assert (tmp_path / "maps").is_dir()
     assert (tmp_path / "study" / "store.json").exists()
@@ -324,8 +344,16 @@ def test_known_issues_name_methods_and_metrics_that_exist(monkeypatch: pytest.Mo
 def test_every_page_is_in_the_site_and_the_api_has_every_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     hooks = importlib.import_module("site_hooks")
-    listed = {name.rpartition(".")[2] for names in hooks.public_names().values() for name in names}
-    assert listed == set(clairvit.__all__) - {"__version__"}
+    listed = {name for names in hooks.public_names().values() for name in names}
+    modules = {name for name in clairvit.__all__ if isinstance(getattr(clairvit, name), ModuleType)}
+    assert {name for name in listed if "." not in name} == set(clairvit.__all__) - modules - {"__version__"}
+    documented = {id(functools.reduce(getattr, name.split("."), clairvit)) for name in listed}
+    assert not [
+        f"{module}.{name}"
+        for module in modules
+        for name in getattr(clairvit, module).__all__
+        if id(getattr(getattr(clairvit, module), name)) not in documented
+    ]
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     listed_pages = set(re.findall(r"([\w-]+\.md)\s*$", navigation, re.MULTILINE))

@@ -13,16 +13,25 @@ from clairvit.errors import Argument, user_stacklevel
 
 
 def test_errors_are_the_built_in_kind_that_a_caller_expects() -> None:
-    assert cv.BadInput.__mro__[1:3] == (cv.ClairError, ValueError)
-    assert cv.UnknownName.__mro__[1:3] == (cv.ClairError, LookupError)
-    assert issubclass(cv.WrongType, cv.BadInput)
-    assert issubclass(cv.WrongType, TypeError)
-    assert not issubclass(cv.UnknownName, cv.BadInput)
-    assert not issubclass(cv.NotApplicable, ValueError | LookupError)
+    assert cv.errors.BadInput.__mro__[1:3] == (cv.ClairError, ValueError)
+    assert cv.errors.UnknownName.__mro__[1:3] == (cv.ClairError, LookupError)
+    assert issubclass(cv.errors.WrongType, cv.errors.BadInput)
+    assert issubclass(cv.errors.WrongType, TypeError)
+    assert not issubclass(cv.errors.UnknownName, cv.errors.BadInput)
+    assert not issubclass(cv.errors.NotApplicable, ValueError | LookupError)
     assert issubclass(cv.ClairWarning, UserWarning)
 
 
-@pytest.mark.parametrize("kind", [cv.BadInput, cv.WrongType, cv.UnknownName, cv.NotApplicable, cv.ModelUnavailable])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        cv.errors.BadInput,
+        cv.errors.WrongType,
+        cv.errors.UnknownName,
+        cv.errors.NotApplicable,
+        cv.errors.ModelUnavailable,
+    ],
+)
 def test_messages_are_not_quoted_and_survive_another_process(kind: type[cv.ClairError]) -> None:
     error = kind("There is no 'x'.", advice=[Argument("arch", "timm:NAME")])
     assert str(error) == "There is no 'x'."
@@ -42,7 +51,7 @@ def test_unknown_names_of_every_kind() -> None:
     ):
         with pytest.raises(LookupError) as caught:
             call()
-        assert isinstance(caught.value, cv.UnknownName)
+        assert isinstance(caught.value, cv.errors.UnknownName)
         assert not str(caught.value).startswith(("'There", '"'))
 
 
@@ -51,11 +60,11 @@ def test_the_stacklevel_of_a_warning_is_that_of_the_caller() -> None:
 
 
 def test_bad_input_is_not_taken_for_a_foreign_value_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cv.BadInput is a ValueError: code that catches those of other libraries must let it pass."""
+    """cv.errors.BadInput is a ValueError: code that catches those of other libraries must let it pass."""
 
     def refuse(*_: object) -> None:
-        raise cv.BadInput("The picture is odd; expected an even one.")
+        raise cv.errors.BadInput("The picture is odd; expected an even one.")
 
     monkeypatch.setattr("clairvit.data.masks.upright", refuse)
-    with pytest.raises(cv.BadInput, match=r"^The picture is odd; expected an even one\.$"):
+    with pytest.raises(cv.errors.BadInput, match=r"^The picture is odd; expected an even one\.$"):
         read_mask(Image.new("L", (4, 4)), (4, 4))

@@ -11,9 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+import typer
+from PIL import Image
+
+from clairvit.cli.app import app
 
 OPTIONAL = (
-    *("pyarrow", "duckdb", "skimage", "tifffile", "lazy_loader", "imageio", "pandas", "h5py", "datasets", "ray"),
+    *("pyarrow", "duckdb", "skimage", "tifffile", "imageio", "pandas", "h5py", "datasets", "ray"),
     *("transformers", "open_clip", "fastapi", "uvicorn", "starlette", "multipart", "pillow_heif", "pycocotools"),
     *("captum", "quantus", "pytorch_grad_cam", "lightning", "pytorch_lightning", "torchmetrics", "wandb", "mlflow"),
 )
@@ -41,6 +45,26 @@ ENTRIES: list[tuple[Sequence[str], tuple[str, ...], str]] = [
     (("ray",), ("bench", *SCENES, "--metric", "deletion", "--engine", "ray", "--out", "store"), '"clairvit[ray]"'),
     (("wandb",), ("bench", *SCENES, "--metric", "deletion", "--log", "wandb", "--out", "store"), "wandb"),
 ]
+TINY = ("--model", "timm:vit_tiny_patch16_224", "--no-pretrained", "--size", "32", "--with", "patch_size=8,depth=1")
+# What each command does without any extra; those that need one are in ENTRIES.
+CORE_COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("explain", "demo", "--check", "--out", "one.png"),
+    ("compare", "demo", "--method", "saliency,rollout", "--out", "two.png"),
+    ("evaluate", *SCENES, "--metric", "deletion", "--out", "scores"),
+    ("choose", "--model", "scenes", "--data", "scenes", "--limit", "2"),
+    ("calibrate", "--model", "scenes", "--data", "scenes", "--limit", "8", "--out", "recipe.json"),
+    ("doctor", "scenes"),
+    ("features", "demo", "--model", "scenes", "--out", "features.png"),
+    ("patch", "demo", "--model", "scenes"),
+    ("finetune", "photos", *TINY, "--epochs", "1", "--out", "weights.safetensors"),
+    ("methods",),
+    ("methods", "rollout"),
+    ("metrics",),
+    ("metrics", "deletion"),
+    ("models",),
+    ("classes", "--model", "scenes"),
+    ("cite", "rollout"),
+)
 RUN = """
 import contextlib, io, json, sys, traceback
 from clairvit.cli import main
@@ -86,9 +110,8 @@ explanation = cv.explain("scenes", "demo")
 explanation.check()
 cv.compare("scenes", "demo", ["saliency", "rollout"]).save("two.png")
 cv.evaluate("scenes", "demo", "saliency", "deletion")
-for command in (["--help"], ["explain", "demo", "--out", "one.png"], ["doctor", "scenes"], ["methods"], ["metrics"],
-                ["models"], ["choose", "--model", "scenes", "--data", "scenes", "--limit", "2"]):
-    status = main(command)
+for command in (["--help"], *{commands!r}):
+    status = main(list(command))
     assert status == 0, (command, status)
 for name in cv.__all__:
     getattr(cv, name)
@@ -134,7 +157,23 @@ def test_a_missing_package_is_one_sentence(
     assert "Traceback" not in message
 
 
+def test_every_command_runs_without_extras_or_names_the_one_it_needs() -> None:
+    """A new command is listed in one of the two."""
+    commands = {name for name, command in typer.main.get_command(app).commands.items() if not command.hidden}  # type: ignore[attr-defined]
+    in_core = {command[0] for command in CORE_COMMANDS}
+    assert in_core <= commands
+    assert commands - in_core == {"bench", "report", "reproduce", "serve"}
+    for name in commands - in_core:
+        needed = {package for packages, command, _ in ENTRIES if command[0] == name for package in packages}
+        assert needed >= set(STUDY) or needed == {"fastapi", "uvicorn"}, name
+
+
 def test_the_core_imports_no_optional_package(tmp_path: Path) -> None:
-    code = CORE.format(optional=OPTIONAL, through_torch=THROUGH_TORCH)
+    for name, colour in {"red": (220, 30, 30), "blue": (30, 30, 220)}.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(4):
+            image = Image.new("RGB", (40, 36), (colour[0], 5 * number, colour[2]))
+            image.save(tmp_path / "photos" / name / f"{number}.png")
+    code = CORE.format(optional=OPTIONAL, through_torch=THROUGH_TORCH, commands=CORE_COMMANDS)
     done = run_python(code, folder=tmp_path)
     assert done.returncode == 0, done.stderr

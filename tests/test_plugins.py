@@ -30,7 +30,7 @@ texts = generate_lists.texts()
 card = next(card for card in methods_response().methods if card.name == "token-length")
 try:
     cv.parse_method("activation-norm")
-except cv.UnknownName as error:
+except cv.errors.UnknownName as error:
     suggestion = str(error)
 from helpers.method_conditions import METHODS
 answer = {

@@ -73,13 +73,13 @@ def test_every_verb_takes_specs() -> None:
     both = cv.evaluate(model, images, [method, "ixg"], [metric, "sparseness"], target=1)
     assert ("genatt+plus", "deletion(steps=2)") in both
     assert cv.choose(model, images, [method], [metric], target=1).metrics == ("deletion(steps=2)",)
-    assert cv.smooth(method, n=2) == "smooth(genatt+plus,n=2)"
-    assert cv.ensemble(method, "ixg") == "ensemble(genatt+plus,ixg)"
+    assert cv.ensembles.smooth(method, n=2) == "smooth(genatt+plus,n=2)"
+    assert cv.ensembles.ensemble(method, "ixg") == "ensemble(genatt+plus,ixg)"
 
 
 def register(**more: Any) -> None:
     @cv.method("mine", output="matrix", aggregation=Product(residual=1.0), paper="own", **more)
-    def mine(layer: cv.LayerView, power: float = 1.0) -> Tensor:
+    def mine(layer: cv.extend.LayerView, power: float = 1.0) -> Tensor:
         """mean_h relu(A * G)^power."""
         return (layer.A * layer.G).clamp(min=0).pow(power).mean(1)
 
@@ -100,7 +100,7 @@ def test_a_method_of_the_users_own() -> None:
 
 
 def test_a_built_in_method_is_replaced_only_on_request() -> None:
-    def constant(layer: cv.LayerView) -> Tensor:
+    def constant(layer: cv.extend.LayerView) -> Tensor:
         return layer.A.mean(1)
 
     for name in ("rollout", "smooth", "all"):
@@ -121,13 +121,13 @@ def test_declarations_that_cannot_work_are_refused() -> None:
     with pytest.raises(BadInput, match="The option 'power' of 'mine' has no default or no annotation"):
 
         @cv.method("mine", output="tokens", aggregation=Total())
-        def mine(layer: cv.LayerView, power=2.0) -> Tensor:  # type: ignore[no-untyped-def]
+        def mine(layer: cv.extend.LayerView, power=2.0) -> Tensor:  # type: ignore[no-untyped-def]
             return layer.x.norm(dim=-1)
 
     with pytest.raises(BadInput, match="The option 'power' of 'mine' has no default or no annotation"):
 
         @cv.metric("mine", better="higher")
-        def score(context: cv.EvalContext, power: float) -> Tensor:
+        def score(context: cv.extend.EvalContext, power: float) -> Tensor:
             return context.maps.sum((-1, -2))
 
 
@@ -143,7 +143,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "parameter of a layer": (
         lambda: cv.method("mine", output="tokens", aggregation=Total())(lambda view: view.x.norm(dim=-1)),
-        r"has the first parameter 'view'; expected def f\(layer: cv.LayerView",
+        r"has the first parameter 'view'; expected def f\(layer: cv.extend.LayerView",
     ),
     "parameter of an image": (
         lambda: cv.method("mine", output="image")(lambda layer: layer.x),
@@ -202,7 +202,7 @@ def test_a_map_of_the_wrong_form_is_named_with_its_method(
 
 def test_nan_of_a_method_of_the_users_own_is_not_blamed_on_the_weights() -> None:
     @cv.method("mine", output="tokens", aggregation=Total())
-    def mine(layer: cv.LayerView) -> Tensor:
+    def mine(layer: cv.extend.LayerView) -> Tensor:
         return (-layer.x.square().sum(-1)).log()
 
     model, images = double(KIND)
@@ -223,7 +223,7 @@ def test_a_metric_of_a_set_may_return_a_tensor() -> None:
 
 def test_a_metric_of_the_users_own() -> None:
     @cv.metric("peak", better="higher", span=(0, 1))
-    def peak(context: cv.EvalContext, power: float = 1.0) -> Tensor:
+    def peak(context: cv.extend.EvalContext, power: float = 1.0) -> Tensor:
         """max |a|^power / sum |a|^power."""
         maps = context.maps.flatten(2).abs() ** power
         return maps.amax(-1) / maps.sum(-1)
@@ -241,7 +241,7 @@ def test_a_metric_of_the_users_own() -> None:
 
 def test_ranges_of_own_metrics_are_checked() -> None:
     @cv.metric("power-mean", better="higher")
-    def power_mean(context: cv.EvalContext, power: Annotated[float, Range(gt=0, example=2)] = 1.0) -> Tensor:
+    def power_mean(context: cv.extend.EvalContext, power: Annotated[float, Range(gt=0, example=2)] = 1.0) -> Tensor:
         return (context.maps.flatten(2).abs() ** power).mean(-1)
 
     assert dict(cv.parse_metric("power-mean(power=2)").options) == {"power": 2.0}

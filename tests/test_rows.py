@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,17 +14,18 @@ from torch import Tensor
 
 import clairvit as cv
 from clairvit._rows import Rows, RowSequence, first, joined, per_row, row_numbers, same, union
+from clairvit.cuda.graphs import ClassIndexTarget
 from clairvit.data.dataset import ImageDataset, Sample, SampleBatch
 from clairvit.errors import BadInput
-from clairvit.methods.cuda_graphs import ClassIndexTarget
 from clairvit.methods.explanation import Heads, Origin, TextRelevance
+from clairvit.methods.intervention import InterventionScores, InterventionSweep
 from clairvit.metrics.check_result import CheckResult, MapCheck
 from clairvit.metrics.score import Curve, Score
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import WeightsHash
-from clairvit.perturbation.patching import PatchSweep
 from clairvit.selection.ridge import Moments
 from clairvit.targets.base import ScoreContext, TargetBatch
+from helpers.tiny_models import wrapped
 
 COUNT = 4
 
@@ -46,7 +48,7 @@ def map_check(name: str) -> MapCheck:
 
 
 def checks() -> CheckResult:
-    return CheckResult(tuple(map_check(f"{row}.jpg") for row in range(COUNT)), cv.Cost(12), 3, ("painted",))
+    return CheckResult(tuple(map_check(f"{row}.jpg") for row in range(COUNT)), cv.results.Cost(12), 3, ("painted",))
 
 
 def explanation() -> cv.Explanation:
@@ -66,7 +68,7 @@ def explanation() -> cv.Explanation:
         labels=(),
         preprocess=Preprocess(size=(4, 4)),
         seed=1,
-        cost=cv.Cost(1, 1, 0.5),
+        cost=cv.results.Cost(1, 1, 0.5),
         standard_error=numbers(COUNT, 2, 2),
         chosen=numbers(COUNT, 2, 2) > 7,
         regions=numbers(COUNT, 4, 4) > 20,
@@ -81,8 +83,8 @@ def explanation() -> cv.Explanation:
     )
 
 
-def patch_features(layers: tuple[cv.PatchFeatures, ...] = ()) -> cv.PatchFeatures:
-    return cv.PatchFeatures(
+def patch_features(layers: tuple[cv.results.PatchFeatures, ...] = ()) -> cv.results.PatchFeatures:
+    return cv.results.PatchFeatures(
         tokens=numbers(COUNT, 2, 2, 3),
         pca=numbers(COUNT, 2, 2, 3),
         explained_variance=numbers(3),
@@ -117,7 +119,7 @@ def score() -> Score:
         curve=Curve(numbers(3), numbers(COUNT, 3), "prob"),
         notes=("a note",),
         counts=numbers(COUNT, 1, 2),
-        cost=cv.Cost(3, 0, 1.0),
+        cost=cv.results.Cost(3, 0, 1.0),
     )
 
 
@@ -138,9 +140,20 @@ def batch() -> SampleBatch:
     )
 
 
-def sweep() -> PatchSweep:
+def sweep() -> InterventionSweep:
     titles = tuple(f"class {row}" for row in range(COUNT))
-    return PatchSweep(numbers(COUNT, 3, 2), "head", "zero", titles, "logit", numbers(COUNT), titles, "tiny")
+    return InterventionSweep(numbers(COUNT, 3, 2), "head", "zero", titles, "logit", numbers(COUNT), titles, "tiny")
+
+
+@functools.cache
+def tiny() -> cv.Model:
+    return wrapped("timm-vit")
+
+
+def interventions(classes: Any = None) -> InterventionScores:
+    names = tuple(f"{row}.jpg" for row in range(COUNT))
+    sites = (cv.Site(1), cv.Site(0, head=1))
+    return InterventionScores(numbers(COUNT, 5), numbers(COUNT, 5) + 1, sites, names, tiny(), classes, ("a note",))
 
 
 def index_target() -> ClassIndexTarget:
@@ -157,8 +170,9 @@ INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     Heads: (heads,),
     Origin: (lambda: explanation().origin,),
     CheckResult: (checks,),
-    cv.PatchFeatures: (patch_features, lambda: patch_features((patch_features(), patch_features()))),
-    PatchSweep: (sweep,),
+    cv.results.PatchFeatures: (patch_features, lambda: patch_features((patch_features(), patch_features()))),
+    InterventionSweep: (sweep,),
+    InterventionScores: (interventions, lambda: interventions([1, 2, None, "cat"])),
     Score: (score, score_with_baselines),
     Curve: (lambda: score().curve,),
     TargetBatch: (target,),
@@ -333,7 +347,7 @@ def test_results_of_different_models_are_refused(make: Callable[[], Any]) -> Non
 def test_features_in_another_basis_are_refused() -> None:
     features = patch_features()
     with pytest.raises(BadInput, match="different components"):
-        cv.PatchFeatures.concat([features, dataclasses.replace(features, components=-features.components)])
+        cv.results.PatchFeatures.concat([features, dataclasses.replace(features, components=-features.components)])
 
 
 def test_a_target_about_no_part_of_the_image_has_an_empty_region() -> None:
@@ -348,8 +362,8 @@ def test_a_target_about_no_part_of_the_image_has_an_empty_region() -> None:
 def test_the_cost_of_a_batch_counts_once_and_that_of_several_is_added_up() -> None:
     whole = explanation()
     assert cv.Explanation.concat(list(whole)).cost == whole.cost
-    other = dataclasses.replace(whole, cost=cv.Cost(3, 0, 2.0))
-    assert cv.Explanation.concat([whole, other]).cost == cv.Cost(3, 1, 2.5)
+    other = dataclasses.replace(whole, cost=cv.results.Cost(3, 0, 2.0))
+    assert cv.Explanation.concat([whole, other]).cost == cv.results.Cost(3, 1, 2.5)
 
 
 def test_outputs_of_different_widths_are_padded() -> None:

@@ -8,8 +8,8 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import FunctionType, SimpleNamespace
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ import torch
 import clairvit as cv
 from clairvit._tables import Tabular
 from clairvit.errors import BadInput, ClairError
+from clairvit.methods.explanation import Heads, TextRelevance
+from clairvit.methods.recipe import Recipe
+from clairvit.metrics.score import Curve
 from clairvit.selection.start_layer import StartLayer
 from helpers.tiny_models import pixels, wrapped
 from plotting.fakes import fake
@@ -38,9 +41,10 @@ def scores() -> cv.Scores:
     return several
 
 
-def patched() -> cv.PatchedScores:
+def intervention() -> cv.results.InterventionScores:
     values = torch.arange(10.0).reshape(IMAGES, CLASSES)
-    return cv.PatchedScores(values, values + 1, (cv.Site(layer=1),), wrapped("timm-vit"))
+    names = tuple(f"image {row + 1}" for row in range(IMAGES))
+    return cv.results.InterventionScores(values, values + 1, (cv.Site(layer=1),), names, wrapped("timm-vit"))
 
 
 def start_layer() -> StartLayer:
@@ -57,28 +61,32 @@ def selection() -> cv.Selection:
     return cv.choose(model, images, ["saliency", "rollout"], ["sparseness", "complexity"], target=[1, 2, 3, 4])
 
 
-def diagnosis() -> cv.Diagnosis:
+def diagnosis() -> cv.results.Diagnosis:
     checks = (
-        cv.Check("determinism", "pass", "Two runs agree."),
-        cv.Check("pooling", "warn", "Two.", "", {"p": math.nan}),
+        cv.results.Check("determinism", "pass", "Two runs agree."),
+        cv.results.Check("pooling", "warn", "Two.", "", {"p": math.nan}),
     )
-    return cv.Diagnosis("pets", ("demo",), checks)
+    return cv.results.Diagnosis("pets", ("demo",), checks)
 
 
 # A result -> how to make it, and the number of rows of its table.
 RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     cv.Explanation: (lambda: fake(IMAGES, layers=2), IMAGES),
     cv.Comparison: (comparison, 2 * IMAGES),
-    cv.Similarity: (lambda: cv.Similarity(fake(2), 0.5), 2),
-    cv.CheckResult: (checks, 4),
-    cv.PatchFeatures: (patch_features, 4 * 2 * 2),
-    cv.PatchSweep: (sweep, 4 * LAYERS * HEADS),
-    cv.PatchedScores: (patched, IMAGES * CLASSES),
+    cv.results.ImageMatch: (lambda: cv.results.ImageMatch(fake(2), 0.5), 2),
+    cv.results.CheckResult: (checks, 4),
+    cv.results.PatchFeatures: (patch_features, 4 * 2 * 2),
+    cv.results.InterventionSweep: (sweep, 4 * LAYERS * HEADS),
+    cv.results.InterventionScores: (intervention, IMAGES * CLASSES),
     cv.Score: (score_with_baselines, 4),
     cv.Scores: (scores, 2 * 4),
     cv.Selection: (selection, 4),  # with the two baselines
     StartLayer: (start_layer, LAYERS),
-    cv.Diagnosis: (diagnosis, 2),
+    cv.results.Diagnosis: (diagnosis, 2),
+    Curve: (lambda: score().curve, 4 * 3),
+    Heads: (lambda: Heads("genatt", torch.rand(2, 3, 1, 4, 4), torch.rand(2, 3, 1, 4, 4)), 2 * (3 + 3)),
+    TextRelevance: (lambda: TextRelevance(("a", " cat"), torch.tensor([0.5, math.nan])), 2),
+    Recipe: (lambda: selection().recipe, 4),
 }
 NAMES = {result.__name__: result for result in RESULTS}
 
@@ -97,6 +105,18 @@ def case(request: pytest.FixtureRequest) -> tuple[Any, int]:
 
 def test_every_result_with_rows_is_tested() -> None:
     assert {cls for cls in subclasses(Tabular) if cls.__module__.startswith("clairvit.")} == set(RESULTS)
+
+
+def test_every_verb_returns_a_result_with_rows_or_no_result() -> None:
+    """What is no result: models, traces, specs, texts, tensors, and what `run_study` wrote into a store."""
+    others = {"Model", "Trace", "MethodSpec", "MetricSpec", "Recommendation", "NextToken", "Outcome", "Tensor"}
+    verbs = [value for name in cv.__all__ if isinstance(value := getattr(cv, name), FunctionType)]
+    assert len(verbs) > 20
+    for verb in verbs:
+        hint = get_type_hints(verb, localns={"Recipe": Recipe})["return"]
+        kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and not get_args(kind)]
+        ours = {kind for kind in kinds if kind.__module__.startswith(("clairvit.", "torch"))}
+        assert {kind.__name__ for kind in ours if not issubclass(kind, Tabular)} <= others, verb.__name__
 
 
 def test_the_document_is_json(case: tuple[Any, int], tmp_path: Path) -> None:
@@ -164,7 +184,7 @@ def test_a_checked_explanation_has_its_verdict_in_the_table(tmp_path: Path) -> N
 def test_checks_are_read_back_from_their_document() -> None:
     model = wrapped("timm-vit")
     result = cv.explain(model, pixels("timm-vit", batch=2), "genatt", target=[1, 2]).check()
-    read = cv.CheckResult.from_dict(json.loads(json.dumps(result.to_dict())))
+    read = cv.results.CheckResult.from_dict(json.loads(json.dumps(result.to_dict())))
     assert (read.checks, read.cost, read.seed, read.notes) == (result.checks, result.cost, result.seed, result.notes)
 
 

@@ -85,14 +85,15 @@ def test_four_threads_get_the_maps_of_one(kind: str) -> None:
 
 
 def test_threads_may_use_different_methods_and_verbs() -> None:
-    """Traces with gradients and with rules, a perturbation, patched activations, and a metric that copies the model."""
+    """Traces with gradients and with rules, a perturbation, an intervention, and a metric that copies the model."""
     module = double(messy(NAME))
+    sites: dict[cv.Site, Any] = {cv.Site(0, head=1): "zero", cv.Site(1, part="mlp"): "mean"}
     verbs: list[Callable[[cv.Model], Tensor]] = [
         lambda model: cv.explain(model, noise(1), "genatt", target=TARGET).maps,
         lambda model: cv.explain(model, noise(2), "attnlrp", target=TARGET).maps,
         lambda model: cv.explain(model, noise(3), "leave-one-out", target=TARGET).maps,
         lambda model: cv.evaluate(model, noise(4), "ixg", "mprt(layers=2)", target=TARGET, baselines=False).values,
-        lambda model: cv.patch(model, noise(5), {cv.Site(0, head=1): "zero", cv.Site(1, part="mlp"): "mean"}).patched,
+        lambda model: cv.intervene(model, noise(5), sites).intervened,
         lambda model: cv.logit_lens(model, noise(6)),
     ]
     expected = [verb(cv.wrap(double(messy(NAME)))) for verb in verbs]

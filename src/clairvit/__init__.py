@@ -11,205 +11,52 @@ Example:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import Any
 
-from clairvit._version import __version__ as __version__
+import lazy_loader
 
-if TYPE_CHECKING:
-    from clairvit._cost import Cost as Cost
-    from clairvit.bench.plan import Study as Study
-    from clairvit.bench.run import run_study as run_study
-    from clairvit.citations import cite as cite
-    from clairvit.diagnostics.doctor import doctor as doctor
-    from clairvit.diagnostics.report import Check as Check
-    from clairvit.diagnostics.report import Diagnosis as Diagnosis
-    from clairvit.errors import BadInput as BadInput
-    from clairvit.errors import CaptureError as CaptureError
-    from clairvit.errors import ClairError as ClairError
-    from clairvit.errors import ClairWarning as ClairWarning
-    from clairvit.errors import ModelUnavailable as ModelUnavailable
-    from clairvit.errors import NotApplicable as NotApplicable
-    from clairvit.errors import UnknownName as UnknownName
-    from clairvit.errors import WrongType as WrongType
-    from clairvit.methods.ensembles import ensemble as ensemble
-    from clairvit.methods.ensembles import shift as shift
-    from clairvit.methods.ensembles import smooth as smooth
-    from clairvit.methods.explain import compare as compare
-    from clairvit.methods.explain import explain as explain
-    from clairvit.methods.explanation import Comparison as Comparison
-    from clairvit.methods.explanation import Explanation as Explanation
-    from clairvit.methods.explanation import Heads as Heads
-    from clairvit.methods.explanation import TextRelevance as TextRelevance
-    from clairvit.methods.explanation import concat as concat
-    from clairvit.methods.generation import generate as generate
-    from clairvit.methods.layer_view import LayerView as LayerView
-    from clairvit.methods.recipe import Recipe as Recipe
-    from clairvit.methods.recommended import Recommendation as Recommendation
-    from clairvit.methods.recommended import recommended_methods as recommended_methods
-    from clairvit.methods.registry import Requires as Requires
-    from clairvit.methods.registry import method as method
-    from clairvit.methods.result import MapResult as MapResult
-    from clairvit.methods.similarity import Similarity as Similarity
-    from clairvit.methods.similarity import similar as similar
-    from clairvit.methods.spec import MethodSpec as MethodSpec
-    from clairvit.methods.token_features import PatchFeatures as PatchFeatures
-    from clairvit.methods.token_features import features as features
-    from clairvit.metrics.check import check_maps as check_maps
-    from clairvit.metrics.check_result import CheckResult as CheckResult
-    from clairvit.metrics.check_result import MapCheck as MapCheck
-    from clairvit.metrics.check_result import RemovalEffect as RemovalEffect
-    from clairvit.metrics.context import EvalContext as EvalContext
-    from clairvit.metrics.evaluate import evaluate as evaluate
-    from clairvit.metrics.registry import MetricOutput as MetricOutput
-    from clairvit.metrics.registry import MetricSpec as MetricSpec
-    from clairvit.metrics.registry import metric as metric
-    from clairvit.metrics.score import Curve as Curve
-    from clairvit.metrics.score import Score as Score
-    from clairvit.metrics.score import Scores as Scores
-    from clairvit.models.load import load as load
-    from clairvit.models.model import Layout as Layout
-    from clairvit.models.model import Model as Model
-    from clairvit.models.preprocess import Preprocess as Preprocess
-    from clairvit.models.text_encoder import TextEncoder as TextEncoder
-    from clairvit.models.wrap import wrap as wrap
-    from clairvit.perturbation.patching import PatchedScores as PatchedScores
-    from clairvit.perturbation.patching import PatchSweep as PatchSweep
-    from clairvit.perturbation.patching import logit_lens as logit_lens
-    from clairvit.perturbation.patching import patch as patch
-    from clairvit.perturbation.patching import patch_sweep as patch_sweep
-    from clairvit.perturbation.site import Site as Site
-    from clairvit.registry import list_methods as list_methods
-    from clairvit.registry import list_metrics as list_metrics
-    from clairvit.registry import list_models as list_models
-    from clairvit.registry import parse_method as parse_method
-    from clairvit.registry import parse_metric as parse_metric
-    from clairvit.reports.files import report as report
-    from clairvit.selection.calibrate import calibrate as calibrate
-    from clairvit.selection.choose import choose as choose
-    from clairvit.selection.result import Selection as Selection
-    from clairvit.targets.base import Target as Target
-    from clairvit.targets.base import TargetBatch as TargetBatch
-    from clairvit.targets.contrast import Contrast as Contrast
-    from clairvit.targets.function import Output as Output
-    from clairvit.targets.query import Query as Query
-    from clairvit.targets.region import Region as Region
-    from clairvit.targets.similar import Similar as Similar
-    from clairvit.targets.text import Text as Text
-    from clairvit.targets.token import NextToken as NextToken
-    from clairvit.tracing.neuron import Direction as Direction
-    from clairvit.tracing.neuron import Neuron as Neuron
-    from clairvit.tracing.recorders.base import Recorder as Recorder
-    from clairvit.tracing.recorders.residual_sums import ResidualSums as ResidualSums
-    from clairvit.tracing.trace import Trace as Trace
-    from clairvit.tracing.trace import trace as trace
+# `__init__.pyi` lists the names. They are imported when first used: `clairvit --help` must not wait for torch.
+_public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-# Public name -> module. Imported when first used: `clairvit --help` must not wait for torch.
-_MODULES = {
-    # models
-    "load": "clairvit.models.load",
-    "wrap": "clairvit.models.wrap",
-    "list_models": "clairvit.registry",
-    "Model": "clairvit.models.model",
-    "Preprocess": "clairvit.models.preprocess",
-    "Layout": "clairvit.models.model",
-    "TextEncoder": "clairvit.models.text_encoder",
-    # explanations
-    "explain": "clairvit.methods.explain",
-    "compare": "clairvit.methods.explain",
-    "concat": "clairvit.methods.explanation",
-    "Explanation": "clairvit.methods.explanation",
-    "Comparison": "clairvit.methods.explanation",
-    "Heads": "clairvit.methods.explanation",
-    "TextRelevance": "clairvit.methods.explanation",
-    "Cost": "clairvit._cost",
-    "Target": "clairvit.targets.base",
-    "TargetBatch": "clairvit.targets.base",
-    "Contrast": "clairvit.targets.contrast",
-    "Output": "clairvit.targets.function",
-    "Neuron": "clairvit.tracing.neuron",
-    "Direction": "clairvit.tracing.neuron",
-    "Region": "clairvit.targets.region",
-    "Query": "clairvit.targets.query",
-    "Text": "clairvit.targets.text",
-    "Similar": "clairvit.targets.similar",
-    "similar": "clairvit.methods.similarity",
-    "Similarity": "clairvit.methods.similarity",
-    "NextToken": "clairvit.targets.token",
-    "generate": "clairvit.methods.generation",
-    "shift": "clairvit.methods.ensembles",
-    "smooth": "clairvit.methods.ensembles",
-    "ensemble": "clairvit.methods.ensembles",
-    "list_methods": "clairvit.registry",
-    "parse_method": "clairvit.registry",
-    "cite": "clairvit.citations",
-    "method": "clairvit.methods.registry",
-    "MethodSpec": "clairvit.methods.spec",
-    "LayerView": "clairvit.methods.layer_view",
-    "MapResult": "clairvit.methods.result",
-    "Requires": "clairvit.methods.registry",
-    "Recommendation": "clairvit.methods.recommended",
-    "recommended_methods": "clairvit.methods.recommended",
-    "Recorder": "clairvit.tracing.recorders.base",
-    "ResidualSums": "clairvit.tracing.recorders.residual_sums",
-    "features": "clairvit.methods.token_features",
-    "PatchFeatures": "clairvit.methods.token_features",
-    "trace": "clairvit.tracing.trace",
-    "Trace": "clairvit.tracing.trace",
-    # activations
-    "patch": "clairvit.perturbation.patching",
-    "patch_sweep": "clairvit.perturbation.patching",
-    "logit_lens": "clairvit.perturbation.patching",
-    "Site": "clairvit.perturbation.site",
-    "PatchedScores": "clairvit.perturbation.patching",
-    "PatchSweep": "clairvit.perturbation.patching",
-    # scores
-    "evaluate": "clairvit.metrics.evaluate",
-    "Score": "clairvit.metrics.score",
-    "Scores": "clairvit.metrics.score",
-    "Curve": "clairvit.metrics.score",
-    "list_metrics": "clairvit.registry",
-    "parse_metric": "clairvit.registry",
-    "metric": "clairvit.metrics.registry",
-    "MetricSpec": "clairvit.metrics.registry",
-    "MetricOutput": "clairvit.metrics.registry",
-    "EvalContext": "clairvit.metrics.context",
-    "check_maps": "clairvit.metrics.check",
-    "CheckResult": "clairvit.metrics.check_result",
-    "MapCheck": "clairvit.metrics.check_result",
-    "RemovalEffect": "clairvit.metrics.check_result",
-    "choose": "clairvit.selection.choose",
-    "calibrate": "clairvit.selection.calibrate",
-    "Selection": "clairvit.selection.result",
-    "Recipe": "clairvit.methods.recipe",
-    # studies
-    "Study": "clairvit.bench.plan",
-    "run_study": "clairvit.bench.run",
-    "report": "clairvit.reports.files",
-    # diagnosis
-    "doctor": "clairvit.diagnostics.doctor",
-    "Diagnosis": "clairvit.diagnostics.report",
-    "Check": "clairvit.diagnostics.report",
-    # errors
-    "ClairError": "clairvit.errors",
-    "BadInput": "clairvit.errors",
-    "WrongType": "clairvit.errors",
-    "UnknownName": "clairvit.errors",
-    "NotApplicable": "clairvit.errors",
-    "ModelUnavailable": "clairvit.errors",
-    "CaptureError": "clairvit.errors",
-    "ClairWarning": "clairvit.errors",
+# Names of 0.2 -> where they are now
+_RENAMED = {
+    "patch": "intervene",
+    "patch_sweep": "intervene_sweep",
+    "PatchedScores": "results.InterventionScores",
+    "PatchSweep": "results.InterventionSweep",
+    "similar": "match",
+    "Similarity": "results.ImageMatch",
+    "concat": "Explanation.concat",
+    **{name: f"ensembles.{name}" for name in ("ensemble", "shift", "smooth")},
+    **{
+        name: f"errors.{name}"
+        for name in ("BadInput", "CaptureError", "ModelUnavailable", "NotApplicable", "UnknownName", "WrongType")
+    },
+    **{
+        name: f"extend.{name}"
+        for name in ("EvalContext", "LayerView", "MapResult", "MethodSpec", "MetricOutput", "MetricSpec", "Requires")
+    },
+    **{name: f"models.{name}" for name in ("Preprocess", "TextEncoder")},
+    **{name: f"recorders.{name}" for name in ("Recorder", "ResidualSums")},
+    **{
+        name: f"results.{name}"
+        for name in (
+            *("Check", "CheckResult", "Cost", "Curve", "Diagnosis", "Heads", "MapCheck", "PatchFeatures"),
+            *("Recommendation", "RemovalEffect", "TextRelevance"),
+        )
+    },
+    **{name: f"targets.{name}" for name in ("Direction", "Target", "TargetBatch")},
 }
-__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'clairvit' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    if name in __all__:
+        return _public_name(name)
+    if name in _RENAMED:
+        sentence = f"cv.{name} is called cv.{_RENAMED[name]} since 0.3."
+        # `from clairvit import NAME` would say "cannot import name" for an AttributeError
+        if sys._getframe(1).f_code.co_name == "_handle_fromlist":
+            raise ImportError(sentence, name=name)
+        raise AttributeError(sentence, name=name, obj=sys.modules[__name__])
+    raise AttributeError(f"module 'clairvit' has no attribute {name!r}", name=name, obj=sys.modules[__name__])

@@ -88,6 +88,7 @@ class Registry(Generic[T]):
         self._load_others = load_others
         self._position = dict.fromkeys(self._values, 0)  # values are listed by it, then as registered
         self._loaded = not (package or modules)
+        self._changes = 0
 
     def register(self, name: str, value: T, *, module: str = "") -> None:
         """Add a value, or replace the one of this name.
@@ -105,6 +106,7 @@ class Registry(Generic[T]):
             record.append(Registration(self, name, self._values.get(name), self._position.get(name)))
         self._position.setdefault(name, position)
         self._values[name] = value
+        self._changes += 1
 
     def put_back(self, name: str, value: T, position: int | None) -> None:
         """Give a name the value that it had; None as position: it had none."""
@@ -113,6 +115,13 @@ class Registry(Generic[T]):
             self._position.pop(name, None)
         else:
             self._values[name], self._position[name] = value, position
+        self._changes += 1
+
+    @property
+    def changes(self) -> int:
+        """How often a name got a value, or lost it again: as long as it stays the same, names mean the same."""
+        self._load()
+        return self._changes
 
     def registered_so_far(self, name: str) -> T | None:
         """Return the value of a name of the package, or of what others registered already; import no other package."""
@@ -169,6 +178,7 @@ class Registry(Generic[T]):
             yield
         finally:
             self._values, self._position = values, position
+            self._changes += 1
 
     def load_own(self) -> None:
         """Import the modules of the package that register values, once; those of other packages are not asked."""

@@ -116,7 +116,7 @@ def changed_options(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 
 def is_built_in(function: Callable[..., Any]) -> bool:
     """Return whether a function is this package's own."""
-    return getattr(function, "__module__", "").startswith("clairvit.")
+    return (getattr(function, "__module__", "") or "").startswith("clairvit.")  # None in code that was only typed
 
 
 def check_name(name: object, kind: str) -> None:
@@ -155,9 +155,9 @@ def check_function(name: str, function: Callable[..., Any], first: str = "") -> 
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or (first and parameters[0].name != first):
         example = {
-            "layer": "def f(layer: cv.LayerView, power: float = 1.0), which is called for each layer",
+            "layer": "def f(layer: cv.extend.LayerView, power: float = 1.0), which is called for each layer",
             "trace": "def f(trace: cv.Trace, power: float = 1.0), as output='image' is made from the whole trace",
-        }.get(first, "def f(context: cv.EvalContext, power: float = 1.0)")
+        }.get(first, "def f(context: cv.extend.EvalContext, power: float = 1.0)")
         seen = f"has the first parameter '{parameters[0].name}'" if parameters else "takes no argument"
         raise BadInput(f"The function of '{name}' {seen}; expected {example}.")
     for parameter in parameters[1:]:

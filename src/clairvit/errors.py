@@ -10,6 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+__all__ = [
+    "BadInput",
+    "CaptureError",
+    "ClairError",
+    "ClairWarning",
+    "ModelUnavailable",
+    "NotApplicable",
+    "UnknownName",
+    "WrongType",
+]
+
 # Kinds of methods that may fit where another does not. Packages below `methods` name a kind; `methods/alternatives.py`
 # knows the methods of each.
 Alternative = Literal[
@@ -222,7 +233,7 @@ class NotApplicable(ClairError):
         >>> import clairvit as cv
         >>> try:
         ...     cv.parse_method("ixg+rollout")
-        ... except cv.NotApplicable as error:
+        ... except cv.errors.NotApplicable as error:
         ...     print(str(error)[:53])
         '+rollout' goes from token to token through N×N matri
     """
@@ -267,7 +278,7 @@ class CaptureError(ClairError):
 
     Example:
         >>> import clairvit as cv
-        >>> issubclass(cv.CaptureError, cv.ClairError)
+        >>> issubclass(cv.errors.CaptureError, cv.ClairError)
         True
     """
 

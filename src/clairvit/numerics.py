@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -96,12 +95,6 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Return whether Triton, which kernels are written in, is installed."""
-    return find_spec("triton") is not None
 
 
 def equal_along(tensor: Tensor, dim: int) -> bool:

@@ -126,6 +126,11 @@ class Option:
         return next(_metadata(self.type, Range), None)
 
     @property
+    def alternatives(self) -> list[Any]:
+        """The values and kinds of values that it takes: words of a Literal, and classes."""
+        return _alternatives(self.type)
+
+    @property
     def choices(self) -> str:
         """What it takes, in words: "mean | max | min | whole number", "true | false"."""
         return " | ".join(self._choices().values())
@@ -149,7 +154,7 @@ class Option:
         from pydantic import ValidationError
 
         name = typed or self.name
-        if value is None and "none" in _alternatives(self.type):  # typed in a string, `none` may be either
+        if value is None and "none" in self.alternatives:  # typed in a string, `none` may be either
             value = "none"
         try:
             return _adapter(self.type).validate_python(value)
@@ -162,17 +167,16 @@ class Option:
     def _choices(self) -> dict[Any, str]:
         """Return the words and kinds of values that it takes, each in words."""
         kinds = {int: "whole number", float: "number", bool: "true | false", str: "text", type(None): "none"}
-        return {kind: kinds.get(kind, _name(kind)) for kind in _alternatives(self.type)}
+        return {kind: kinds.get(kind, _name(kind)) for kind in self.alternatives}
 
     def _expected(self) -> str:
         words = {int: "a number", float: "a number", bool: "True or False", type(None): "None"}
-        alternatives = _alternatives(self.type)
-        expected = [repr(choice) for choice in alternatives if isinstance(choice, str)]
-        expected += [words.get(kind, _name(kind)) for kind in alternatives if not isinstance(kind, str)]
+        expected = [repr(choice) for choice in self.alternatives if isinstance(choice, str)]
+        expected += [words.get(kind, _name(kind)) for kind in self.alternatives if not isinstance(kind, str)]
         return " or ".join(dict.fromkeys(expected))
 
     def _near(self, value: Any) -> str:
-        choices = [choice for choice in _alternatives(self.type) if isinstance(choice, str)]
+        choices = [choice for choice in self.alternatives if isinstance(choice, str)]
         return did_you_mean(value, choices) if isinstance(value, str) else ""
 
 

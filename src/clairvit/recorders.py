@@ -1,20 +1,9 @@
-"""Recorders and requirements for methods of your own: what must be seen of a forward and a backward pass.
+"""Recorders: what is kept of a forward and a backward pass beyond what every trace has.
 
-`cv.Requires(passes="forward", recorders=(PatchEmbedding,))` declares it; `layer[PatchEmbedding]`, or `trace[…]` of a
-method of the whole image, reads it. `FORWARD` and `BACKWARD` are the requirements of methods that need no more.
+`cv.trace(model, images, recorders=(ResidualSums,))[ResidualSums]` reads one. A method of your own declares it by
+`cv.extend.Requires(recorders=(PatchEmbedding,))` and reads `layer[PatchEmbedding]`, or `trace[…]` for the whole image.
 """
 
-from clairvit.methods.registry import (
-    BACKWARD,
-    FORWARD,
-    FORWARD_ON_PLANE,
-    NOTHING,
-    Caveats,
-    ExtraCost,
-    OptionOverrides,
-    Requires,
-    WeightedHeads,
-)
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear
@@ -26,14 +15,8 @@ from clairvit.tracing.recorders.residual_branches import ResidualBranches
 from clairvit.tracing.recorders.residual_sums import ResidualSums
 
 __all__ = [
-    "BACKWARD",
-    "FORWARD",
-    "FORWARD_ON_PLANE",
-    "NOTHING",
     "BiasMaps",
     "BiasTerms",
-    "Caveats",
-    "ExtraCost",
     "HeadReplay",
     "ImplicitBiasTerms",
     "LastLinear",
@@ -41,12 +24,9 @@ __all__ = [
     "LearnedBiasTerms",
     "Op",
     "OpLog",
-    "OptionOverrides",
     "PatchEmbedding",
     "PostAttentionResidual",
     "Recorder",
-    "Requires",
     "ResidualBranches",
     "ResidualSums",
-    "WeightedHeads",
 ]

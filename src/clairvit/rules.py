@@ -1,6 +1,6 @@
 """Rule tables for methods of your own: how relevance passes through each kind of operation.
 
-A method names the table of the backward pass that it reads: `cv.Requires(rules=attnlrp(gamma_lin=0.05))`.
+A method names the table of the backward pass that it reads: `cv.extend.Requires(rules=attnlrp(gamma_lin=0.05))`.
 """
 
 from clairvit.tracing.rules import CHEFER, DEEP_TAYLOR, LIBRA, LINEAR, LRP, PLAIN, RESIDUAL

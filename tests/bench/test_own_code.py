@@ -41,12 +41,12 @@ def sharpened(values):
 
 
 @cv.method("own-norm", output="tokens", aggregation=Total())
-def own_norm(layer: cv.LayerView, power: float = 1.0):
+def own_norm(layer: cv.extend.LayerView, power: float = 1.0):
     return sharpened(layer.x.norm(dim=-1)) ** power
 
 
 @cv.metric("own-share", better="higher")
-def own_share(context: cv.EvalContext, scale: float = 1.0):
+def own_share(context: cv.extend.EvalContext, scale: float = 1.0):
     maps = context.maps.flatten(2).abs()
     return scale * maps.amax(-1) / maps.sum(-1)
 """

@@ -53,9 +53,9 @@ def test_a_report_is_files(study_file: Path) -> None:
     assert files[0] == Path("pages/report.html")
     assert all(file.is_file() for file in files)
     assert any(file.name == "report-ranking.csv" for file in files)
-    with pytest.raises(cv.BadInput, match=r"'r\.pdf' ends in '\.pdf'"):
+    with pytest.raises(cv.errors.BadInput, match=r"'r\.pdf' ends in '\.pdf'"):
         cv.report("store", "r.pdf")
-    with pytest.raises(cv.BadInput, match="There is no store in 'nowhere'"):
+    with pytest.raises(cv.errors.BadInput, match="There is no store in 'nowhere'"):
         cv.report("nowhere")
 
 
@@ -73,9 +73,9 @@ def test_what_a_study_names_not_is_the_default_of_the_command_line() -> None:
     study = study_of(StudyConfig(data=(DataConfig("scenes:2"),)))
     assert (study.methods, study.metrics) == (METHODS, METRICS)
     assert study.models == (ModelConfig("pets"),)
-    with pytest.raises(cv.BadInput, match=r"Which images\? Expected data = … in the file"):
+    with pytest.raises(cv.errors.BadInput, match=r"Which images\? Expected data = … in the file"):
         study_of(StudyConfig())
-    with pytest.raises(cv.BadInput, match=r"methods = \[\] in the file names nothing"):
+    with pytest.raises(cv.errors.BadInput, match=r"methods = \[\] in the file names nothing"):
         study_of(StudyConfig(data=study.data, methods=()))
 
 
@@ -88,5 +88,5 @@ def test_options_beside_the_file_win_also_where_they_are_zero() -> None:
 
 def test_own_methods_of_a_file_are_imported(study_file: Path) -> None:
     study_file.write_text(f'import = ["nowhere.py"]\n{SMALL}')
-    with pytest.raises(cv.BadInput, match=r"nowhere\.py"):
+    with pytest.raises(cv.errors.BadInput, match=r"nowhere\.py"):
         cv.Study.from_toml(study_file)

@@ -17,7 +17,7 @@ PETS = ("Bengal", "Egyptian Mau", "Wire-haired Pointer", "tabby, tabby cat")
     [
         ("rollout", ["rollout"]),
         ("rollout,genatt", ["rollout", "genatt"]),
-        ("rollout(fusion=max,alpha=0.5),genatt", ["rollout(fusion=max,alpha=0.5)", "genatt"]),
+        ("rollout(fusion=max,residual=0.5),genatt", ["rollout(fusion=max,residual=0.5)", "genatt"]),
         ("legrad(layers=(-2,-1))+last, ixg+plus", ["legrad(layers=(-2,-1))+last", "ixg+plus"]),
         (" a , ,b,a", ["a", "b"]),
     ],

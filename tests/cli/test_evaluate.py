@@ -361,7 +361,7 @@ def test_all_methods_that_fit(photos: Path, capsys: Captured) -> None:
 
 
 def test_what_is_named_twice_is_done_once() -> None:
-    assert resolve_methods("rollout, legrad,rollout(),") == ["rollout", "legrad"]
+    assert list(map(str, resolve_methods("rollout, legrad,rollout(),"))) == ["rollout", "legrad"]
     assert [metric.text for metric in resolve_metrics("deletion,deletion(steps=9),deletion(steps=3)")] == [
         "deletion",
         "deletion(steps=3)",

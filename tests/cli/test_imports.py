@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from fastapi.testclient import TestClient
 
+import clairvit as cv
 from clairvit import plugins
 from clairvit.bench.executors import WorkerConfig
 from clairvit.bench.store import Store
@@ -18,6 +20,8 @@ from clairvit.cli import main
 from clairvit.cli.app import app
 from clairvit.methods.registry import METHODS
 from clairvit.metrics.registry import METRICS
+from clairvit.web.app import create_app
+from clairvit.web.state import create_state
 from helpers.other_packages import FACTS, METHOD, METRIC
 from helpers.small_study import ARCHITECTURE, photos, weights
 
@@ -168,6 +172,23 @@ def test_a_study_imports_its_code_and_so_do_its_workers(study: Path) -> None:
     assert main(["bench", "--out", "both", "--merge", "half", "--merge", "other"]) == 0
     assert values("one") == values("two") == values("both")
     assert len(values("one")) == 4 * 4
+
+
+@pytest.mark.ray
+def test_actors_of_ray_import_the_code_of_a_study(study: Path) -> None:
+    assert main(["bench", str(study), "--out", "one"]) == 0
+    assert main(["bench", str(study), "--out", "ray", "--engine", "ray", "--workers", "1"]) == 0
+    assert values("one") == values("ray")
+
+
+def test_the_page_lists_and_explains_by_methods_of_an_own_file(here: Path) -> None:
+    plugins.import_code(["my.py"])
+    state = create_state([cv.load("pets")], time_limit=300)
+    with TestClient(create_app(state), base_url="http://127.0.0.1") as client:  # closes the state
+        cards = {card["name"]: card for card in client.get("/api/methods").json()["methods"]}
+        assert "power" in [option["name"] for option in cards["token-length"]["options"]]
+        reply = client.post("/api/explain", data={"method": "token-length(power=2.0)"}).json()
+    assert [item["method"] for item in reply["explanations"]] == ["token-length(power=2.0)"]
 
 
 def test_an_edited_method_is_computed_again_and_never_mixed(study: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_methods_are_repeated_or_separated_by_commas(tmp_path: Path, capsys: Cap
 
 def test_commands_of_one_method_refuse_several(capsys: Captured) -> None:
     assert single_method(None, "explain") is None
-    assert single_method(["rollout(fusion=max,alpha=0.5)"], "explain") == "rollout(fusion=max,alpha=0.5)"
+    assert single_method(["rollout(fusion=max,residual=0.5)"], "explain") == "rollout(fusion=max,residual=0.5)"
     for command in (["explain", "demo"], ["doctor", "pets"]):
         assert main([*command, "--method", "rollout", "--method", "legrad"]) == 2
         assert f"{command[0]} takes one method, and 2 were given: rollout, legrad." in capsys.readouterr().err

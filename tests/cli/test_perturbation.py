@@ -67,13 +67,13 @@ def test_bad_values_are_refused(option: str, value: str, message: str, capsys: C
 
 def test_compare_hands_options_to_the_methods_that_have_them() -> None:
     texts = ["rollout", "lime", "kernelshap(samples=9)", "leave-one-out"]
-    assert with_method_options(texts, samples=50, removal="mean") == [
+    assert list(map(str, with_method_options(texts, samples=50, removal="mean"))) == [
         "rollout",
         "lime(removal=mean,samples=50)",
         "kernelshap(removal=mean,samples=9)",
         "leave-one-out(removal=mean)",
     ]
-    assert with_method_options(texts, samples=None, removal=None) == texts
+    assert list(map(str, with_method_options(texts, samples=None, removal=None))) == texts
     with pytest.raises(BadInput, match="--samples 50 was given, and none of the methods takes samples"):
         with_method_options(["rollout", "leave-one-out"], samples=50)
 

@@ -11,7 +11,7 @@ import pytest
 
 from clairvit._progress import track
 from clairvit.cli import console, main
-from clairvit.cli.arguments import expand_all_methods
+from clairvit.cli.arguments import left_out, resolve_methods
 from clairvit.methods.registry import list_methods
 
 Captured = pytest.CaptureFixture[str]
@@ -22,17 +22,19 @@ WINDOWS = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
 
 def test_all_is_all_but_the_slow_ones() -> None:
     assert "attention-flow" in SLOW
-    expanded, left_out = expand_all_methods(["all"], list_methods())
+    expanded = [str(spec) for spec in resolve_methods("all")]
     assert sorted(expanded) == sorted(OTHERS)
-    assert left_out == {name: f"it is slow; --method all,{name} adds it." for name in SLOW}
+    assert left_out(["all"]) == {name: f"it is slow; --method all,{name} adds it." for name in SLOW}
 
 
 def test_slow_ones_come_by_name() -> None:
-    expanded, left_out = expand_all_methods(["all", "attention-flow"], list_methods())
+    expanded = [str(spec) for spec in resolve_methods("all", "attention-flow")]
     assert sorted(expanded) == sorted([*OTHERS, "attention-flow"])
-    assert expanded[:3] == ["raw-attention", "rollout", "attention-flow"], "among its family"
-    assert "attention-flow" not in left_out
-    assert expand_all_methods(["attention-flow", "rollout"], list_methods()) == (["attention-flow", "rollout"], {})
+    families = [spec.method.family for spec in resolve_methods("all", "attention-flow")]
+    assert families == sorted(families, key=list(dict.fromkeys(families)).index), "among its family"
+    assert "attention-flow" not in left_out(["all", "attention-flow"])
+    assert list(map(str, resolve_methods("attention-flow,rollout"))) == ["attention-flow", "rollout"]
+    assert left_out(["attention-flow", "rollout"]) == {}
 
 
 def test_what_was_left_out_is_printed_with_what_to_type(

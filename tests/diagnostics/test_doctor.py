@@ -171,7 +171,7 @@ def test_assumed_preprocessing_warns() -> None:
 # deletion -------------------------------------------------------------------------------------------------------------
 
 
-def measured(gains: list[float], monkeypatch: pytest.MonkeyPatch) -> cv.Check:
+def measured(gains: list[float], monkeypatch: pytest.MonkeyPatch) -> cv.results.Check:
     """The line for images on which the map gains so much over random ones."""
     ours = np.full(len(gains), 0.5)
     result = DeletionResult("ixg", ours, np.stack([ours + gains]), largest_change=0.3)
@@ -258,10 +258,10 @@ def test_ctrl_c_ends_the_checks_and_leaves_the_model_unchanged() -> None:
 
 
 def test_an_exception_in_a_check_is_a_failure_of_that_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(_: DoctorContext) -> cv.Check:
+    def stop(_: DoctorContext) -> cv.results.Check:
         raise IndexError("out of range")
 
-    def fine(_: DoctorContext) -> cv.Check:
+    def fine(_: DoctorContext) -> cv.results.Check:
         return passed("Fine.")
 
     order = (

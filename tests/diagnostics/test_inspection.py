@@ -36,7 +36,7 @@ from helpers.tiny_models import wrapped as tiny_wrapped
 def test_cancellation_in_closed_form(block: type[Block]) -> None:
     model = wrapped(uninitialised(lambda: HomeMade(lambda: block(MatmulAttention), depth=2)).double())
     image = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ratios = record(model, image, recorders=(cv.ResidualSums,))[cv.ResidualSums].by_sum
+    ratios = record(model, image, recorders=(cv.recorders.ResidualSums,))[cv.recorders.ResidualSums].by_sum
     assert_same(ratios, [[1.0, 3.0], [1.0, 3.0]])
 
 
@@ -50,7 +50,7 @@ def test_cancellation_in_closed_form(block: type[Block]) -> None:
 )
 def test_each_block_has_two_residual_sums(name: str) -> None:
     model, image = tiny_wrapped(name, torch.float64), pixels(name, dtype=torch.float64)
-    ratios = record(model, image, recorders=(cv.ResidualSums,))[cv.ResidualSums].by_sum
+    ratios = record(model, image, recorders=(cv.recorders.ResidualSums,))[cv.recorders.ResidualSums].by_sum
     assert [len(layer) for layer in ratios] == [2] * len(model_structure(model, image).layers)
     assert all(ratio >= 1 for layer in ratios for ratio in layer)
 
@@ -66,7 +66,7 @@ def test_cancellation_against_brute_force() -> None:
     model_structure(model, image)  # a forward pass of its own
     given.clear()
     added.clear()
-    ratios = record(model, image, recorders=(cv.ResidualSums,))[cv.ResidualSums].by_sum
+    ratios = record(model, image, recorders=(cv.recorders.ResidualSums,))[cv.recorders.ResidualSums].by_sum
     count = len(ratios)  # hooks that are new may make the model be looked at again: the recorded pass is the last
     for layer, x, up in zip(ratios, given[-count:], added[-count:], strict=True):
         assert_same(layer[0], float((x.abs() + up.abs()).sum() / (x + up).abs().sum()))

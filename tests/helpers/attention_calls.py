@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clairvit._entries import ENTRIES, WeightedEntries, entry_values
+from clairvit.cuda.reductions import KernelReductions
 from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.attention_reductions import ENTRIES, AttentionReductions, WeightedEntries, entry_values
 
 Case = tuple[Any, ...]  # batch, heads, queries, keys, width of q and k, width of v, dtype, mask
 
@@ -74,7 +75,7 @@ def largest_excess(case: Case, device: str) -> float:
     places = [*ENTRIES, "A"]  # A twice: two sums of one entry
     weights = torch.randn(len(places), batch, heads, queries, generator=generator).to(device)
     weighted = [WeightedEntries(entry, w) for entry, w in zip(places, weights, strict=True)]
-    sums = AttentionReductions(call, dO, 1, use_kernels=True)
+    sums = KernelReductions(call, dO, 1)
     heads_weights = torch.randn(batch, heads, generator=generator).to(device)
     matrices = [sums.weighted_heads(entry, heads_weights) for entry in ENTRIES]
     computed = [*sums.row_sums(ENTRIES), *sums.column_sums(weighted), *matrices]

@@ -27,7 +27,7 @@ def largest_excess(case: Case, device: str) -> float:
     The bound is eps(float32) times the number of roundings (the product over heads, the sum over the width, a few for
     x, y and the root; a TF32 product in three parts leaves two bits out) times the norm of the terms' magnitudes.
     """
-    from clairvit.methods.decomposition_kernels import distances
+    from clairvit.cuda.kernels.decomposition import distances
 
     batch, heads, rows, tokens, width, dtype, p, with_x, with_y = case
     generator = torch.Generator().manual_seed(0)

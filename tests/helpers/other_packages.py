@@ -23,7 +23,7 @@ from clairvit.methods.registry import FORWARD
 @cv.method(
     "token-length", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False, paper="Doe, 2026"
 )
-def token_length(layer: cv.LayerView, power: float = 1.0) -> Tensor:
+def token_length(layer: cv.extend.LayerView, power: float = 1.0) -> Tensor:
     """|x|^power of each token."""
     return layer.x.norm(dim=-1) ** power
 '''
@@ -34,7 +34,7 @@ import clairvit as cv
 
 
 @cv.metric("peak-share", better="higher", span=(0, 1), paper="Doe, 2026")
-def peak_share(context: cv.EvalContext, power: float = 1.0) -> Tensor:
+def peak_share(context: cv.extend.EvalContext, power: float = 1.0) -> Tensor:
     """Return the brightest patch's share of the map."""
     maps = context.maps.flatten(2).abs() ** power
     return maps.amax(-1) / maps.sum(-1)

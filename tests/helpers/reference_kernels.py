@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clairvit.methods import aggregation, decomposition, executor, layer_view, token_products
-from clairvit.tracing import attention_reductions
+from clairvit._entries import Entry, WeightedEntries, entry_values
+from clairvit.cuda import kernels
 from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.attention_reductions import Entry, WeightedEntries, entry_values
 
 
 def use_reference_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -34,16 +33,14 @@ def use_reference_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setitem(sys.modules, name, stand_in)
         monkeypatch.setattr(sys.modules[package], short, stand_in, raising=False)
 
-    module("clairvit.tracing.attention_kernels", row_sums, column_sums, weighted_heads, row_products)
-    module("clairvit.methods.token_kernels", products_and_norms)
-    module("clairvit.methods.decomposition_kernels", distances)
-    module("clairvit.methods.rollout_kernels", product_steps)
-    for place in (attention_reductions, executor):
-        monkeypatch.setattr(place, "kernels_apply", lambda call: call.q is not None and call.weights is None)
-    for place in (token_products, layer_view):
-        monkeypatch.setattr(place, "kernel_applies", lambda *tensors: True)
-    monkeypatch.setattr(decomposition, "_kernel_applies", lambda A, vectors: True)
-    monkeypatch.setattr(aggregation, "_kernel_applies", lambda maps: True)
+    module("clairvit.cuda.kernels.attention", row_sums, column_sums, weighted_heads, row_products)
+    module("clairvit.cuda.kernels.tokens", products_and_norms)
+    module("clairvit.cuda.kernels.decomposition", distances)
+    module("clairvit.cuda.kernels.rollout", product_steps)
+    monkeypatch.setattr(kernels, "attention_applies", lambda call: call.q is not None and call.weights is None)
+    monkeypatch.setattr(kernels, "tokens_apply", lambda *tensors: True)
+    monkeypatch.setattr(kernels, "decomposition_applies", lambda A, f: True)
+    monkeypatch.setattr(kernels, "rollout_applies", lambda maps: True)
     return called
 
 

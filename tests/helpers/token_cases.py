@@ -9,7 +9,7 @@ CASES = [(2, 5, 40), (1, 19, 300), (3, 8, 256)]  # images, tokens, width: tiles 
 
 def largest_excess(case: tuple[int, int, int], dtype: torch.dtype, device: str) -> float:
     """Return the largest difference to float64, as a share of eps(float32) · width · the sum of magnitudes."""
-    from clairvit.methods.token_kernels import products_and_norms
+    from clairvit.cuda.kernels.tokens import products_and_norms
 
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*case, generator=generator).to(dtype) for _ in range(2))

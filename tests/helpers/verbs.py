@@ -93,27 +93,27 @@ def features(module: nn.Module) -> Any:
     return cv.features(cv.wrap(module), image(2), layer="all", foreground="positive", batch_size=1)
 
 
-def patch(module: nn.Module) -> Any:
+def intervene(module: nn.Module) -> Any:
     sites = {
         cv.Site(0, tokens=[1, 2]): "mean",
         cv.Site(0, head=1): "zero",
         cv.Site(1): "source",
         cv.Site(1, part="mlp"): "zero",
     }
-    scores = cv.patch(cv.wrap(module), image(2), sites, source=image())
-    return scores.original, scores.patched
+    scores = cv.intervene(cv.wrap(module), image(2), sites, source=image())
+    return scores.original, scores.intervened
 
 
-def patch_sweep(module: nn.Module) -> Any:
-    return cv.patch_sweep(cv.wrap(module), image(), kind="attention", target=TARGET).effects
+def intervene_sweep(module: nn.Module) -> Any:
+    return cv.intervene_sweep(cv.wrap(module), image(), kind="attention", target=TARGET).effects
 
 
 def logit_lens(module: nn.Module) -> Any:
     return cv.logit_lens(cv.wrap(module), image())
 
 
-def similar(module: nn.Module) -> Any:
-    return cv.similar(cv.wrap(module), *image(2), "genatt").explanation
+def match(module: nn.Module) -> Any:
+    return cv.match(cv.wrap(module), *image(2), "genatt").explanation
 
 
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
@@ -126,10 +126,10 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "doctor": doctor,
     "check_maps": check_maps,
     "features": features,
-    "patch": patch,
-    "patch_sweep": patch_sweep,
+    "intervene": intervene,
+    "intervene_sweep": intervene_sweep,
     "logit_lens": logit_lens,
-    "similar": similar,
+    "match": match,
 }
 
 
@@ -139,11 +139,11 @@ def tensors(result: Any) -> list[Tensor]:
         return [result]
     if isinstance(result, cv.Explanation):
         return [result.maps]
-    if isinstance(result, cv.PatchFeatures):
+    if isinstance(result, cv.results.PatchFeatures):
         return [result.tokens, result.norms, result.explained_variance]
     if isinstance(result, cv.Score):
         return [result.values]
-    if isinstance(result, cv.CheckResult):
+    if isinstance(result, cv.results.CheckResult):
         return [torch.tensor([[r.top, *r.random, r.effect] for r in check.removals]) for check in result]
     if isinstance(result, dict):
         return [tensor for value in result.values() for tensor in tensors(value)]

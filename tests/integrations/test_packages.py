@@ -80,9 +80,9 @@ def test_a_tuple_a_tensor_of_targets_and_none_are_taken() -> None:
     assert torch.equal(alone, shaped.attribute(pixels, 1))
     predicted = model.module(pixels).argmax(-1)
     assert torch.equal(shaped.attribute(pixels), shaped.attribute(pixels, predicted))
-    with pytest.raises(cv.BadInput, match=r"attribute takes one float tensor \[B, C, H, W\]"):
+    with pytest.raises(cv.errors.BadInput, match=r"attribute takes one float tensor \[B, C, H, W\]"):
         shaped.attribute((pixels, pixels))
-    with pytest.raises(cv.BadInput, match="shape='patches'; expected 'input' or 'grid'"):
+    with pytest.raises(cv.errors.BadInput, match="shape='patches'; expected 'input' or 'grid'"):
         attribution("patches")
 
 
@@ -138,9 +138,9 @@ def test_a_target_of_one_output_is_the_class() -> None:
     assert_same(cv.explain(model, pixels, "ixg", as_target(lambda row: row[1])).maps, expected)
     each = as_targets([lambda row: row[1]] * len(pixels))
     assert_same(cv.explain(model, pixels, "ixg", each).maps, expected)
-    with pytest.raises(cv.BadInput, match="expected a number"):
+    with pytest.raises(cv.errors.BadInput, match="expected a number"):
         cv.explain(model, pixels, "ixg", as_target(lambda row: row))
-    with pytest.raises(cv.BadInput, match="7 is no target"):
+    with pytest.raises(cv.errors.BadInput, match="7 is no target"):
         as_target(7)  # type: ignore[arg-type]
 
 
@@ -168,7 +168,7 @@ def test_pictures_are_logged_to_a_folder_and_other_loggers_refused(tmp_path: Pat
     assert shown.ndim == 3
     assert shown.dtype == np.uint8
     assert len(np.unique(shown)) > 10
-    with pytest.raises(cv.WrongType, match="The logger is a int; expected a TensorBoard SummaryWriter"):
+    with pytest.raises(cv.errors.WrongType, match="The logger is a int; expected a TensorBoard SummaryWriter"):
         log_maps(3, explanation, step=0)
 
 
@@ -294,7 +294,7 @@ def test_the_lightning_callback_logs_and_leaves_training_alone(
 
 def test_the_lightning_callback_raises_what_is_known_before_training(tmp_path: Path) -> None:
     run = LightningRun(tmp_path)
-    with pytest.raises(cv.BadInput, match="every_n_epochs=0; expected 1 or more"):
+    with pytest.raises(cv.errors.BadInput, match="every_n_epochs=0; expected 1 or more"):
         lightning_callback(run.images, every_n_epochs=0)
     steps: list[int] = []
     counter = run.lightning.callbacks.LambdaCallback(on_train_batch_start=lambda *_: steps.append(1))
@@ -365,5 +365,5 @@ def test_map_adds_columns() -> None:
     expected = cv.explain("pets", [row["image"] for row in rows], "genatt")
     assert mapped["target"][:] == list(expected.targets)
     assert np.asarray(mapped["map"][:]).shape == (3, 14, 14)
-    with pytest.raises(cv.BadInput, match="The rows have the columns photo; expected 'image'"):
+    with pytest.raises(cv.errors.BadInput, match="The rows have the columns photo; expected 'image'"):
         explain_rows("pets")({"photo": []})

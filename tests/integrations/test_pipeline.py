@@ -61,5 +61,5 @@ def test_a_pipeline_of_text_is_refused(pipe: object) -> None:
             self.model = pipe.model  # type: ignore[attr-defined]
             self.image_processor = None
 
-    with pytest.raises(cv.BadInput, match="wrap got a TextPipeline without an image processor"):
+    with pytest.raises(cv.errors.BadInput, match="wrap got a TextPipeline without an image processor"):
         cv.wrap(TextPipeline())

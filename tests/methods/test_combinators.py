@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -317,7 +317,9 @@ def test_unknown_options_offer_the_nearest(text: str, near: str) -> None:
         resolve_method(text)
 
 
-@pytest.mark.parametrize("text", ["raw-attention(layer=1)+plus", "rollout(alpha=0.3)+last", "legrad(mean=false)+last"])
+@pytest.mark.parametrize(
+    "text", ["raw-attention(layer=1)+plus", "rollout(residual=0.3)+last", "legrad(mean=false)+last"]
+)
 def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> None:
     with pytest.raises(UnknownName, match=r"has no option .* here"):
         resolve_method(text)
@@ -328,10 +330,11 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
     [
         ("rollout(fusion=maxx)", r"fusion=maxx was given; expected 'mean' or 'max' or 'min' or a number.*'max'"),
         ("rollout(fusion=0.5)", r"fusion=0.5 was given"),
-        ("rollout(alpha=much)", r"alpha=much was given; expected a number"),
-        ("rollout(alpha=0)", r"alpha=0 was given; expected more than 0 and at most 1 \(0.5.*\), such as alpha=0\.5\."),
-        ("rollout(alpha=2,plus_mode=subnetwork)+plus", r"alpha=2 was given; expected more than 0 and at most 1"),
-        ("rollout(normalise=true)", r"normalise=True was given; expected 'rows' or 'none' or 'columns'"),
+        ("rollout(residual=much)", r"residual=much was given; expected a number"),
+        ("rollout(prune=1)+flow", r"prune=1 was given; expected 0 or more and below 1, such as prune=0\.0001\."),
+        ("rollout(residual=much,plus_mode=subnetwork)+plus", r"residual=much was given; expected a number"),
+        ("rollout(normalise=true)", r"normalise=True was given; expected 'rows' or 'none'"),
+        ("genatt(normalise=columns)", r"normalise=columns was given; expected 'rows' or 'none'\."),
         ("rollout(start_layer=1.5)", r"start_layer=1.5 was given; expected a number"),
         ("gradcam(relu=maybe)", r"relu=maybe was given; expected True or False"),
         ("gradcam(relu=2)", r"relu=2 was given; expected True or False"),
@@ -386,7 +389,7 @@ def test_things_that_are_no_strings(thing: Any) -> None:
         explained(thing)
 
 
-@pytest.mark.parametrize("text", ["rollout(fusion)", "rollout(max)", "rollout(fusion=max,alpha)"])
+@pytest.mark.parametrize("text", ["rollout(fusion)", "rollout(max)", "rollout(fusion=max,residual)"])
 def test_options_without_a_value(text: str) -> None:
     with pytest.raises(BadInput, match=r"is not an option; expected option=value"):
         resolve_method(text)
@@ -424,21 +427,14 @@ OTHER |= {"references": ["mean", "blur"]}
 
 def alternatives(name: str) -> list[tuple[str, Any]]:
     """Each option of a method with each other value its annotation allows."""
-    method = METHODS[name]
-    hints = {} if method.aggregation is None else get_type_hints(type(method.aggregation))
-    set_options = dict(resolve_method(name).options)
-    hints |= {key: hint for key, hint in get_type_hints(method.function).items() if key in set_options}
-    changes = []
-    for option, default in method.options.items():
-        hint = bool if option == "relu" else hints[method.option_overrides.aliases.get(option, option)]
+    usual: dict[Any, list[Any]] = {bool: [True, False], int: [1], float: [0.25], type(None): [None]}
+    pairs = []
+    for option in METHODS[name].option_list:
         values: list[Any] = []
-        for part in get_args(hint) if get_origin(hint) not in (None, Literal) else (hint,):
-            if get_origin(part) is Literal:
-                values += get_args(part)
-            else:
-                values += OTHER.get(option) or {bool: [True, False], int: [1], float: [0.25], type(None): [None]}[part]
-        changes += [(option, value) for value in dict.fromkeys(values) if value != default]
-    return changes
+        for kind in option.alternatives:
+            values += [kind] if kind not in usual and kind is not str else OTHER.get(option.name) or usual[kind]
+        pairs += [(option.name, value) for value in dict.fromkeys(values) if value != option.default]
+    return pairs
 
 
 # level=pixel is before the first layer, and a sum over layers has others too.
@@ -501,7 +497,11 @@ def test_canonical_text_does_not_depend_on_how_it_was_typed() -> None:
     ]:
         assert resolve_method(typed).text == "rollout(discard_ratio=0.5,fusion=max)+skipplus"
     assert resolve_method("rollout", fusion="max", discard_ratio=0.5).text == "rollout(discard_ratio=0.5,fusion=max)"
-    assert resolve_method("rollout(alpha=1)").text == resolve_method("rollout", alpha=1).text == "rollout(alpha=1.0)"
+    assert (
+        resolve_method("rollout(residual=2)").text
+        == resolve_method("rollout", residual=2).text
+        == "rollout(residual=2.0)"
+    )
     assert resolve_method("focusvit(m=3)").text == "focusvit(m=3)"
     assert resolve_method("gradcam(relu=false)").text == "gradcam(relu=False)"
 
@@ -541,9 +541,7 @@ def test_options_change_maps() -> None:
     }
     fused_before = {
         "rollout(normalise=none)",
-        "rollout(normalise=columns)",
-        *(f"gmar-{norm}(normalise=columns)" for norm in ("l1", "l2")),
-        *(f"alti(normalise={how})" for how in ("rows", "columns")),
+        "alti(normalise=rows)",
         "decompx(bias=cls)",  # what goes to the class token is not on the patches
     }  # rows of mean and weighted mean attention, and ALTI's contributions, add up to 1 anyway
     # Only post-norm blocks have norms in their residual stream (tests/trace/test_inside.py).
@@ -617,6 +615,12 @@ def test_options_of_earlier_versions_name_the_preset_that_has_them() -> None:
         resolve_method("legrad(formula=joita)")
     with pytest.raises(UnknownName, match=r"part of grad-rollout\(preset=jacobgil\) and grad-rollout\(preset=cmi\)\.$"):
         resolve_method("grad-rollout", head_stage="post")
+    with pytest.raises(UnknownName, match=r"takes no normalise=columns any more; it is part of rollout\(preset=jacob"):
+        resolve_method("rollout(normalise=columns)")
+    with pytest.raises(UnknownName, match=r"'genatt' has no option 'alpha': .* For alpha=0\.5 type residual=1\.$"):
+        resolve_method("genatt(alpha=0.5)")
+    with pytest.raises(UnknownName, match=r"'globenc' has no option 'residual': .*; strength says how often it counts"):
+        resolve_method("globenc(residual=1)")
     with pytest.raises(UnknownName, match=r"'gmar-l1' has no option 'heeds' here"):
         resolve_method("gmar-l1(heeds=mean)")
 

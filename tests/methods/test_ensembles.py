@@ -20,7 +20,7 @@ from helpers.tiny_models import pixels, wrapped
 
 TARGET, DEEP, DEPTH = 3, "timm-deep", 5
 ONE_TRACE = [name for name, method in METHODS.items() if method.extra_cost.passes is None]
-ROLLOUTS = ["rollout", "genatt", "gmar-l1", "grad-rollout", "rollout(alpha=0.3)"]
+ROLLOUTS = ["rollout", "genatt", "gmar-l1", "grad-rollout", "rollout(residual=0.3)"]
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_smooth_is_the_mean_over_noisy_images() -> None:
     model, image = model_of(DEEP), pixels(DEEP, dtype=torch.float64)
     noisy = noisy_images(cv.trace(model, image, target=TARGET), 0.2, 7)
     each = [cv.explain(model, noisy(k), "genatt", target=TARGET).maps for k in range(5)]
-    explanation = explained(cv.smooth("genatt", n=5, sigma=0.2), seed=7)
+    explanation = explained(cv.ensembles.smooth("genatt", n=5, sigma=0.2), seed=7)
     assert explanation.method == "smooth(genatt,n=5,sigma=0.2)"
     assert_same(explanation.maps, torch.stack(each).mean(0))
     assert not same(explained(explanation.method, seed=8).maps, explanation.maps)
@@ -142,7 +142,7 @@ def test_smooth_agrees_with_smoothgrad() -> None:
 
 
 def test_an_ensemble_shares_the_passes_of_its_members() -> None:
-    explanation = explained(cv.ensemble("genatt", "attcat", "rollout"))
+    explanation = explained(cv.ensembles.ensemble("genatt", "attcat", "rollout"))
     assert explanation.method == "ensemble(genatt,attcat,rollout)"
     assert (explanation.cost.forwards, explanation.cost.backwards) == (1, 1)
     comparison = cv.compare(
@@ -172,7 +172,7 @@ def test_max_joins_layers_as_layercam_does() -> None:
         [layer_map / layer_map.amax((1, 2), keepdim=True).clamp(min=1e-30) for layer_map in each]
     ).amax(0)
     assert expected.amax((1, 2)).tolist() == [1, 1]
-    assert_same(explained(cv.ensemble(*texts, by="max")).maps, expected)
+    assert_same(explained(cv.ensembles.ensemble(*texts, by="max")).maps, expected)
 
 
 def test_equal_patches_share_their_rank() -> None:

@@ -57,7 +57,7 @@ FORMULAS: dict[str, Callable[[Proof], Tensor]] = {
         p, [A.max(1).values for A in p.A], normalise=ref.row_normalised
     ),
     "rollout": lambda p: ref.rollout(p),
-    "rollout(alpha=0.8)": lambda p: ref.rollout(p, alpha=0.8),
+    "rollout(residual=0.25)": lambda p: ref.rollout(p, alpha=0.8),
     "rollout(fusion=max)": lambda p: ref.rollout(p, fuse=lambda A: A.max(1).values),
     "rollout(fusion=min)": lambda p: ref.rollout(p, fuse=lambda A: A.min(1).values),
     "rollout(fusion=1)": lambda p: ref.rollout(p, fuse=lambda A: A[:, 1]),

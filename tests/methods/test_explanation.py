@@ -64,7 +64,7 @@ def test_compare_has_a_default_panel_and_all() -> None:
         allow_declared_zeros()
         everything = cv.compare(model, image, "all")
         more = cv.compare(model, image, ["all", "lime(samples=8)"])
-    assert set(everything) | set(everything.skipped) == set(expand_all(["all"]))
+    assert set(everything) | set(everything.skipped) == set(map(str, expand_all(["all"])))
     assert set(more) - set(everything) == {"lime(samples=8)"}
 
 
@@ -121,13 +121,13 @@ def test_html_is_small_and_self_contained(three: cv.Explanation) -> None:
 
 
 def test_concat_is_the_inverse_of_iteration(three: cv.Explanation) -> None:
-    back = cv.concat(list(three))
+    back = cv.Explanation.concat(list(three))
     assert torch.equal(back.maps, three.maps)
     assert (back.targets, back.names, back.cost) == (three.targets, three.names, three.cost)
     with pytest.raises(BadInput, match="No explanations were given"):
-        cv.concat([])
+        cv.Explanation.concat([])
     with pytest.raises(BadInput, match="same method, model and score"):
-        cv.concat([three, replace(three, method="genatt")])
+        cv.Explanation.concat([three, replace(three, method="genatt")])
 
 
 def test_a_comparison_is_drawn_on_axes_and_as_html() -> None:

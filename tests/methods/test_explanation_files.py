@@ -59,7 +59,7 @@ def joined_from_two_outputs() -> cv.Explanation:
     """NaN where an output has fewer columns, and no probability."""
     whole = classifier(method="saliency")
     wide = replace(whole, logits=torch.cat([whole.logits, whole.logits], 1), labels=())
-    return cv.concat([replace(whole, labels=("a",)), wide])
+    return cv.Explanation.concat([replace(whole, labels=("a",)), wide])
 
 
 KINDS: dict[str, Callable[[], cv.Explanation]] = {
@@ -118,7 +118,7 @@ def test_what_is_read_is_what_was_saved(explanation: cv.Explanation, tmp_path: P
 def test_what_is_read_can_be_drawn_indexed_and_joined(explanation: cv.Explanation, tmp_path: Path) -> None:
     loaded = cv.Explanation.load(explanation.save(tmp_path / "maps.npz"))
     assert loaded.save(tmp_path / "maps.png").exists()
-    assert_equal(cv.concat(list(loaded)), loaded, "joined")
+    assert_equal(cv.Explanation.concat(list(loaded)), loaded, "joined")
 
 
 def test_what_is_read_is_checked_with_the_model(tmp_path: Path) -> None:

@@ -254,7 +254,9 @@ def test_distances_do_not_care_for_a_constant() -> None:
     model, image, _ = speaking_for((4, 4), 0)
     other = cv.wrap(Shifted(model.module, 5.0), size=(32, 32), layout=cv.Layout((4, 4), 0, "avg"))
     maps = {
-        width: [cv.explain(entry, image, "hsic", 1, score="logit", width=width).maps for entry in (model, other)]
+        width: [
+            cv.explain(candidate, image, "hsic", 1, score="logit", width=width).maps for candidate in (model, other)
+        ]
         for width in ("distances", "outputs")
     }
     assert_same(*maps["distances"], magnitude=500)  # as many masks

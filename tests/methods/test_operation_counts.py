@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import clairvit as cv
-from clairvit.methods import executor as run
+from clairvit.cuda import layers as gpu_layers
 from clairvit.methods.registry import list_methods
 from helpers.tiny_models import ZOO, pixels, wrapped
 
@@ -66,8 +66,8 @@ BOUNDS = [
 @pytest.mark.parametrize(("methods", "apart", "together"), BOUNDS, ids=["genatt", "rollout", "all plain"])
 def test_operations_per_layer(methods: list[str], apart: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert per_layer(methods) <= apart
-    monkeypatch.setattr(run, "_launch_bound", lambda trace: True)  # as on a GPU
-    monkeypatch.setattr(run, "STACKED_SHARE", 1e9)
+    monkeypatch.setattr(gpu_layers, "is_launch_bound", lambda trace: True)  # as on a GPU
+    monkeypatch.setattr(gpu_layers, "STACKED_SHARE", 1e9)
     assert per_layer(methods) <= together
 
 

@@ -12,11 +12,8 @@ from torch import Tensor
 import clairvit as cv
 from clairvit._spec import Registered
 from clairvit.errors import CaptureError
-from clairvit.methods.aggregation import Single
-from clairvit.methods.layer_view import LayerView
-from clairvit.methods.registry import METHODS, Method, Requires, method
-from clairvit.tracing import ops
-from clairvit.tracing.recorders.base import Op, Recorder
+from clairvit.extend import LayerView, Op, Recorder, Requires, Single, method, ops
+from clairvit.methods.registry import METHODS, Method
 from clairvit.tracing.recording import Recording, record
 from helpers.tiny_models import pixels, wrapped
 

@@ -143,7 +143,7 @@ def test_m_auto_is_the_recipes() -> None:
     assert not torch.equal(explanation.maps, cv.explain(model, image, "focusvit(m=0)").maps)
     assert recipe.method_for("genatt+from:auto") == "genatt+from:1"
     assert recipe.method_for("legrad(start=auto)") == "legrad(start=1)"
-    assert recipe.method_for("smooth(focusvit(m=auto), n=3)") == cv.smooth("focusvit(m=2)", n=3)
+    assert recipe.method_for("smooth(focusvit(m=auto), n=3)") == cv.ensembles.smooth("focusvit(m=2)", n=3)
     with pytest.raises(BadInput, match=r"^'m=auto' reads .*tune_start=\['focusvit'\]\)\.save\('recipe\.json'\)"):
         cv.explain(model, image, "focusvit(m=auto)")
 

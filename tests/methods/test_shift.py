@@ -107,7 +107,7 @@ def test_random_shifts_follow_the_seed() -> None:
 
 def test_its_cost_and_name_are_declared() -> None:
     model, image = double(KIND)
-    explanation = cv.explain(model, image, cv.shift("ixg", n=4), target=TARGET)
+    explanation = cv.explain(model, image, cv.ensembles.shift("ixg", n=4), target=TARGET)
     assert (explanation.method, explanation.cost.forwards, explanation.cost.backwards) == ("shift(ixg,n=4)", 1 + 4, 4)
     assert explanation.signed
     assert cv.explain(model, image, "ensemble(shift(ixg,n=2),rollout)", target=TARGET).maps.isfinite().all()

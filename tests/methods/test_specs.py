@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,31 @@ def test_every_option_says_what_it_means() -> None:
         assert len(words - name - {"the", "a", "of"}) >= 3, f"{owner}({option.name}): {option.doc!r}"
         assert not option.doc.endswith("."), f"{owner}({option.name}) is a fragment: {option.doc!r}"
         assert option.allowed, f"{owner}({option.name})"
+
+
+def test_every_option_takes_its_default_and_refuses_what_is_outside_its_range() -> None:
+    """By the one mechanism: a function checks for itself only what depends on the image or on other options."""
+    kinds = {"text", "number", "whole number", "true", "false", "none"}
+    for owner, option in documented_options():
+        words = {kind for kind in option.alternatives if isinstance(kind, str | int) and not isinstance(kind, type)}
+        assert set(option.choices.split(" | ")) <= kinds | set(map(str, words)), f"{owner}({option.name})"
+        assert option.checked(option.default) == option.default
+        with pytest.raises(BadInput, match=rf"^{option.name}=.* was given; expected "):
+            option.checked(object())
+        bounds = option.range
+        if bounds is not None:
+            below = bounds.gt if bounds.ge is None else bounds.ge - 1
+            assert below is not None, f"{owner}({option.name}) has no lower bound"
+            outside = [below] + [bound for bound in (bounds.lt, bounds.le and bounds.le + 1) if bound]
+            whole = int in option.alternatives
+            for value in outside:
+                with pytest.raises(BadInput, match=rf"^{option.name}=.* was given; expected {re.escape(str(bounds))}"):
+                    option.checked(int(value) if whole else value)
+
+
+def test_there_are_about_four_hundred_options() -> None:
+    """More are a burden to whoever reads a list: what other people's code computes is a preset (`compat`)."""
+    assert sum(len(entry.option_list) for entry in (*list_methods(), *list_metrics())) <= 415
 
 
 def test_an_alias_has_its_own_doc_unless_the_parameter_has_another() -> None:
@@ -150,7 +176,7 @@ def test_a_method_of_another_function_is_another_value() -> None:
     with METHODS.restored():
 
         @cv.method("rollout", output="matrix", aggregation=Total(), overwrite=True)
-        def attention(layer: cv.LayerView) -> Tensor:
+        def attention(layer: cv.extend.LayerView) -> Tensor:
             return layer.A.mean(1)
 
         assert cv.parse_method("rollout") != first
@@ -178,7 +204,7 @@ def test_specs_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "parse_spec", refuse)
     monkeypatch.setattr(metrics, "parse_spec", refuse)
     assert str(cv.parse_method(method, n=3)) == "smooth(genatt+plus,n=3)"
-    assert cv.smooth(genatt, n=2) == str(method)
+    assert cv.ensembles.smooth(genatt, n=2) == str(method)
     assert str(cv.parse_metric(metric, steps=4)) == "deletion(steps=4)"
     assert pickle.loads(pickle.dumps(method)) == method
 

@@ -51,7 +51,7 @@ def random_sets(image: Tensor, seed: int, count: int) -> list[Tensor]:
     ]
 
 
-def check_one(model: cv.Model, image: Tensor, values: Tensor, **arguments: Any) -> cv.MapCheck:
+def check_one(model: cv.Model, image: Tensor, values: Tensor, **arguments: Any) -> cv.results.MapCheck:
     return cv.check_maps(model, image, values[None], **arguments)[0]
 
 
@@ -204,10 +204,12 @@ def test_image_of_a_batch_that_cannot_be_checked_leaves_the_others_alone() -> No
 
 def test_sentence_of_a_probability_is_in_per_cent() -> None:
     removals = (
-        cv.RemovalEffect(0.1, 20, 0.121, (0.8, 0.81, 0.82), 9.0),
-        cv.RemovalEffect(0.3, 59, 0.05, (0.7, 0.71, 0.72), 9.0),
+        cv.results.RemovalEffect(0.1, 20, 0.121, (0.8, 0.81, 0.82), 9.0),
+        cv.results.RemovalEffect(0.3, 59, 0.05, (0.7, 0.71, 0.72), 9.0),
     )
-    check = cv.MapCheck("a", "cat", "genatt", "probability", 0.831, removals, 0.5, 0.1, 0.9, {}, 0, 0.0, "supported")
+    check = cv.results.MapCheck(
+        "a", "cat", "genatt", "probability", 0.831, removals, 0.5, 0.1, 0.9, {}, 0, 0.0, "supported"
+    )
     assert check.sentence == (
         "Without the brightest 10 % of the photo the model's confidence in cat falls from 83 % to 12 %; random "
         "patches: 81 %. This map points at what the model uses."
@@ -451,12 +453,12 @@ def test_pickled_explanation_needs_its_model_again(vit: cv.Model) -> None:
     explanation = cv.explain(vit, photos(1), "genatt", target=3)
     loaded = pickle.loads(pickle.dumps(explanation))
     assert loaded.origin is None
-    with pytest.raises(cv.BadInput, match=r"ex\.check\(model\)"):
+    with pytest.raises(cv.errors.BadInput, match=r"ex\.check\(model\)"):
         loaded.check()
     assert loaded.check(vit).checks == explanation.check().checks
     assert copy.deepcopy(explanation).check().checks == explanation.check().checks
     contrast = pickle.loads(pickle.dumps(cv.explain(vit, photos(1), "genatt", target=cv.Contrast(1, 2))))
-    with pytest.raises(cv.BadInput, match="target="):
+    with pytest.raises(cv.errors.BadInput, match="target="):
         contrast.check(vit)
     assert contrast.check(vit, target=cv.Contrast(1, 2))[0].quantity == "score"
 
@@ -466,12 +468,12 @@ def test_changed_weights_are_refused() -> None:
     explanation = cv.explain(cv.wrap(module), pixels("timm-vit"), "genatt", target=3)
     with torch.no_grad():
         next(module.parameters()).add_(1)
-    with pytest.raises(cv.BadInput, match="not those that were explained"):
+    with pytest.raises(cv.errors.BadInput, match="not those that were explained"):
         explanation.check()
 
 
 def test_maps_of_another_shape_are_refused(vit: cv.Model) -> None:
-    with pytest.raises(cv.BadInput, match=r"expected \[2, rows, columns\]"):
+    with pytest.raises(cv.errors.BadInput, match=r"expected \[2, rows, columns\]"):
         cv.check_maps(vit, photos(2), torch.ones(1, 4, 4))
 
 
@@ -481,13 +483,13 @@ def test_result_is_a_sequence_and_names_its_images(vit: cv.Model) -> None:
     assert result is not None
     assert len(result[:1]) == 1
     assert [check.name for check in result] == list(explanation.names)
-    with pytest.raises(cv.BadInput, match="check of 2 maps"):
+    with pytest.raises(cv.errors.BadInput, match="check of 2 maps"):
         _ = result.verdict
     assert str(result).count("\n") == 1
     assert result[0]._repr_html_() in result._repr_html_()
     assert explanation[1].checked is not None
     assert explanation[1].checked.verdict == result[1].verdict
-    assert cv.concat([explanation[1], explanation[0]]).checked.checks == (result[1], result[0])  # type: ignore[union-attr]
+    assert cv.Explanation.concat([explanation[1], explanation[0]]).checked.checks == (result[1], result[0])  # type: ignore[union-attr]
 
 
 def test_chunks_are_joined(vit: cv.Model, monkeypatch: pytest.MonkeyPatch) -> None:

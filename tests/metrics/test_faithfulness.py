@@ -94,7 +94,7 @@ def test_the_best_map_beats_a_random_map_beats_the_worst(text: str) -> None:
         for maps, scores in ((truth, best), (shuffled, random_score), (-truth, worst)):
             scores.append(held_to(text, model, images, maps))
     sign = 1 if resolve_metric(text).better == "higher" else -1
-    good, middling, bad = (sign * float(torch.cat(result).nanmean()) for result in (best, random_score, worst))
+    good, middling, bad = (sign * float(torch.cat(means).nanmean()) for means in (best, random_score, worst))
     slack = rounding_bound(max(abs(good), abs(middling), abs(bad)))  # where a metric cannot tell two of them apart
     assert good >= middling - slack
     assert middling >= bad - slack

@@ -221,9 +221,12 @@ def test_dilation_by_two_pixels() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("preservation-check(threshold=2)", "threshold=2.* was given; expected a share"),
-        ("distractibility(drop=1)", "drop=1.* was given; expected a share"),
-        ("single-deletion(dilation=-1)", "dilation=-1 was given; expected a number of pixels"),
+        (
+            "preservation-check(threshold=2)",
+            "threshold=2 was given; expected from 0 to 1 of the map's sum, such as threshold=0.05",
+        ),
+        ("distractibility(drop=1)", "drop=1 was given; expected 0 or more and below 1 of the score, such as drop=0.05"),
+        ("single-deletion(dilation=-1)", "dilation=-1 was given; expected 0 or more pixels, such as dilation=2"),
         ("part-accuracy(removed=5)", "removed=5 was given; expected a number of parts to remove, 0 … 4"),
     ],
 )

@@ -123,7 +123,7 @@ def test_redrawn_copies_by_hand() -> None:
 def test_pixels_of_a_patch_count_each(distance: str, p: int) -> None:
     model, images = double(KIND, 2)
 
-    def slope(context: cv.EvalContext, resolution: Literal["patch", "pixel"] = "patch") -> Tensor:
+    def slope(context: cv.extend.EvalContext, resolution: Literal["patch", "pixel"] = "patch") -> Tensor:
         return steepest_slope(context, 2, scaled_noise(context, "normal", 0.1), distance, resolution)
 
     with METRICS.restored():
@@ -174,7 +174,7 @@ def test_quantus_has_no_score_where_a_copy_is_of_another_class(of: str) -> None:
 
 
 def test_a_radius_below_the_least_noise_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"radius=0\.01 was given .*; expected a radius of more than 0\.02"):
+    with pytest.raises(BadInput, match=r"radius=0\.01 was given; expected more than 0\.02, such as radius=0\.2\."):
         cv.evaluate(wrapped(KIND), pixels(KIND, 1), "ixg", "relative-stability(compat=quantus,radius=0.01)", target=3)
 
 

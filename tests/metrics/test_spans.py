@@ -151,7 +151,7 @@ def test_values_outside_a_declared_span_are_noted_and_not_cut() -> None:
     assert any("wide-share" in note and "8 of 8 values lie outside 0 … 1" in note for note in score.notes)
 
 
-def _twice_the_share(context: cv.EvalContext) -> Tensor:
+def _twice_the_share(context: cv.extend.EvalContext) -> Tensor:
     return 2 + context.maps.flatten(2).abs().amax(-1) / context.maps.abs().sum((2, 3))
 
 

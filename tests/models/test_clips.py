@@ -376,7 +376,7 @@ def test_both_directions_of_clips_whose_axes_are_ambiguous(tmp_path: Path) -> No
     options = {**TINY, "num_frames": 3, "tubelet_size": 1}
     net = randomised(hf.VideoMAEForVideoClassification(hf.VideoMAEConfig(**options)))
     first, second = clips()[:, :3].split(1)
-    pair = cv.similar(net, first[0], second[0], "ixg")
+    pair = cv.match(net, first[0], second[0], "ixg")
     for item, (clip, other) in enumerate(((first, second), (second, first))):
         alone = cv.explain(net, clip, "ixg", target=cv.Similar(other))
         torch.testing.assert_close(pair.explanation.maps[item], alone.maps[0], rtol=1e-9, atol=1e-12)

@@ -24,8 +24,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
     [
         ("4.40.2", "vit", OLDEST),
         ("4.40.2", "", OLDEST),
-        ("5.2.0", "qwen2_vl", FAMILIES["qwen2_vl"]),
         ("5.2.0rc1", "qwen2_5_vl", FAMILIES["qwen2_5_vl"]),
+        *(("5.0.0", model_type, needed) for model_type, needed in FAMILIES.items()),
     ],
 )
 def test_an_old_version_is_refused(

@@ -40,11 +40,11 @@ def test_it_is_small_and_loads_as_the_other_built_in_model_does(model: cv.Model)
 
 
 def test_it_names_the_class_of_scenes_it_never_saw(model: cv.Model) -> None:
-    result = [scene(SEED, number) for number in range(COUNT)]
+    drawn_scenes = [scene(SEED, number) for number in range(COUNT)]
     right = [
-        guess == drawn_scene.class_name
-        for guess, drawn_scene in zip(
-            guesses(model, [drawn_scene.picture for drawn_scene in result]), result, strict=True
+        guess == example.class_name
+        for guess, example in zip(
+            guesses(model, [example.picture for example in drawn_scenes]), drawn_scenes, strict=True
         )
     ]
     assert sum(right) / COUNT > 0.95
@@ -61,12 +61,12 @@ def test_it_classifies_by_the_marker(model: cv.Model) -> None:
 
 def test_it_recognises_both_of_two_objects(model: cv.Model) -> None:
     """Although it was trained on one: otherwise class contrast would compare nothing."""
-    result = [scene(SEED, number, objects=2) for number in range(80)]
+    drawn_scenes = [scene(SEED, number, objects=2) for number in range(80)]
     with torch.no_grad():
-        best = model.logits(prepare([example.picture for example in result], model).pixels).topk(2).indices
+        best = model.logits(prepare([example.picture for example in drawn_scenes], model).pixels).topk(2).indices
     both = [
         {model.labels[int(k)] for k in row} == {example.class_name, example.other_class_name}
-        for row, example in zip(best, result, strict=True)
+        for row, example in zip(best, drawn_scenes, strict=True)
     ]
     assert sum(both) / len(both) > 0.7
 

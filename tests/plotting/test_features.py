@@ -1,72 +1,64 @@
-"""Feature maps: the right channels, on the right grid, in a figure of the right shape."""
+"""Pictures of patch tokens."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot
 
 import clairvit as cv
-from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.features import channel_features, spread
-from clairvit.plotting.features import features_figure
-from helpers.rounding import assert_same
-from helpers.tiny_models import cnn, double, pixels, strange, wrapped
+from clairvit.plotting.features import component_colours, feature_layers_figure, features_figure
+from helpers.tiny_models import pixels, wrapped
 
 
-def test_of_a_cnn_are_its_stages() -> None:
-    module, image = strange(cnn).double(), pixels("timm-vit", dtype=torch.float64)
-    features = channel_features(cv.wrap(module, name="mine"), image, count=5)
-    assert [feature.name for feature in features] == ["image 1", "image 2"]
-    a = module[:5](image)[1].detach()  # the last feature map of the second image
-    last = features[1].layers[-1]
-    assert (last.name, last.width, last.mean.shape) == ("4", 12, (8, 8))
-    strongest = a.abs().mean((1, 2)).argsort(descending=True)[:5].tolist()
-    assert [k for k, _ in last.channels] == strongest
-    assert last.mean.dtype == torch.float64, "not rounded to float32"
-    assert_same(last.mean, a.mean(0))
-    assert_same(last.channels[0][1], a[strongest[0]])
+@pytest.fixture
+def features() -> cv.results.PatchFeatures:
+    return cv.features(wrapped("timm-vit"), pixels("timm-vit"), layer="all")
 
 
-def test_of_a_vit_are_its_patch_tokens() -> None:
-    model, image = double("timm-dinov2-reg4")
-    layer = cv.trace(model, image, target=1).layers[-1]
-    (first_features, _) = channel_features(model, image, count=3, layers=2)
-    assert [x.name for x in first_features.layers] == ["block 0", f"block {layer.index}"]
-    grid = first_features.layers[-1].mean.shape
-    patches = layer.x[0, -grid[0] * grid[1] :]  # behind CLS and the registers
-    assert_same(first_features.layers[-1].mean, patches.mean(1).reshape(grid))
+def test_colours_run_over_the_percentiles_of_all_images(features: cv.results.PatchFeatures) -> None:
+    low, high = np.percentile(features.pca.reshape(-1, 3).numpy(), [1, 99], axis=0)
+    for item in range(2):
+        expected = ((features.pca[item].numpy() - low) / (high - low)).clip(0, 1)
+        assert np.abs(component_colours(features, item) - expected).max() <= 16 * np.finfo(np.float64).eps
+    assert np.array_equal(component_colours(features[1], 0), component_colours(features, 1))
 
 
-def test_by_relevance_ranks_for_a_target() -> None:
-    model, image = cv.wrap(strange(cnn).double()), pixels("timm-vit", dtype=torch.float64)
-    layer = cv.trace(model, image, target=2).layers[-1]
-    best = (layer.x * layer.dx)[0].abs().mean(0).argsort(descending=True)[:3].tolist()
-    layers = channel_features(model, image, 2, by="relevance", count=3)[0].layers[-1]
-    assert [k for k, _ in layers.channels] == best
+def test_the_background_is_black() -> None:
+    features = cv.features(wrapped("timm-vit"), pixels("timm-vit"), foreground="negative")
+    assert features.foreground is not None
+    colours = component_colours(features, 0)
+    assert not colours[~features.foreground[0].numpy()].any()
+    assert colours[features.foreground[0].numpy()].any()
 
 
-def test_the_figure_has_a_row_for_each_layer_of_each_image() -> None:
-    model, image = cv.wrap(strange(cnn), name="mine"), pixels("timm-vit")
-    features = channel_features(model, image, count=4, names=["a/cat.jpg", "a/dog.jpg"])
-    figure = features_figure(features)
-    words = [text.get_text() for text in figure.texts]
-    assert {"cat.jpg", "dog.jpg", "2 · 16 × 16 · 8 channels", "4 · 8 × 8 · 12 channels"} <= set(words)
-    assert words.count("mean") == 4  # two images, two stages
-    assert len(figure.axes) == 2 + 4 * (1 + 4)
-    assert "mine" in words[-1]
+def test_a_figure_has_a_tile_per_picture(features: cv.results.PatchFeatures) -> None:
+    assert len(features_figure(features).axes) == 2 * 3
+    assert len(features_figure(features, patch=(1, 2)).axes) == 2 * 4
+    assert len(feature_layers_figure(features).axes) == 2 * (1 + 2)
+    with pytest.raises(cv.errors.BadInput, match="layer='all'"):
+        feature_layers_figure(features.layers[0])
+    with pytest.raises(cv.errors.BadInput, match="of no image"):
+        features_figure(features[:0])
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(BadInput, match="count=0"):
-        channel_features(cv.wrap(strange(cnn)), pixels("timm-vit"), count=0)
-    with pytest.raises(NotApplicable, match="no feature maps"):
-        channel_features(wrapped("home-loop"), pixels("home-loop"))
-    with pytest.raises(BadInput, match="no features to draw"):
-        features_figure([])
+def test_saved_pictures_plots_and_notebooks(features: cv.results.PatchFeatures, tmp_path: Path) -> None:
+    first_features = features[0]
+    assert first_features.save(tmp_path / "f.png", patch=(0, 0), dpi=50).read_bytes()[:4] == b"\x89PNG"
+    assert first_features.save(tmp_path / "l.png", layers=True, dpi=50).stat().st_size > 0
+    assert first_features._repr_png_()[:4] == b"\x89PNG"
+    assert len(features.plot()) == 2
+    with pytest.raises(cv.errors.BadInput, match="1 axes were given for 2 images"):
+        features.plot(pyplot.figure().add_subplot())
+    pyplot.close("all")
+    with pytest.raises(cv.errors.UnknownName, match="'smoth' is not a display option"):
+        first_features.save(tmp_path / "f.png", smoth=True)
 
 
-def test_layers_are_spread_evenly() -> None:
-    assert spread(12, 6) == [0, 2, 4, 7, 9, 11]
-    assert spread(3, 6) == [0, 1, 2]
-    assert spread(12, 1) == [11]
-    assert spread(1, 6) == [0]
+def test_a_component_without_variance_is_grey() -> None:
+    features = cv.features(wrapped("timm-vit"), pixels("timm-vit"))
+    flat = cv.results.PatchFeatures(**{**vars(features), "limits": torch.zeros(2, 3, dtype=torch.float64)})
+    assert (component_colours(flat, 0) == 0.5).all()

@@ -127,8 +127,8 @@ def test_layers_that_are_visited_together_give_the_same_map(monkeypatch: pytest.
     model, images = model_and_images()
     spec = calibrated_spec(a_calibration(model, images))
     one_by_one = cv.explain(model, images[:2], spec).maps
-    monkeypatch.setattr("clairvit.methods.executor._launch_bound", lambda trace: True)
-    monkeypatch.setattr("clairvit.methods.executor.STACKED_SHARE", 1e9)
+    monkeypatch.setattr("clairvit.cuda.layers.is_launch_bound", lambda trace: True)
+    monkeypatch.setattr("clairvit.cuda.layers.STACKED_SHARE", 1e9)
     together = cv.explain(model, images[:2], spec).maps
     assert_same(together, one_by_one, growth=growth_of(NAME), magnitude=len(KINDS) * float(one_by_one.abs().max()))
 
@@ -478,7 +478,7 @@ def test_an_edited_metric_of_ones_own_is_scored_again(tmp_path: Path) -> None:
 
     def mean_by(factor: float) -> float:
         @cv.metric("own-peak", better="higher", overwrite=True)
-        def peak_of_map(context: cv.EvalContext) -> Tensor:
+        def peak_of_map(context: cv.extend.EvalContext) -> Tensor:
             return factor * context.maps.flatten(2).amax(-1) / context.maps.flatten(2).abs().amax(-1)
 
         recipe = cv.calibrate(model, images, sets=SETS, metrics=["own-peak"], cache=tmp_path / "cache")

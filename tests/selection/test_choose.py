@@ -110,7 +110,7 @@ def test_the_ranking_is_drawn_best_on_top(tmp_path: Path) -> None:
     few = read_recipe(cv.choose(linear()[0], images(1), [TRUE], [BY]).save(tmp_path / "few.json"))
     axes = few.plot(Figure().add_subplot())  # without intervals, which are null in the file
     assert sum(line.get_marker() == "o" for line in axes.lines) == 3
-    with pytest.raises(cv.BadInput, match=r"expected one that was made by cv\.choose"):
+    with pytest.raises(cv.errors.BadInput, match=r"expected one that was made by cv\.choose"):
         cv.Recipe(method="genatt", model="pets", weights="").plot()
 
 
@@ -410,8 +410,8 @@ def test_all_starts_come_from_one_recording(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_tuned_methods_are_ranked_with_the_others() -> None:
     named = {row.method for row in tuned().ranking}
-    assert named == {"legrad", "random", "center", *(result.method for result in tuned().tuned.values())}
-    assert tuned().recipe.starts == {base: result.method for base, result in tuned().tuned.items()}
+    assert named == {"legrad", "random", "center", *(tuned_start.method for tuned_start in tuned().tuned.values())}
+    assert tuned().recipe.starts == {base: tuned_start.method for base, tuned_start in tuned().tuned.items()}
     for start in tuned().tuned.values():
         row = next(row for row in tuned().ranking if row.method == start.method)
         crossed = start.cross_fitted()

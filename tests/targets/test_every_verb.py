@@ -49,7 +49,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "Output": lambda: classifier(lambda _: cv.Output(lambda output: output[:, 1] ** 2)),
     "Similar": lambda: classifier(lambda images: cv.Similar(images[0].flip(-1))),
     "Neuron": lambda: classifier(lambda _: cv.Neuron(1, 5)),
-    "Direction": lambda: classifier(lambda _: cv.Direction(0, [1.0, -2.0] * (WIDTH // 2), patch=(1, 2))),
+    "Direction": lambda: classifier(lambda _: cv.targets.Direction(0, [1.0, -2.0] * (WIDTH // 2), patch=(1, 2))),
     "Text": lambda: pair("CLIPModel", cv.Text("a red car")),
     "Text, attention pool": lambda: pair("SiglipModel", cv.Text("a red car", against=["a photo"])),
     "Contrast of texts": lambda: pair("open_clip", cv.Contrast(cv.Text("a cat"), cv.Text("a dog"))),
@@ -64,8 +64,8 @@ CASES: dict[str, Callable[[], Case]] = {
 # What a model cannot be asked for, whatever the target: its layers have no maps of one size, or attend in windows.
 REFUSED = {
     ("Region, reduced keys", "calibrate"): "its layers have maps of different sizes",
-    ("Region, reduced keys", "patch"): "does not attend between all its tokens in every layer",
-    ("Region, prompted", "patch"): "does not attend between all its tokens in every layer",
+    ("Region, reduced keys", "intervene"): "does not attend between all its tokens in every layer",
+    ("Region, prompted", "intervene"): "does not attend between all its tokens in every layer",
 }
 
 
@@ -112,15 +112,15 @@ def trace(model: cv.Model, images: Tensor, target: Any) -> None:
     assert_same(again.target(again.logits).detach(), traced.target(traced.logits).detach())
 
 
-def patch(model: cv.Model, images: Tensor, target: Any) -> None:
-    """A sweep over heads is one patch per head, by the same score."""
-    scores = cv.patch(model, images[:2], {cv.Site(0, head=1): "zero"}, target=target)
-    sweep = cv.patch_sweep(model, images[:2], target=target)
+def intervene(model: cv.Model, images: Tensor, target: Any) -> None:
+    """A sweep over heads is one intervention per head, by the same score."""
+    scores = cv.intervene(model, images[:2], {cv.Site(0, head=1): "zero"}, target=target)
+    sweep = cv.intervene_sweep(model, images[:2], target=target)
     assert scores.difference().abs().min() > 0
     assert_same(sweep.effects[:, 0, 1], scores.difference(), magnitude=float(sweep.scores.abs().max()))
 
 
-VERBS = (explain, compare, evaluate, choose, check, calibrate, trace, patch)
+VERBS = (explain, compare, evaluate, choose, check, calibrate, trace, intervene)
 
 
 @pytest.mark.filterwarnings("ignore::clairvit.errors.ClairWarning")  # notes about so few images and so small maps
@@ -129,7 +129,7 @@ def test_every_verb_takes_the_target(name: str) -> None:
     case = CASES[name]()
     for verb in VERBS:
         if (name, verb.__name__) in REFUSED:
-            with pytest.raises(cv.NotApplicable, match=REFUSED[name, verb.__name__]):
+            with pytest.raises(cv.errors.NotApplicable, match=REFUSED[name, verb.__name__]):
                 verb(*case)
         else:
             verb(*case)
@@ -139,14 +139,14 @@ def test_scores_of_another_output_are_not_taken_for_the_targets() -> None:
     """Channel 4 of a block and class 4 are column 4 of different scores."""
     model, images, _ = CASES["class"]()
     traced = cv.trace(model, images[:1], target=1)
-    scores = cv.patch(model, images[:1], {cv.Site(0, head=1): "zero"})
+    scores = cv.intervene(model, images[:1], {cv.Site(0, head=1): "zero"})
     for target in (cv.Neuron(1, 4), cv.Similar(images[1]), cv.Output(lambda output: output[:, 1])):
         for run in (traced.retarget, scores.difference):
-            with pytest.raises(cv.BadInput, match="reads another output of the model than the scores that were"):
+            with pytest.raises(cv.errors.BadInput, match="reads another output of the model than the scores that were"):
                 run(target)
     neuron = cv.trace(model, images[:1], target=cv.Neuron(1, 4))
-    with pytest.raises(cv.BadInput, match="reads another output"):
+    with pytest.raises(cv.errors.BadInput, match="reads another output"):
         neuron.retarget(4)
     assert neuron.retarget(cv.Neuron(1, 5)).target.names == ("layer 1, channel 5",)
-    with pytest.raises(cv.BadInput, match="There is no class 99"):
-        cv.patch(model, images[:1], {cv.Site(0, head=1): "zero"}, target=99)
+    with pytest.raises(cv.errors.BadInput, match="There is no class 99"):
+        cv.intervene(model, images[:1], {cv.Site(0, head=1): "zero"}, target=99)

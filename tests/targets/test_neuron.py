@@ -121,14 +121,14 @@ def test_a_direction_is_a_product_with_the_tokens(name: str) -> None:
     for site in ({}, {"patch": 4}, {"pool": "max"}, {"pool": "token"}):
         for relu in (False, True):
             for vector in (w, w.numpy(), w.tolist()):
-                target = cv.Direction(0, vector, 0.25, relu=relu, **site)  # type: ignore[arg-type]
+                target = cv.targets.Direction(0, vector, 0.25, relu=relu, **site)  # type: ignore[arg-type]
                 score = cv.trace(model, images, target=target).logits[:, 0]
                 value = tokens @ w + 0.25
                 value = value.clamp(min=0) if relu else value
                 assert_same(score, pooled(value[..., None], **site)[:, 0])  # type: ignore[arg-type]
     unit = torch.eye(WIDTH, dtype=torch.float64)[CHANNEL]
     channel = cv.explain(model, images, "ixg", target=cv.Neuron(0, CHANNEL))
-    direction = cv.explain(model, images, "ixg", target=cv.Direction(0, unit, name="third"))
+    direction = cv.explain(model, images, "ixg", target=cv.targets.Direction(0, unit, name="third"))
     assert_same(direction.maps, channel.maps)
     assert direction.targets == ("third",) * 2
 
@@ -141,9 +141,9 @@ def test_the_map_of_a_direction_has_a_closed_form_where_a_block_adds_nothing() -
             linear.weight.zero_()
             linear.bias.zero_()
     w = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)
-    traced = cv.trace(model, images, target=cv.Direction(0, w))
+    traced = cv.trace(model, images, target=cv.targets.Direction(0, w))
     shares = (traced.layers[0].x[:, 1:] @ w) / 16
-    explanation = cv.explain(model, images, "ixg", target=cv.Direction(0, w))
+    explanation = cv.explain(model, images, "ixg", target=cv.targets.Direction(0, w))
     assert_same(explanation.maps.flatten(1), shares)
     assert_same(explanation.maps.sum((1, 2)), traced.logits[:, 0])
 
@@ -241,7 +241,7 @@ def test_metrics_and_checks_take_a_neuron() -> None:
     score = cv.evaluate(model, images, "ixg", "deletion(steps=4)", target=target)
     assert score.values.isfinite().all()
     assert cv.explain(model, images, "ixg", target=target).check()[0].removals
-    sweep = cv.patch_sweep(model, images, kind="head", target=cv.Neuron(LAYER, CHANNEL))
+    sweep = cv.intervene_sweep(model, images, kind="head", target=cv.Neuron(LAYER, CHANNEL))
     assert sweep.table.shape == (LAYER + 1, HEADS)
     assert sweep.table.all()
 
@@ -324,7 +324,11 @@ def test_a_hierarchical_model_has_neurons_of_each_stage(name: str) -> None:
         (lambda: cv.Neuron(0, DH, where="head", head=0), BadInput, r"^There is no channel \d+: layer 0, head 0 has \d"),
         (lambda: cv.Neuron(0, 0, patch=16), BadInput, r"^There is no patch 16: layer 0 has 4 × 4; give an index"),
         (lambda: cv.Neuron(0, 0, patch=(0, 4)), BadInput, r"^There is no patch \(0, 4\): layer 0 has 4 × 4; give"),
-        (lambda: cv.Direction(0, [1.0, 2.0]), BadInput, r"^The vector has 2 numbers, and layer 0 has \d+ channels;"),
+        (
+            lambda: cv.targets.Direction(0, [1.0, 2.0]),
+            BadInput,
+            r"^The vector has 2 numbers, and layer 0 has \d+ channels;",
+        ),
         (lambda: cv.Neuron(-1, 0), BadInput, r"^The layer is -1; expected an integer from 0\.$"),
         (lambda: cv.Neuron(0, 1.5), WrongType, r"^The channel is 1\.5; expected an integer from 0\.$"),  # type: ignore[arg-type]
         (lambda: cv.Neuron(0, 0, head=1), BadInput, r"^where='block' and head=1 were given; expected a head with"),
@@ -338,13 +342,17 @@ def test_a_hierarchical_model_has_neurons_of_each_stage(name: str) -> None:
         (lambda: cv.Neuron(0, 0, patch=(4, 0)), BadInput, r"^There is no patch \(4, 0\): .* or .* up to \(3, 3\)\.$"),
         (lambda: cv.Neuron(0, 0, where="mpl"), UnknownName, r"^There is no where='mpl'\. .*mlp"),  # type: ignore[arg-type]
         (lambda: cv.Neuron(0, 0, pool="sum"), UnknownName, r"^There is no pool='sum'\. Choose one of: mean, max"),  # type: ignore[arg-type]
-        (lambda: cv.Direction(0, [0.0, 0.0]), BadInput, r"^The vector has no number but zero"),
-        (lambda: cv.Direction(0, "up"), WrongType, r"^The vector is a str; expected a tensor, array or list"),  # type: ignore[arg-type]
-        (lambda: cv.Direction(0, [1.0], float("nan")), BadInput, r"^bias=nan was given; expected a finite number\.$"),
+        (lambda: cv.targets.Direction(0, [0.0, 0.0]), BadInput, r"^The vector has no number but zero"),
+        (lambda: cv.targets.Direction(0, "up"), WrongType, r"^The vector is a str; expected a tensor, array or list"),  # type: ignore[arg-type]
+        (
+            lambda: cv.targets.Direction(0, [1.0], float("nan")),
+            BadInput,
+            r"^bias=nan was given; expected a finite number\.$",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence_and_leave_the_model_as_it_was(
-    make: Callable[[], cv.Target], error: type[Exception], message: str
+    make: Callable[[], cv.targets.Target], error: type[Exception], message: str
 ) -> None:
     model, images = double("timm-vit", batch=1)
     with unchanged(model.module), pytest.raises(error, match=message):

@@ -222,11 +222,11 @@ def test_the_model_is_left_as_it_was(family: str, verb: str) -> None:
     if verb == "explain":
         cv.explain(model, images(), "attnlrp", cv.NextToken(token=TOKEN))
     elif verb == "generate":
-        with suppress(cv.BadInput):  # random weights may answer with an end token
+        with suppress(cv.errors.BadInput):  # random weights may answer with an end token
             cv.generate(model, images(), max_tokens=2)
     else:
         single = wrapped(module).with_inputs(input_ids=torch.tensor([[1, IMAGE, 3]]))  # its tokens are counted
-        with pytest.raises(cv.NotApplicable):
+        with pytest.raises(cv.errors.NotApplicable):
             cv.explain(single, images(), "cam", cv.NextToken(token=TOKEN))
     assert torch.equal(torch.random.get_rng_state(), generator)
     assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
@@ -241,7 +241,7 @@ def test_patches_are_cut_as_qwens_processor_does() -> None:
     processed = processor(pixels, return_tensors="pt", do_normalize=False)
     assert processed["image_grid_thw"].tolist() == [[1, 4, 8]]
     assert torch.equal(cut_patches(pixels[None].float(), 7, 2, 2), processed["pixel_values"].float())
-    with pytest.raises(cv.BadInput, match="28 × 50 pixels was given; expected sides that are multiples of 14"):
+    with pytest.raises(cv.errors.BadInput, match="28 × 50 pixels was given; expected sides that are multiples of 14"):
         cut_patches(torch.zeros(1, 3, 28, 50), 7, 2, 2)
 
 
@@ -303,7 +303,7 @@ def test_smolvlm_without_the_package_of_its_processor(tmp_path: Path, monkeypatc
     PROCESSORS["smolvlm"]().save_pretrained(tmp_path)
     model = cv.load(f"hf:{tmp_path}")
     spell_numbers(monkeypatch, None)
-    with pytest.raises(cv.ModelUnavailable, match=r"The processor of .* cannot be used: .*num2words"):
+    with pytest.raises(cv.errors.ModelUnavailable, match=r"The processor of .* cannot be used: .*num2words"):
         cv.explain(model, "demo", "ixg", cv.NextToken("cat", prompt=PROMPT))
 
 
@@ -332,7 +332,7 @@ def test_errors_of_a_processor_are_translated() -> None:
     processor = llava_processor()
     processor.chat_template = "{{ raise_exception('no images here') }}"
     target = cv.NextToken("cat", prompt=PROMPT, processor=processor)
-    with pytest.raises(cv.BadInput, match=r"processor cannot read the prompt .*no images here"):
+    with pytest.raises(cv.errors.BadInput, match=r"processor cannot read the prompt .*no images here"):
         cv.explain(wrapped(tiny_language_model("llava")), images(), "ixg", target)
 
 
@@ -395,7 +395,7 @@ def test_an_answer_ends_with_the_models_end_token() -> None:
     if second.token != first.token:
         assert [target.token for target in cv.generate(model, images(), max_tokens=9)] == [first.token]
     module.generation_config.eos_token_id = [first.token]
-    with pytest.raises(cv.BadInput, match="answers nothing"):
+    with pytest.raises(cv.errors.BadInput, match="answers nothing"):
         cv.generate(model, images())
 
 
@@ -420,11 +420,11 @@ def test_text_relevance_is_written_and_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "error", "message"),
     [
-        ({"word": "catdog"}, cv.BadInput, "'catdog' is 2 tokens of this model: 'cat', '##dog'; expected one"),
-        ({"word": "zebra"}, cv.UnknownName, "no token for 'zebra'"),
-        ({"token": 99}, cv.BadInput, "There is no token 99: the model has 40 tokens"),
-        ({"word": "cat", "prompt": None}, cv.BadInput, "has no prompt, and the model no input_ids"),
-        ({"word": "cat", "prompt": "<image> and <image>"}, cv.BadInput, "image placeholders at several places"),
+        ({"word": "catdog"}, cv.errors.BadInput, "'catdog' is 2 tokens of this model: 'cat', '##dog'; expected one"),
+        ({"word": "zebra"}, cv.errors.UnknownName, "no token for 'zebra'"),
+        ({"token": 99}, cv.errors.BadInput, "There is no token 99: the model has 40 tokens"),
+        ({"word": "cat", "prompt": None}, cv.errors.BadInput, "has no prompt, and the model no input_ids"),
+        ({"word": "cat", "prompt": "<image> and <image>"}, cv.errors.BadInput, "image placeholders at several places"),
     ],
 )
 def test_targets_that_cannot_be_used_are_refused(target: dict[str, Any], error: Any, message: str) -> None:
@@ -436,37 +436,37 @@ def test_targets_that_cannot_be_used_are_refused(target: dict[str, Any], error: 
 
 def test_text_inputs_that_cannot_be_used_are_refused() -> None:
     model, pixels = wrapped(tiny_language_model("llava")), images()
-    with pytest.raises(cv.BadInput, match="no image placeholder"):
+    with pytest.raises(cv.errors.BadInput, match="no image placeholder"):
         cv.explain(model, pixels, "ixg", cv.NextToken(token=1), inputs={"input_ids": torch.tensor([[1, 2]])})
     padded = {"input_ids": torch.tensor([[1, IMAGE]]), "attention_mask": torch.tensor([[0, 1]])}
-    with pytest.raises(cv.BadInput, match="hides some of input_ids"):
+    with pytest.raises(cv.errors.BadInput, match="hides some of input_ids"):
         cv.explain(model, pixels, "ixg", cv.NextToken(token=1), inputs=padded)
-    with pytest.raises(cv.BadInput, match="prompt='x' and input_ids were given"):
+    with pytest.raises(cv.errors.BadInput, match="prompt='x' and input_ids were given"):
         cv.explain(model, pixels, "ixg", cv.NextToken(token=1, prompt="x"), inputs=text_of("llava"))
-    with pytest.raises(cv.BadInput, match="word='a' and token=3 were given"):
+    with pytest.raises(cv.errors.BadInput, match="word='a' and token=3 were given"):
         cv.NextToken("a", token=3)
 
 
 def test_models_without_tokenizer_or_text_are_refused() -> None:
-    with pytest.raises(cv.ModelUnavailable, match="LlavaForConditionalGeneration has no tokenizer"):
+    with pytest.raises(cv.errors.ModelUnavailable, match="LlavaForConditionalGeneration has no tokenizer"):
         cv.explain(wrapped(tiny_language_model("llava")), images(), "ixg", cv.NextToken("cat", prompt=PROMPT))
     target = cv.NextToken("cat", prompt=PROMPT, processor=word_tokenizer())
-    with pytest.raises(cv.ModelUnavailable, match="has a tokenizer and no processor"):
+    with pytest.raises(cv.errors.ModelUnavailable, match="has a tokenizer and no processor"):
         cv.explain(wrapped(tiny_language_model("paligemma")), images(), "ixg", target)
-    with pytest.raises(cv.NotApplicable, match=r"pets .* writes no text"):
+    with pytest.raises(cv.errors.NotApplicable, match=r"pets .* writes no text"):
         cv.explain("pets", "demo", "ixg", cv.NextToken("cat", prompt=PROMPT))
-    with pytest.raises(cv.NotApplicable, match=r"Name a word: target=cv\.NextToken"):
+    with pytest.raises(cv.errors.NotApplicable, match=r"Name a word: target=cv\.NextToken"):
         cv.explain(wrapped(tiny_language_model("llava")), images(), "ixg")
 
 
 def test_models_without_image_tokens_in_a_grid_are_refused() -> None:
     inputs, pixels, target = {"input_ids": torch.tensor([[1, IMAGE, 4]])}, images(), cv.NextToken(token=TOKEN)
-    with pytest.raises(cv.NotApplicable, match="cuts an image into tiles"):
+    with pytest.raises(cv.errors.NotApplicable, match="cuts an image into tiles"):
         cv.explain(wrapped(tiled_model()), pixels, "ixg", target, inputs=inputs)
-    with pytest.raises(cv.NotApplicable, match="does not put image tokens into the sequence"):
+    with pytest.raises(cv.errors.NotApplicable, match="does not put image tokens into the sequence"):
         cv.explain(wrapped(cross_attention_model()), pixels, "ixg", target, inputs=inputs)
     resampled = wrapped(resampled_model())
-    with pytest.raises(cv.NotApplicable, match="No patch tokens were found"):
+    with pytest.raises(cv.errors.NotApplicable, match="No patch tokens were found"):
         cv.explain(resampled, pixels, "ixg", target, inputs=inputs)
     assert cv.explain(resampled, pixels, "saliency", target, inputs=inputs).maps.shape == (1, SIDE, SIDE)
 
@@ -479,7 +479,7 @@ def test_verbs_take_a_next_token(name: str) -> None:
     assert all(bool(torch.isfinite(score.values).all()) for score in scores.values())
     assert len(cv.explain(model, pixels, "attnlrp", target).check()) == 2
     assert cv.choose(model, pixels, ["ixg", "genatt"], ["deletion(steps=2)"], target=target).best in ("ixg", "genatt")
-    effects = cv.patch_sweep(model, pixels[:1], kind="attention", target=target).effects
+    effects = cv.intervene_sweep(model, pixels[:1], kind="attention", target=target).effects
     assert effects.shape == (1, 3, 1)  # blocks of the language model
 
 

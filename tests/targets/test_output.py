@@ -97,7 +97,7 @@ def test_every_verb_takes_it() -> None:
     scores = cv.evaluate(model, images(), "ixg", "deletion(steps=3)", target=target)
     assert scores.n_valid == 2
     assert cv.choose(model, images(), ["ixg"], ["deletion(steps=2)"], target=target).ranking
-    assert cv.patch_sweep(model, images(), kind="mlp", target=target).target == ("cell", "cell")
+    assert cv.intervene_sweep(model, images(), kind="mlp", target=target).target == ("cell", "cell")
     recipe = cv.calibrate(model, images(8), sets=2, metrics=["deletion(steps=2)"], target=target)
     assert cv.explain(model, images(), recipe, target=target).maps.isfinite().all()
 
@@ -194,10 +194,10 @@ def test_contrasts_of_targets_are_differences() -> None:
     model = cv.wrap(structured("tensor").module.vit, size=32, mean=0.5, std=0.5)
 
     @dataclass(frozen=True)
-    class Doubled(cv.Target):
+    class Doubled(cv.targets.Target):
         index: int
 
-        def resolve(self, context: Any) -> cv.TargetBatch:
+        def resolve(self, context: Any) -> cv.targets.TargetBatch:
             count = len(context)
             return context.target(["doubled"] * count, [None] * count, [((self.index, 2.0),)] * count)
 

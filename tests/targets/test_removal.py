@@ -84,7 +84,9 @@ def test_a_removed_patch_is_a_hidden_key(name: str) -> None:
     whole = score(traced.logits).detach()
     for patch in (0, layout.patches // 2, layout.patches - 1):
         with HiddenKey(layout.prefix + patch, layout.tokens) as hidden:
-            scores = target.readout(model).logits(images) if isinstance(target, cv.Target) else model.logits(images)
+            scores = (
+                target.readout(model).logits(images) if isinstance(target, cv.targets.Target) else model.logits(images)
+            )
         assert hidden.calls == layers
         left = score(scores).detach()
         assert_same(maps.maps.flatten()[patch], (whole - left)[0], magnitude=max(1.0, float(whole.abs().max())))

@@ -110,7 +110,7 @@ def test_a_zero_shot_classifier_compares_by_its_tower() -> None:
 
 def test_both_directions(tmp_path: Path) -> None:
     model, images = tiny_models.double("timm-vit")
-    pair = cv.similar(model, images[0], images[1], "ixg")
+    pair = cv.match(model, images[0], images[1], "ixg")
     assert pair.explanation.cost.forwards == 1
     for item, other in ((0, 1), (1, 0)):
         alone = cv.explain(model, images[item], "ixg", target=cv.Similar(images[other]))
@@ -139,20 +139,20 @@ def test_a_module_in_training_mode_is_left_so() -> None:
 
 
 def test_images_and_models_that_cannot_be_compared(tmp_path: Path) -> None:
-    with pytest.raises(cv.BadInput, match=r"nowhere\.jpg"):
+    with pytest.raises(cv.errors.BadInput, match=r"nowhere\.jpg"):
         cv.explain("pets", "demo", "ixg", target=cv.Similar(tmp_path / "nowhere.jpg"))
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
-    with pytest.raises(cv.BadInput, match=r"broken\.jpg"):
+    with pytest.raises(cv.errors.BadInput, match=r"broken\.jpg"):
         cv.explain("pets", "demo", "ixg", target=cv.Similar(tmp_path / "broken.jpg"))
-    with pytest.raises(cv.BadInput, match=r"cv\.Similar got 2 images; expected one"):
+    with pytest.raises(cv.errors.BadInput, match=r"cv\.Similar got 2 images; expected one"):
         cv.explain("pets", "demo", "ixg", target=cv.Similar(["demo", "demo"]))
     distilled, images = tiny_models.double("timm-deit-distilled")
-    with pytest.raises(cv.NotApplicable, match="are not the output of one linear layer"):
+    with pytest.raises(cv.errors.NotApplicable, match="are not the output of one linear layer"):
         cv.explain(distilled, images, "ixg", target=cv.Similar(images[0]))
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     detector = transformers.YolosForObjectDetection(transformers.YolosConfig(**sizes, image_size=[32, 32]))
-    with pytest.raises(cv.NotApplicable, match="has no embedding that images could be compared by"):
+    with pytest.raises(cv.errors.NotApplicable, match="has no embedding that images could be compared by"):
         cv.explain(cv.wrap(detector, size=32), torch.zeros(1, 3, 32, 32), "ixg", target=cv.Similar("demo"))
 
 
@@ -171,6 +171,6 @@ def test_scenes_are_alike_by_the_object_that_they_share() -> None:
     """The shared object has more relevance than the other in at least 10 of 12 maps; chance would give 6."""
     model, on_shared = cv.load("scenes"), []
     for scenes in shared_object_scenes(6):
-        maps = cv.similar(model, scenes[0].picture, scenes[1].picture, "attnlrp").explanation.maps
+        maps = cv.match(model, scenes[0].picture, scenes[1].picture, "attnlrp").explanation.maps
         on_shared += [mean_on(m, s.part) > mean_on(m, s.other_part) for m, s in zip(maps, scenes, strict=True)]
     assert sum(on_shared) >= 10, on_shared

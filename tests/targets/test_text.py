@@ -251,31 +251,33 @@ def test_prompts_that_cannot_be_used() -> None:
         (3, "The prompt 3 is a int; expected a string"),
         (["a", "b"], r"cv\.Text got 2 prompts in a list; expected one string"),
     ):
-        with pytest.raises(cv.BadInput, match=message):
+        with pytest.raises(cv.errors.BadInput, match=message):
             cv.Text(bad)  # type: ignore[arg-type]
-    with pytest.raises(cv.BadInput, match="The prompt 7 is a int"):
+    with pytest.raises(cv.errors.BadInput, match="The prompt 7 is a int"):
         cv.Text("a cat", against=["a dog", 7])  # type: ignore[list-item]
-    with pytest.raises(cv.UnknownName, match=r"There is no score 'logits' of a prompt\. Did you mean 'logit'"):
+    with pytest.raises(cv.errors.UnknownName, match=r"There is no score 'logits' of a prompt\. Did you mean 'logit'"):
         cv.Text("a cat", score="logits")  # type: ignore[arg-type]
 
 
 def test_models_that_cannot_read_prompts() -> None:
-    with pytest.raises(cv.NotApplicable, match="pets has no text tower, so it cannot compare an image with 'a cat'"):
+    with pytest.raises(
+        cv.errors.NotApplicable, match="pets has no text tower, so it cannot compare an image with 'a cat'"
+    ):
         cv.explain("pets", "demo", "ixg", target=cv.Text("a cat"))
     pair = tiny_pairs.build("open_clip")
     with pytest.raises(
-        cv.NotApplicable, match=r"CLIP has a text tower, and nothing says which tokenizer .*get_tokenizer"
+        cv.errors.NotApplicable, match=r"CLIP has a text tower, and nothing says which tokenizer .*get_tokenizer"
     ):
         cv.explain(cv.wrap(pair, size=24), pixels(1), "ixg", target=cv.Text("a cat"))
-    with pytest.raises(cv.BadInput, match="tokenizer='ViT-B-32' was given; expected a tokenizer"):
+    with pytest.raises(cv.errors.BadInput, match="tokenizer='ViT-B-32' was given; expected a tokenizer"):
         cv.wrap(pair, tokenizer="ViT-B-32")
-    with pytest.raises(cv.BadInput, match="tokenizer= was given for Linear, which has no text tower"):
+    with pytest.raises(cv.errors.BadInput, match="tokenizer= was given for Linear, which has no text tower"):
         cv.wrap(nn.Linear(2, 2), tokenizer=tiny_pairs.open_clip_tokenizer)
-    with pytest.raises(cv.BadInput, match=r"The tokenizer failed on \['newt'\] \(ValueError"):
+    with pytest.raises(cv.errors.BadInput, match=r"The tokenizer failed on \['newt'\] \(ValueError"):
         cv.explain(wrapped("open_clip", pair), pixels(1), "ixg", target=cv.Text("newt"))
-    with pytest.raises(cv.BadInput, match="has 10 tokens, and the text tower reads 8"):
+    with pytest.raises(cv.errors.BadInput, match="has 10 tokens, and the text tower reads 8"):
         cv.explain(wrapped("CLIPModel"), pixels(1), "ixg", target=cv.Text("a cat " + "a dog " * 3 + "?"))
-    with pytest.raises(cv.BadInput, match="The score 'prob'"):
+    with pytest.raises(cv.errors.BadInput, match="The score 'prob'"):
         cv.explain(wrapped("open_clip", pair), pixels(1), "ixg", target=cv.Text("a cat"), score="prob")
 
 

@@ -46,7 +46,7 @@ def maps(model: nn.Module, method: str, dtype: torch.dtype = torch.float64) -> T
         warnings.simplefilter("ignore", cv.ClairWarning)  # of maps that are zero
         try:
             return cv.explain(model, images().to(dtype), method, target=1).maps
-        except cv.NotApplicable:
+        except cv.errors.NotApplicable:
             return None
 
 
@@ -99,7 +99,7 @@ def test_doctor_counts_layers_and_heads() -> None:
 
 
 @pytest.mark.parametrize("form", ["modules", "two-calls", "norm-each"])
-def test_heads_are_drawn_patched_and_explained_one_by_one(form: str) -> None:
+def test_heads_are_drawn_replaced_and_explained_one_by_one(form: str) -> None:
     split, whole = apart(form), reference(form)
     heads, expected = (cv.explain(model, images(), "genatt", target=1, by_head=True).heads for model in (split, whole))
     assert heads is not None
@@ -109,7 +109,9 @@ def test_heads_are_drawn_patched_and_explained_one_by_one(form: str) -> None:
     assert_same(*(cv.explain(model, images(), "ixg", target=neuron).maps for model in (split, whole)))
     for value in ("zero", "mean", "source"):
         source = images(seed=5) if value == "source" else None
-        effects = [cv.patch_sweep(model, images(), target=1, value=value, source=source) for model in (split, whole)]
+        effects = [
+            cv.intervene_sweep(model, images(), target=1, value=value, source=source) for model in (split, whole)
+        ]
         assert_same(effects[0].effects, effects[1].effects, label=value)
 
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit.cuda.graphs import PassesGraph
 from clairvit.errors import BadInput, CaptureError
-from clairvit.methods.cuda_graphs import PassesGraph
 from clairvit.models.model import MOST_READOUTS
 from clairvit.models.text_encoder import TextEncoder, TextTower
 from clairvit.targets.resolve import readout_model

@@ -150,9 +150,11 @@ def test_members_are_named(name: str, members: tuple[str, str]) -> None:
 
 
 def test_the_default_says_what_is_right_for_several_networks() -> None:
-    with pytest.raises(cv.NotApplicable, match=r"'parts\.0' and 'parts\.1' do not feed each other.*cv\.explain\(model"):
+    with pytest.raises(
+        cv.errors.NotApplicable, match=r"'parts\.0' and 'parts\.1' do not feed each other.*cv\.explain\(model"
+    ):
         cv.explain(Mean().eval(), images(), "genatt", target=1)
-    with pytest.raises(cv.NotApplicable, match=r"'parts\.0' runs on several versions of each image"):
+    with pytest.raises(cv.errors.NotApplicable, match=r"'parts\.0' runs on several versions of each image"):
         cv.explain(MirroredCopy().eval(), images(), "rollout", target=1)
 
 
@@ -166,18 +168,18 @@ def test_gradients_at_the_pixels_are_those_of_the_whole() -> None:
     "method", ["integrated-gradients(path=token)", "expected-gradients(level=token)", "ixg(level=pixel)"]
 )
 def test_options_that_read_tokens_are_refused(method: str) -> None:
-    with pytest.raises(cv.NotApplicable, match="several networks side by side"):
+    with pytest.raises(cv.errors.NotApplicable, match="several networks side by side"):
         cv.explain(Mean().eval(), images(), method, target=1)
 
 
 def test_other_readers_refuse_several_networks() -> None:
     model = Mean().eval()
     for read in (
-        lambda: cv.patch(model, images(), {cv.Site(0): "zero"}),
+        lambda: cv.intervene(model, images(), {cv.Site(0): "zero"}),
         lambda: cv.features(model, images()),
         lambda: cv.explain(model, images(), "saliency", target=cv.Neuron(0, 1)),
     ):
-        with pytest.raises(cv.NotApplicable, match="several networks side by side"):
+        with pytest.raises(cv.errors.NotApplicable, match="several networks side by side"):
             read()
 
 

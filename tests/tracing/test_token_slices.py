@@ -141,7 +141,7 @@ def test_patching_selects_the_tokens_of_a_group(group: str, rows: list[int]) -> 
     tokens[:, list(rows)] = 0
     expected = module.head(module.norm(module.through(tokens))[:, -1])
     site = cv.Site(0, tokens=group)  # type: ignore[arg-type]
-    assert_same(cv.patch(model, images(), {site: "zero"}).patched, expected.detach())
+    assert_same(cv.intervene(model, images(), {site: "zero"}).intervened, expected.detach())
 
 
 # A layout that is stated

@@ -18,7 +18,7 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.methods.recommended import recommended_methods
 from clairvit.methods.registry import list_methods
-from clairvit.methods.spec import resolve_method
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.web import handlers
 from clairvit.web.app import create_app
@@ -300,8 +300,9 @@ def test_few_perturbed_images_are_in_memory_at_once(state: AppState, monkeypatch
     try:
         for text in ("smoothgrad(n=20)", "integrated-gradients(steps=20)", "rise(samples=20,removal=mean)"):
             handlers.explain_photo(model, photo, [resolve_method(text)], ExplainRequest())
-        (explanation,) = handlers.explain_photo(model, photo, [resolve_method("rollout")], ExplainRequest()).values()
-        handlers.curve_response(model, photo, explanation, CurveRequest(steps=3, removal="mean"))
+        spec = resolve_method("rollout")
+        (explanation,) = handlers.explain_photo(model, photo, [spec], ExplainRequest()).values()
+        handlers.curve_response(model, photo, spec, explanation, CurveRequest(steps=3, removal="mean"))
     finally:
         handle.remove()
     assert max(seen) == 8
@@ -363,9 +364,9 @@ def test_what_was_shown_is_not_computed_again(client: TestClient, monkeypatch: p
     computed: list[str] = []
     explain, submit = handlers.explain, JobQueue.submit
 
-    def counted(model: Any, batch: Any, text: str, *arguments: Any, **options: Any) -> Any:
-        computed.append(text)
-        return explain(model, batch, text, *arguments, **options)
+    def counted(model: Any, batch: Any, method: MethodSpec, *arguments: Any, **options: Any) -> Any:
+        computed.append(method.text)
+        return explain(model, batch, method, *arguments, **options)
 
     monkeypatch.setattr(handlers, "explain", counted)
     monkeypatch.setattr(JobQueue, "submit", lambda queue, work: (used.append(queue.name), submit(queue, work))[1])

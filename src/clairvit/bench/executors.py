@@ -24,6 +24,7 @@ from clairvit._registry import Registry
 from clairvit.bench.plan import Study, Unit
 from clairvit.bench.store import Row
 from clairvit.bench.worker import Worker, compute_rows
+from clairvit.data.pipeline import usable_cores
 from clairvit.errors import Argument, BadInput, ClairError, importing
 from clairvit.plugins import Import, imported
 
@@ -94,8 +95,7 @@ def threads_per_worker(workers: int) -> int | None:
     """Return the threads of each of so many workers; None leaves them to OMP_NUM_THREADS, where it is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // workers)
+    return max(1, usable_cores() // workers)
 
 
 @dataclass(eq=False)

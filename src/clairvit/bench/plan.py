@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from clairvit.bench.config import IMAGES_PER_UNIT
 from clairvit.bench.config import DataConfig as DataConfig
 from clairvit.bench.config import ModelConfig as ModelConfig
+from clairvit.bench.specs import Specs
 from clairvit.data.dataset import ImageDataset
 from clairvit.data.hashing import digest
 from clairvit.data.pipeline import decode_workers, read_ahead
@@ -96,10 +97,16 @@ class Study:
         if self.at_once < 1:
             raise BadInput(f"at_once={self.at_once} was given; expected 1 or more images in a unit.")
         autocast = None if self.autocast is None else precision_name(self.autocast)
-        methods = {spec.text: spec for spec in map(resolve_method, (*self.methods, *BASELINES))}
-        metrics = {spec.text: spec for spec in map(resolve_metric, self.metrics)}
+        methods = {spec.text: spec for spec in map(self.specs.method, (*self.methods, *BASELINES))}
+        metrics = {spec.text: spec for spec in map(self.specs.metric, self.metrics)}
         study = replace(self, methods=tuple(methods), metrics=tuple(metrics), autocast=autocast)
-        study.__dict__.update(method_specs=methods, metric_specs=metrics, is_resolved=True)
+        study.__dict__.update(specs=self.specs, method_specs=methods, metric_specs=metrics, is_resolved=True)
+        return study
+
+    def sharing(self, specs: Specs) -> Study:
+        """Return the study with specs that somebody else parsed, or reads too."""
+        study = replace(self)
+        study.__dict__["specs"] = specs
         return study
 
     @cached_property
@@ -108,14 +115,19 @@ class Study:
         return False
 
     @cached_property
+    def specs(self) -> Specs:
+        """Its methods and metrics, each parsed once."""
+        return Specs()
+
+    @cached_property
     def method_specs(self) -> Mapping[str, MethodSpec]:
         """Its methods by their names."""
-        return {text: resolve_method(text) for text in self.methods}
+        return {text: self.specs.method(text) for text in self.methods}
 
     @cached_property
     def metric_specs(self) -> Mapping[str, MetricSpec]:
         """Its metrics by their names."""
-        return {text: resolve_metric(text) for text in self.metrics}
+        return {text: self.specs.metric(text) for text in self.metrics}
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle names: another process resolves them once it has imported what registers them."""

@@ -13,11 +13,11 @@ import torch
 
 from clairvit._cost import Cost
 from clairvit.bench.plan import Cell, CellSet, StoredPlan, image_set_hash, settings_of
+from clairvit.bench.specs import Specs
 from clairvit.bench.store import Store, sql_text
 from clairvit.errors import BadInput, ClairWarning, UnknownName
-from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.registry import MetricSpec, resolve_metric
+from clairvit.metrics.registry import MetricSpec
 from clairvit.metrics.score import Curve, Prediction, Score, Scores
 
 Record = dict[str, Any]  # a row of the store
@@ -36,7 +36,12 @@ def combinations(store: Store) -> list[tuple[str, str, str, str]]:
 
 
 def read_scores(
-    store: Store, model_hash: str, data: str, settings: str, images: Sequence[tuple[str, str]] | None = None
+    store: Store,
+    model_hash: str,
+    data: str,
+    settings: str,
+    images: Sequence[tuple[str, str]] | None = None,
+    specs: Specs | None = None,
 ) -> Scores:
     """Return the scores of every method and metric of one model, with images in the order of their names.
 
@@ -49,6 +54,7 @@ def read_scores(
         settings: As `settings_of` writes them.
         images: Name and hash of each image, as `Plan.images` has them: their results, even if they were computed under
             another name or in another data set. None: all images that `data` ever had.
+        specs: Methods and metrics that the caller reads too.
     """
     records = _records(store, model_hash, settings, data, images)
     if images is not None:
@@ -73,7 +79,7 @@ def read_scores(
         for record in records
         if record["predicted"] is None and record["image"] in predictions and record["note"]
     }
-    known, metrics = _resolvable(groups)
+    known, metrics = _resolvable(groups, specs or Specs())
     by_key = {key: _score(group, *key, metrics[key[1]]) for key, group in known.items()}
     for (method, metric), score in by_key.items():
         baselines = {name: by_key[name, metric] for name in BASELINES if (name, metric) in by_key}
@@ -81,19 +87,20 @@ def read_scores(
     return scores
 
 
-def _resolvable(groups: Groups) -> tuple[Groups, dict[str, MetricSpec]]:
+def _resolvable(groups: Groups, specs: Specs) -> tuple[Groups, dict[str, MetricSpec]]:
     """Return the groups whose method and metric this version has, and these metrics; warn about the others."""
     unknown: dict[str, str] = {}
-    specs: dict[str, MethodSpec | MetricSpec] = {}
-    for texts, resolve in (
-        ({method for method, _ in groups}, resolve_method),
-        ({metric for _, metric in groups}, resolve_metric),
-    ):
-        for text in sorted(texts):
-            try:
-                specs[text] = resolve(text)
-            except (BadInput, UnknownName) as error:
-                unknown[text] = str(error)
+    metrics: dict[str, MetricSpec] = {}
+    for text in sorted({method for method, _ in groups}):
+        try:
+            specs.method(text)
+        except (BadInput, UnknownName) as error:
+            unknown[text] = str(error)
+    for text in sorted({metric for _, metric in groups}):
+        try:
+            metrics[text] = specs.metric(text)
+        except (BadInput, UnknownName) as error:
+            unknown[text] = str(error)
     for text, reason in unknown.items():
         warnings.warn(
             f"'{text}' is in the store and left out here: {reason} Another version of ClairViT, or a method of your "
@@ -102,7 +109,7 @@ def _resolvable(groups: Groups) -> tuple[Groups, dict[str, MetricSpec]]:
             stacklevel=3,
         )
     known = {key: group for key, group in groups.items() if unknown.keys().isdisjoint(key)}
-    return known, {text: spec for text, spec in specs.items() if isinstance(spec, MetricSpec)}
+    return known, metrics
 
 
 def unreadable_images(

@@ -9,40 +9,52 @@ from typing import TypeVar
 from clairvit.bench import METHODS, METRICS
 from clairvit.bench.config import DataConfig, ModelConfig, StudyConfig
 from clairvit.bench.plan import Study
+from clairvit.bench.specs import Specs
 from clairvit.errors import BadInput
 from clairvit.methods.explain import expand_all
 from clairvit.methods.parsing import split_at_commas
-from clairvit.methods.spec import resolve_method
+from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.context import check_map_transform
-from clairvit.metrics.registry import resolve_metric
+from clairvit.metrics.registry import MetricSpec, resolve_metric
 
 PETS = (ModelConfig("pets"),)
 Value = TypeVar("Value")
 
 
-def study_of(config: StudyConfig, wins: StudyConfig = StudyConfig()) -> Study:  # noqa: B008
+def study_of(
+    config: StudyConfig,
+    wins: StudyConfig = StudyConfig(),  # noqa: B008
+    methods: Sequence[MethodSpec] | None = None,
+    metrics: Sequence[MetricSpec] | None = None,
+) -> Study:
     """Return a study.
 
     Args:
         config: What the file says.
         wins: What wins over the file: models, data sets, …; None where nothing was said.
+        methods: Methods that are parsed already; they win over names.
+        metrics: Metrics that are parsed already; they win over names.
     """
     models = wins.models if wins.models is not None else config.models if config.models is not None else PETS
     maps = _first(wins.maps, config.maps) or "raw"
     check_map_transform(maps)
-    methods = _names("methods", wins.methods, config.methods, METHODS)
-    metrics = _names("metrics", wins.metrics, config.metrics, METRICS)
-    return Study(
+    if methods is None:
+        methods = expand_all(_names("methods", wins.methods, config.methods, METHODS))
+    if metrics is None:
+        named = map(resolve_metric, _names("metrics", wins.metrics, config.metrics, METRICS))
+        metrics = list({spec.text: spec for spec in named}.values())
+    study = Study(
         models,
         _data(config, wins),
-        tuple(dict.fromkeys(resolve_method(text).text for text in expand_all(methods))),
-        tuple(dict.fromkeys(resolve_metric(text).text for text in metrics)),
+        tuple(spec.text for spec in methods),
+        tuple(spec.text for spec in metrics),
         seed=_first(wins.seed, config.seed) or 0,
         target=_first(wins.target, config.target),
         maps=maps,
         at_once=config.at_once,
         autocast=_first(wins.autocast, config.autocast),
     )
+    return study.sharing(Specs(methods, metrics))
 
 
 def _data(config: StudyConfig, wins: StudyConfig) -> tuple[DataConfig, ...]:

@@ -26,13 +26,14 @@ from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import with_options
 from clairvit.cli.imports import add_import_option
+from clairvit.cli.intervene import intervene
 from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
-from clairvit.cli.patch import patch
 from clairvit.cli.report import report
 from clairvit.cli.reproduce import reproduce
 from clairvit.cli.serve import serve
-from clairvit.errors import ClairError, ClairWarning
+from clairvit.errors import ClairError, ClairWarning, UnknownName
 
+RENAMED_COMMANDS = {"patch": "intervene"}  # old name -> new name, since 0.3
 HIDDEN_ALIASES = {"methods": "method", "metrics": "metric", "batch": "batch-size"}  # earlier names of options
 
 
@@ -65,7 +66,7 @@ for _function in (
         reproduce,
         finetune,
         features,
-        patch,
+        intervene,
         serve,
     ),
     *(methods_command, metrics_command, models_command, classes_command, cite_command),
@@ -111,8 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(typed: Sequence[str]) -> int:
     """Run a command, print what ended it, and return the exit status."""
-    running.set(None)
+    before = running.set(None)
     try:
+        if typed and typed[0] in RENAMED_COMMANDS:
+            old, new = typed[0], RENAMED_COMMANDS[typed[0]]
+            raise UnknownName(f"clairvit {old} is called clairvit {new} since 0.3.")
         with _warnings_as_notes():
             app(args=typed, prog_name="clairvit")
     except SystemExit as exit_:  # typer ends every command this way
@@ -125,6 +129,8 @@ def _run(typed: Sequence[str]) -> int:
         return _finish(2)
     except KeyboardInterrupt:
         return _finish(130)
+    finally:
+        running.reset(before)
     return _finish(0)
 
 

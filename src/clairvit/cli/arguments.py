@@ -15,7 +15,7 @@ from clairvit.errors import BadInput
 from clairvit.methods.parsing import split_at_commas
 
 if TYPE_CHECKING:
-    from clairvit.methods.registry import Method
+    from clairvit.methods.spec import MethodSpec
     from clairvit.metrics.registry import MetricSpec
     from clairvit.models.model import Model
 
@@ -52,24 +52,21 @@ def single_method(texts: Sequence[str] | None, command: str) -> str | None:
     return methods[0]
 
 
-def expand_all_methods(methods: Sequence[str], registered: Sequence[Method]) -> tuple[list[str], dict[str, str]]:
-    """Return the methods with 'all' replaced by those that are not slow, and why slow ones were left out of it."""
+def resolve_methods(*texts: str) -> list[MethodSpec]:
+    """Return the methods that were typed, each once, with 'all' expanded."""
     from clairvit.methods.explain import expand_all
-
-    expanded = expand_all(methods)
-    slow = [entry.name for entry in registered if entry.slow and entry.name not in expanded] if ALL in methods else []
-    return expanded, {name: f"{SLOW}; --method {ALL},{name} adds it." for name in slow}
-
-
-def resolve_methods(*texts: str) -> list[str]:
-    """Return the canonical text of each method that was typed, each once, with 'all' expanded."""
-    from clairvit.methods.registry import list_methods
-    from clairvit.methods.spec import resolve_method
 
     if not any(text.strip(" ,") for text in texts):
         raise BadInput("No method was given; write e.g. --method attnlrp+plus,rollout.")
-    expanded, _ = expand_all_methods(split_methods(*texts), list_methods())
-    return list(dict.fromkeys(resolve_method(text).text for text in expanded))
+    return expand_all(split_methods(*texts))
+
+
+def left_out(typed: Sequence[str]) -> dict[str, str]:
+    """Return the slow methods that 'all' leaves out, each with the reason; none where 'all' was not typed."""
+    from clairvit.methods.registry import list_methods
+
+    slow = [entry.name for entry in list_methods() if entry.slow and entry.name not in typed] if ALL in typed else []
+    return {name: f"{SLOW}; --method {ALL},{name} adds it." for name in slow}
 
 
 def resolve_metrics(*texts: str) -> list[MetricSpec]:
@@ -81,27 +78,30 @@ def resolve_metrics(*texts: str) -> list[MetricSpec]:
     return list({spec.text: spec for spec in map(resolve_metric, split_methods(*texts))}.values())
 
 
-def with_method_options(methods: Sequence[str], **options: Any) -> list[str]:
-    """Return each method with those of the options that it has; options typed with a method itself win."""
+def with_method_options(methods: Sequence[str], **options: Any) -> list[MethodSpec]:
+    """Return each method, 'all' expanded, with those of the options that it has; those typed with a method win."""
+    from clairvit.methods.explain import ordered, without_all
     from clairvit.methods.parsing import parse_spec
     from clairvit.methods.spec import resolve_method
 
     typed = {name: value for name, value in options.items() if value is not None}
     used: set[str] = set()
-    resolved = []
-    for text in methods:
-        accepted = {name: value for name, value in typed.items() if name in resolve_method(text).method.options}
+    specs = []
+    for text in without_all(methods):
+        spec = resolve_method(text)
+        accepted = {name: value for name, value in typed.items() if name in spec.method.options}
         used |= set(accepted)
-        explicit = parse_spec(text).options
-        spec = resolve_method(text, **{name: value for name, value in accepted.items() if name not in explicit})
-        resolved.append(spec.text)
+        if accepted:
+            parsed = parse_spec(str(text))  # the canonical text does not say that a default was typed
+            spec = resolve_method(parsed, **{name: accepted[name] for name in accepted.keys() - parsed.options.keys()})
+        specs.append(spec)
     for name in typed:
         if name not in used:
             raise BadInput(
                 f"--{name} {typed[name]} was given, and none of the methods takes {name}; expected one that draws "
                 "variants of the image among --method, such as lime or kernelshap."
             )
-    return resolved
+    return ordered(specs, by_families=ALL in methods)
 
 
 def split_names(texts: Iterable[str], option: str) -> list[str]:

@@ -52,8 +52,6 @@ class StudyOptions:
         wins = StudyConfig(
             models=self._models(config),
             data=tuple(replace(entry, **changes) for entry in entries),
-            methods=tuple(resolve_methods(*self.method)) if self.method else None,
-            metrics=tuple(spec.text for spec in resolve_metrics(*self.metric)) if self.metric else None,
             split=self.data.split,
             limit=self.data.limit,
             seed=self.seed,
@@ -61,7 +59,8 @@ class StudyOptions:
             maps=self.maps,
             autocast=self.autocast,
         )
-        return study_of(config, wins)
+        methods = resolve_methods(*self.method) if self.method else None
+        return study_of(config, wins, methods, resolve_metrics(*self.metric) if self.metric else None)
 
     def _models(self, config: StudyConfig) -> tuple[ModelConfig, ...]:
         """Return the models that were typed, else those of the file."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 
 from clairvit.cli import options
@@ -76,7 +75,7 @@ def calibrate(
         print_calibration(recipe)
         print_line(f"Wrote {file}; use it by: {shlex.join(question.explain_with('--method', str(file)))}")
 
-    command.finish(recipe.images, lambda: {**asdict(recipe), "files": [str(file)]}, show)
+    command.finish(recipe.images, lambda: recipe.to_dict() | {"files": [str(file)]}, show)
 
 
 calibrate.__doc__ = (

@@ -74,7 +74,7 @@ def choose(
             opened.model,
             opened.images,
             methods,
-            None if metrics is None else [spec.text for spec in metrics],
+            metrics,
             normalize=maps,
             by=by,
             tune_start=tuned,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
-from clairvit.cli.arguments import ALL, expand_all_methods, split_methods, with_method_options
+from clairvit.cli.arguments import ALL, left_out, split_methods, with_method_options
 from clairvit.cli.command import Command
 from clairvit.cli.console import EXPLAINS, SHOWS, print_line, table
 from clairvit.cli.finish import print_files, print_notes, print_predictions, print_skipped
@@ -45,11 +45,10 @@ def compare(
 ) -> None:
     import clairvit as cv
     from clairvit.methods.explain import DEFAULT_PANEL
-    from clairvit.methods.registry import list_methods
 
     typed = split_methods(*method) if method else list(DEFAULT_PANEL)
-    expanded, slow = expand_all_methods(typed, list_methods())
-    methods = with_method_options(expanded, **vars(sampling))  # misspelt ones are refused before a model is loaded
+    methods = with_method_options(typed, **vars(sampling))  # misspelt ones are refused before a model is loaded
+    slow = left_out(typed)
     run_options.check()
     skip = len(methods) > 1 or ALL in typed  # a method that does not fit the model does not stop the others
 
@@ -71,7 +70,7 @@ def compare(
         explain=explain_batch,
         save=_save,
         out=out,
-        suffix=file_suffix(methods),
+        suffix=file_suffix([spec.text for spec in methods]),
         title=f"{len(methods)} methods",
         methods=len(methods),
     )
@@ -127,7 +126,7 @@ def _print_methods(result: WrittenResult, slow: Mapping[str, str]) -> None:
     table(title, columns, rows, right=columns[5:], grouped=True)
     if result.cost is not None:
         print_line(f"All together, passes included: {cost_label(result.cost)}, {1000 * result.cost.seconds:.0f} ms.")
-    print_skipped({**result.skipped, **slow})
+    print_skipped(result.skipped, slow)
 
 
 def _entry(result: WrittenResult, slow: Mapping[str, str]) -> dict[str, Any]:

@@ -54,8 +54,7 @@ def doctor(
     from clairvit.methods.spec import resolve_method
 
     method_text = single_method(method, "doctor")
-    if method_text is not None:
-        resolve_method(method_text)
+    spec = None if method_text is None else resolve_method(method_text)
     model_options.preprocess()
     command = Command("doctor", "read", output)
     paths = command.image_files(images) if images else []
@@ -64,7 +63,7 @@ def doctor(
     if images and not readable:
         command.stop()
     with command.progress("doctor"):
-        diagnosis = cv.doctor(net, readable or None, method=method_text, seed=seed)
+        diagnosis = cv.doctor(net, readable or None, method=spec, seed=seed)
     command.finish(len(readable), diagnosis.to_dict, lambda: _print_checks(diagnosis))
     if not diagnosis.ok or (strict and diagnosis.warnings):
         raise typer.Exit(1)

@@ -53,21 +53,21 @@ def evaluate(
             opened.model,
             opened.images,
             methods,
-            [spec.text for spec in metrics],
+            metrics,
             normalize=maps,
             skip=ALL in split_methods(*typed),
             **opened.arguments,
         )
     if not scores:
         command.stop()
-    rows = by_metric(scores)
+    rows, names = by_metric(scores), [spec.text for spec in methods]
     target = question.readouts.title(question.target)
-    document = score_document("evaluate", rows, methods, target, scores.unmasked, command.failures)
+    document = score_document("evaluate", rows, names, target, scores.unmasked, command.failures)
     document |= {**scores.model_record, "foreground": opened.detected, "skipped": scores.skipped}
     files = write_scores(path, rows, document)
 
     def show() -> None:
-        print_scores(rows, methods)
+        print_scores(rows, names)
         print_skipped(scores.skipped)
         for note in score_notes(rows, scores.unmasked, question.annotations.masks, opened.detected):
             print_result_note(note)

@@ -172,7 +172,7 @@ def _with_other_directions(save: SaveResult, similar_to: str | None) -> SaveResu
         return save
 
     def save_both(model: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
-        from clairvit.methods.similarity import with_other_direction
+        from clairvit.methods.match import with_other_direction
         from clairvit.models.image_files import read_image
         from clairvit.plotting.save import PICTURES
 
@@ -191,8 +191,8 @@ def _with_other_directions(save: SaveResult, similar_to: str | None) -> SaveResu
 
 def _save_with_features(model: Model, explanations: Mapping[str, Explanation], path: Path) -> list[Path]:
     """Write the same and the feature maps, 'cat-features.png', numbered if one file has several images."""
-    from clairvit.methods.features import channel_features
-    from clairvit.plotting.features import features_figure
+    from clairvit.methods.channel_features import channel_features
+    from clairvit.plotting.channel_features import channel_features_figure
     from clairvit.plotting.save import PICTURES, write_figure
     from clairvit.plotting.tiles import same_image
 
@@ -205,5 +205,7 @@ def _save_with_features(model: Model, explanations: Mapping[str, Explanation], p
         )
         for number, image_features in enumerate(feature_maps, 1):
             suffix = "features" if len(feature_maps) == 1 else f"features-{number}"
-            files.append(write_figure(features_figure([image_features]), path.with_stem(f"{path.stem}-{suffix}")))
+            files.append(
+                write_figure(channel_features_figure([image_features]), path.with_stem(f"{path.stem}-{suffix}"))
+            )
     return files

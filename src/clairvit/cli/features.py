@@ -14,7 +14,7 @@ from clairvit.cli.image_job import OutputPath, file_stems, output_path, read_ima
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.methods.token_features import PatchFeatures
+    from clairvit.methods.features import PatchFeatures
 
 ALL = "all"
 EXAMPLES = """[bold]Examples[/bold]
@@ -58,7 +58,7 @@ def features(
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
-    from clairvit.methods.token_features import check_options
+    from clairvit.methods.features import check_options
 
     layer_index, place = _read_layer(layer), _read_patch(patch)
     check_options(layer_index, foreground, threshold)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +100,13 @@ def _min_mean_max(statistics: Mapping[str, float | None]) -> list[str]:
     return ["–" if statistics[name] is None else f"{statistics[name]:.4g}" for name in ("min", "mean", "max")]
 
 
-def print_skipped(skipped: Mapping[str, str]) -> None:
-    """Print which methods were left out and why, one line per reason; all slow ones are one line."""
+def print_skipped(skipped: Mapping[str, str], slow: Collection[str] = ()) -> None:
+    """Print which methods were left out and why, one line per reason; those that 'all' left out as slow are one."""
     groups: dict[str, list[str]] = {}
     for name, reason in skipped.items():
-        shared = f"{SLOW}; --method all,NAME adds one." if reason.startswith(SLOW) else reason
-        groups.setdefault(shared, []).append(name)
+        groups.setdefault(reason, []).append(name)
+    if slow:
+        groups[f"{SLOW}; --method all,NAME adds one."] = list(slow)
     for reason, names in groups.items():
         print_line(f"Left out {', '.join(names)}: {reason}")
 

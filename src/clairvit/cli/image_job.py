@@ -114,6 +114,7 @@ class ImageJob:
     def run(self) -> tuple[list[WrittenResult], list[Failure]]:
         """Load the model once, then explain and write image by image."""
         from clairvit.methods.map_shards import MapShardWriter
+        from clairvit.methods.runs import chunk_size
 
         out = output_path(self.out)  # refused before a model is loaded
         if self.keep_maps and out.is_file:
@@ -132,10 +133,11 @@ class ImageJob:
         shards = MapShardWriter(out.path) if self.keep_maps else None
         unwritten: list[ImageResult] = []  # written into one file at the end
         stems = file_stems(paths)
-        outcomes = explain_images(paths, model, targets, self.batch_size, self.explain)
+        size = self.run_options.batch_size or chunk_size(model)
+        outcomes = explain_images(paths, model, targets, size, self.explain)
         with (
             progress_bar(self.title, len(paths), hidden=self.output.hidden) as advance,
-            WriteBehind[WrittenResult](2 * self.batch_size) as writer,
+            WriteBehind[WrittenResult](2 * size) as writer,
             closing(outcomes),
         ):
             for outcome in outcomes:
@@ -159,11 +161,6 @@ class ImageJob:
     def _suffix(self, result: ImageResult) -> str:
         """Return the end of an image's file names: the suffix, or the method that explained it."""
         return safe_file_name(next(iter(result.explanations))) if self.suffix is None else self.suffix
-
-    @property
-    def batch_size(self) -> int:
-        """Return the number of images per pass."""
-        return self.run_options.batch_size or DEFAULT_BATCH_SIZE
 
     def _check_rows(self, out: OutputPath, images: int, targets: int) -> None:
         """Raise BadInput if one picture of all images would be too tall, before the work and not after it."""

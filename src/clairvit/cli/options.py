@@ -44,7 +44,7 @@ AUTOCAST = option(
 BATCH_SIZE = option(
     None,
     "Images in one pass of the model, perturbed ones too.",
-    shown="8 images, perturbed ones as many as fit",
+    shown="8 images, 32 on a GPU; perturbed ones as many as fit",
     panel=RUN,
     min=1,
 )

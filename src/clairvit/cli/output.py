@@ -308,7 +308,7 @@ def print_study(
         for data, images in enumerate(outcome.plan.images):
             spec = study.data[data].spec
             title = f"{study.models[model].spec} on {spec}"
-            scores = read_scores(store, weights, spec, settings_of(study), images)
+            scores = read_scores(store, weights, spec, settings_of(study), images, study.specs)
             unreadable = unreadable_images(store, weights, settings_of(study), images)
             rows = _study_rows(scores, study)
             if len(unreadable) == len(images):

@@ -80,7 +80,7 @@ from clairvit.metrics.robustness import (
 from clairvit.metrics.similarity import Similarity, flat_ssim, map_similarity, pearson
 from clairvit.models.model import Model
 from clairvit.numerics import over_largest, widened
-from clairvit.option_types import Doc
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.removal import Removal
 
 LOWEST_NOISE = 0.02  # the relative stabilities draw uniformly from here up to the radius, never below
@@ -191,7 +191,7 @@ def correlation_of_values(
 )
 def estimate_by_values(
     context: EvalContext,
-    at_once: Annotated[int, Doc("how many channel values a group has")] = 1,
+    at_once: Annotated[int, Range(ge=1, example=1), Doc("how many channel values a group has")] = 1,
     removal: Removal = "minimum",
     score: ScoreKind = "logit",
     upsampling: Upsampling = "bilinear",
@@ -199,7 +199,7 @@ def estimate_by_values(
     """Return corr_k(sum of the map in group k, f(x) − f(x without group k)), groups of `at_once` channel values."""
     rank = value_ranks(context, upsampling)  # [M, B, C·H·W]
     count = rank.shape[-1]
-    if not 1 <= at_once <= count // 3:
+    if at_once > count // 3:
         raise BadInput(
             f"at_once={at_once} was given; expected 1 to {count // 3} channel values, so that there are 3 groups."
         )
@@ -245,7 +245,9 @@ def exact_completeness(
 )
 def infidelity_of_squares(
     context: EvalContext,
-    region: Annotated[int, Doc("how many pixels a square has along each side")] = 4,
+    region: Annotated[
+        int, Range(ge=1, unit="pixels", example=4), Doc("how many pixels a square has along each side")
+    ] = 4,
     removal: Removal = "minimum",
     score: ScoreKind = "logit",
     upsampling: Upsampling = "bilinear",
@@ -315,7 +317,9 @@ def replace_zeros(values: Tensor, axes: tuple[int, ...] = ()) -> Tensor:
 def relative_stability(
     context: EvalContext,
     samples: Copies = 200,
-    radius: Radius = 0.2,
+    radius: Annotated[
+        float, Range(gt=LOWEST_NOISE, example=0.2), Doc("how strong the noise is at most, in normalised pixels")
+    ] = 0.2,
     of: Change = "input",
     changed: Annotated[
         Literal["keep", "leave", "nan"],
@@ -327,11 +331,6 @@ def relative_stability(
     The noise is uniform between 0.02 and `radius`; exact zeros alone are replaced by 1e-6. `changed` keeps or leaves
     out copies of another class instead.
     """
-    if radius <= LOWEST_NOISE:
-        raise BadInput(
-            f"radius={radius} was given to relative-stability(preset=quantus), whose noise is {LOWEST_NOISE} or more; "
-            f"expected a radius of more than {LOWEST_NOISE}, such as radius=0.2."
-        )
     noises = _uniform_noise(context, LOWEST_NOISE, radius)
     ratios = stability_ratios(context, samples, noises, of, replace_zeros, replace_zeros, changed != "keep", "pixel")
     return largest_defined(ratios) if changed == "leave" else ratios.amax(0)

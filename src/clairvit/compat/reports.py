@@ -15,11 +15,11 @@ from clairvit.methods.registry import Requires, WeightedHeads, preset
 _FORWARD = Product(residual=1.0, normalise="rows", order="forward")  # the first layer on the left
 
 
-@preset("rollout", "cmi", moved=("order",), aggregation=replace(_FORWARD, alpha=1.0))
+@preset("rollout", "cmi", moved=("order",), aggregation=replace(_FORWARD, residual=0.0))
 def forward_product_of_attention(
     layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0
 ) -> Tensor:
-    """prod_l mean_h A, row-normalised, the first layer on the left: the product reversed, and no residual (alpha=1)."""
+    """prod_l mean_h A, row-normalised, the first layer on the left: the product reversed, no residual: alpha = 1."""
     return rollout(layer, fusion, discard_ratio)
 
 

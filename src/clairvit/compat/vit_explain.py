@@ -22,7 +22,7 @@ COLUMNS = Product(residual=1.0, normalise="columns")  # column j is divided by t
 @preset(
     "rollout",
     "jacobgil",
-    moved=("protect",),
+    moved=("protect", "normalise=columns"),
     aggregation=COLUMNS,
     requires=lambda discard_ratio, **_: Requires(passes="forward", all_rows=discard_ratio > 0),
 )
@@ -46,7 +46,7 @@ def gradient_before_softmax(A: Tensor, G: Tensor) -> Tensor:
 @preset(
     "grad-rollout",
     "jacobgil",
-    moved=("head_stage", "reversed_gradients", "gradient", "protect"),
+    moved=("head_stage", "reversed_gradients", "gradient", "protect", "normalise=columns"),
     aggregation=COLUMNS,
     requires=lambda discard_ratio, reversed_gradients, **_: Requires(
         all_rows=discard_ratio > 0,

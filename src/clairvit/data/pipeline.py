@@ -21,10 +21,14 @@ MOST_WORKERS = 8  # threads; Pillow decodes and resizes without the interpreter'
 THREAD_NAME = "clairvit-pipeline"
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # noqa: TID251
+
+
 def decode_workers() -> int:
     """Return how many threads decode images: one per core of this process, at most `MOST_WORKERS`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, cores)
+    return min(MOST_WORKERS, usable_cores())
 
 
 @contextmanager

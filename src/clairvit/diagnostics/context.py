@@ -68,7 +68,7 @@ class DoctorContext:
     model_of_all: Model  # with those of all images
     batch: Batch  # the first MAX_IMAGES images
     images: Any  # all of them, as `cv.evaluate` takes them
-    method: str | None  # for the check 'deletion'; None: the first of a list that applies
+    method: MethodSpec | None  # for the check 'deletion'; None: the first of a list that applies
     seed: int
     before: dict[str, Any]  # snapshot of the module
     checks: dict[str, Check] = field(default_factory=dict)

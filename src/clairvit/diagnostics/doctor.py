@@ -57,8 +57,7 @@ def doctor(
         >>> print(cv.doctor("pets").ok)
         True
     """
-    if method is not None:
-        method = resolve_method(method).text  # raises for an unknown method before any check runs
+    spec = None if method is None else resolve_method(method)  # an unknown one is refused before any check runs
     images = as_images(images)
     if isinstance(images, LabelledImages):
         images = list(images)
@@ -74,10 +73,10 @@ def doctor(
         )
     loaded = loaded.with_inputs(**(inputs or {}))
     with buffers_restored(loaded.module), torch.random.fork_rng(devices=_cuda_devices(loaded)):
-        return _run_checks(loaded, DEMO if images is None else images, method, seed)
+        return _run_checks(loaded, DEMO if images is None else images, spec, seed)
 
 
-def _run_checks(model: Model, images: Any, method: str | None, seed: int) -> Diagnosis:
+def _run_checks(model: Model, images: Any, method: MethodSpec | None, seed: int) -> Diagnosis:
     """Run all checks in their order."""
     all_images = images if isinstance(images, list | tuple | torch.Tensor) else [images]
     if isinstance(all_images, torch.Tensor) and all_images.ndim == 3:

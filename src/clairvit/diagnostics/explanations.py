@@ -28,7 +28,7 @@ from clairvit.diagnostics.report import Check
 from clairvit.errors import ClairError
 from clairvit.methods.explain import compare
 from clairvit.methods.registry import list_methods
-from clairvit.methods.spec import resolve_method
+from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.confidence_intervals import LEVEL, sign_flips, smallest_p
 from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.similarity import pearson
@@ -171,21 +171,21 @@ def _compare_with_random(result: DeletionResult, p: float) -> Check:
     )
 
 
-def deletion_method(context: DoctorContext) -> str | None:
+def deletion_method(context: DoctorContext) -> MethodSpec | None:
     """Return the method that the user named, or the first of DELETION_METHODS that applies."""
     if context.method is not None:
-        return resolve_method(context.method).text
+        return context.method
     gradient = context.status("gradient") == "pass"
     for name in DELETION_METHODS:
         spec = resolve_method(name)
         if spec.passes == "backward" and not gradient:
             continue
         if not isinstance(run_methods(context.model, context.pixels[:1], [spec], 0)[spec.text], ClairError):
-            return spec.text
+            return spec
     return None
 
 
-def measure_deletion(context: DoctorContext, method: str) -> DeletionResult:
+def measure_deletion(context: DoctorContext, method: MethodSpec) -> DeletionResult:
     """Return deletion scores of a method and of enough random maps on all images."""
     model, images, seed = context.model_of_all, context.images, context.seed
     ours = evaluate(model, images, method, "deletion", baselines=False, seed=seed)
@@ -194,7 +194,7 @@ def measure_deletion(context: DoctorContext, method: str) -> DeletionResult:
     curves = [score.curve.y for score in (ours, *random) if score.curve is not None]  # [B, S] each
     change = max(float((y - y[:, :1]).abs().max()) for y in curves)
     values = np.stack([score.values.double().cpu().numpy() for score in random])
-    return DeletionResult(method, ours.values.double().cpu().numpy(), values, change)
+    return DeletionResult(method.text, ours.values.double().cpu().numpy(), values, change)
 
 
 def min_images_for_test() -> int:

@@ -28,7 +28,7 @@ class Check:
 
     Example:
         >>> import clairvit as cv
-        >>> cv.Check("determinism", "pass", "Two runs agree.").to_dict()["status"]
+        >>> cv.results.Check("determinism", "pass", "Two runs agree.").to_dict()["status"]
         'pass'
     """
 
@@ -60,7 +60,8 @@ class Diagnosis(Tabular):
 
     Example:
         >>> import clairvit as cv
-        >>> diagnosis = cv.Diagnosis("pets", ("demo",), (cv.Check("determinism", "pass", "Two runs agree."),))
+        >>> check = cv.results.Check("determinism", "pass", "Two runs agree.")
+        >>> diagnosis = cv.results.Diagnosis("pets", ("demo",), (check,))
         >>> diagnosis.ok, diagnosis["determinism"].status
         (True, 'pass')
     """

@@ -15,17 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 import torch
 from torch import Tensor
 
+from clairvit.cuda import kernels
 from clairvit.errors import BadInput
 from clairvit.models.model import Layout
-from clairvit.numerics import has_triton
-from clairvit.option_types import Doc, Range, check_fields
-
-MOST_KERNEL_TOKENS = 256  # whose matrix fits into the registers of a program on a GPU
-Alpha = Annotated[
-    float,
-    Range(gt=0, le=1, unit="(0.5: attention and residual alike)", example=0.5),
-    Doc("mixes alpha · M + (1 - alpha) · I in place of M + residual · I"),
-]
+from clairvit.option_types import Doc
 
 
 class Aggregation(Protocol):
@@ -170,27 +163,20 @@ class Product:
     largest value, a power of two, per image, which is multiplied back at the end as far as the number format holds it:
     a map that would be zeros or lose digits is a multiple of itself, any other is the product bit by bit.
 
-    `alpha` mixes alpha·M + (1 - alpha)·I instead (0.5 is residual 1, row-normalised). `normalise="columns"` is
-    jacobgil's missing keepdim and `order="forward"` the reversed product of two of the papers; both are here to
-    reproduce published pictures.
+    A mixture alpha·M + (1 - alpha)·I is the same map times a constant: residual = (1 - alpha) / alpha, 1 for 0.5.
+    `normalise="columns"` is jacobgil's missing keepdim and `order="forward"` the reversed product of two of the
+    papers; presets of `compat` set them, and methods have no such options.
     """
 
     residual: Annotated[float, Doc("how many times the identity is added to each layer")] = 1.0
-    alpha: Alpha | None = None
     normalise: Annotated[
-        Literal["rows", "none", "columns"],
-        Doc("what adds up to 1 in each layer: its rows, nothing, or its columns (a mistake of one code base)"),
+        Literal["rows", "none", "columns"], Doc("what adds up to 1 in each layer: its rows, nothing, or its columns")
     ] = "none"
-    order: Literal["later-left", "forward"] = "later-left"  # no option of methods: presets of compat set it
+    order: Literal["later-left", "forward"] = "later-left"
     start_layer: Annotated[int, Doc("the first layer of the product; negative numbers count from the end")] = 0
 
     matrices_only = True
     needs_all_rows = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.alpha is not None and self.residual not in (0, 1):  # the usual ones, which alpha takes the place of
-            raise BadInput(f"alpha={self.alpha} and residual={self.residual} were given; expected one of the two.")
 
     @property
     def ascending(self) -> bool:
@@ -202,7 +188,7 @@ class Product:
     @property
     def is_scaled(self) -> bool:
         """Whether nothing but matrices is multiplied, so that their product is carried with an exponent of its own."""
-        return self.normalise == "none" and self._weights[1] == 0
+        return self.normalise == "none" and self.residual == 0
 
     @property
     def kept_rows(self) -> int:
@@ -221,46 +207,44 @@ class Product:
 
     def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
         assert row is not None
-        weight, residual = self._weights
+        residual = self.residual
         totals, losses = None, None
         if self.normalise != "none":
-            attended = layer_maps.sum(-1)  # [layers, B, N]
-            totals, losses = _row_totals(attended if weight == 1 else attended.mul_(weight), residual)
+            totals, losses = _row_totals(layer_maps.sum(-1), residual)  # [layers, B, N]
         row = row.expand(layer_maps.shape[1], -1, -1)
         if self.is_scaled:
             for matrix in layer_maps:
-                row = _only_added(row, _plus_product(row[:, 2], row[:, :3].sum(1), matrix, weight, residual))
+                row = _only_added(row, _plus_product(row[:, 2], row[:, :3].sum(1), matrix, residual))
             return row
-        if self.normalise != "columns" and _kernel_applies(layer_maps):
-            from clairvit.methods import rollout_kernels
+        if self.normalise != "columns" and kernels.rollout_applies(layer_maps):
+            from clairvit.cuda.kernels import rollout
 
-            return rollout_kernels.product_steps(row, layer_maps, totals, losses, weight, residual)
+            return rollout.product_steps(row, layer_maps, totals, losses, 1.0, residual)
         start, shift, added = row.unbind(1)  # [B, N] each
         if totals is None or losses is None:
             for matrix in layer_maps:
                 passed = start + shift
-                added = _plus_product(added, passed + added, matrix, weight, residual)
+                added = _plus_product(added, passed + added, matrix, residual)
                 shift = shift if residual == 1 else shift + passed * (residual - 1)
             return torch.stack([start, shift, added], 1)
         for matrix, total, loss in zip(layer_maps, totals, losses, strict=True):
             passed = start + shift
             if self.normalise == "rows":
-                added = _plus_product(added / total, (passed + added) / total, matrix, weight, residual)
+                added = _plus_product(added / total, (passed + added) / total, matrix, residual)
             else:
-                added = _plus_product(added, passed + added, matrix, weight, residual) / total
+                added = _plus_product(added, passed + added, matrix, residual) / total
             shift = shift + passed * loss
         return torch.stack([start, shift, added], 1)
 
     def left(self, row: Tensor | None, read: Tensor, sums: Tensor) -> Tensor:
-        """Return (i + a) weight, over the row's total where rows are normalised, [1 or B, rows]."""
+        """Return i + a, over the row's total where rows are normalised, [1 or B, rows]."""
         assert row is not None
-        weight, residual = self._weights
-        left = row[:, :3].sum(1) * weight
-        return left / _row_totals(sums * weight, residual)[0] if self.normalise == "rows" else left
+        left = row[:, :3].sum(1)
+        return left / _row_totals(sums, self.residual)[0] if self.normalise == "rows" else left
 
     def advance(self, row: Tensor | None, product: Tensor, sums: Tensor) -> Tensor:
         assert row is not None
-        weight, residual = self._weights
+        residual = self.residual
         row = row.expand(len(product), -1, -1)
         if self.is_scaled:
             return _only_added(row, product)
@@ -268,14 +252,9 @@ class Product:
         passed = start + shift
         if self.normalise == "none":
             return torch.stack([start, shift + passed * (residual - 1), residual * added + product], 1)
-        total, loss = _row_totals(sums * weight, residual)
+        total, loss = _row_totals(sums, residual)
         added = residual * added / total + product if self.normalise == "rows" else (residual * added + product) / total
         return torch.stack([start, shift + passed * loss, added], 1)
-
-    @property
-    def _weights(self) -> tuple[float, float]:
-        """The weights of M and of the identity."""
-        return (1.0, self.residual) if self.alpha is None else (self.alpha, 1 - self.alpha)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
         return sum_of_products([row], layout)
@@ -347,7 +326,6 @@ class Suffixes:
 
     start: Annotated[int | Literal["half"], Doc("the first layer of the sum of rollouts; half is ceil(L/2)")] = 0
     residual: Annotated[float, Doc("how many times the identity is added to each layer")] = 1.0
-    alpha: Alpha | None = None
     normalise: Annotated[
         Literal["rows", "none", "columns"], Doc("what adds up to 1 in each layer: its rows, nothing, or its columns")
     ] = "none"
@@ -356,12 +334,9 @@ class Suffixes:
     needs_all_rows = True
     ascending = False
 
-    def __post_init__(self) -> None:
-        _ = self.product  # checks the options that both have
-
     @property
     def product(self) -> Product:
-        return Product(self.residual, self.alpha, self.normalise)
+        return Product(self.residual, self.normalise)
 
     def used(self, count: int) -> range:
         return range(first_layer(self.start, count), count)
@@ -396,12 +371,6 @@ def reading(layer_map: Tensor, read: Tensor) -> Tensor:
     return layer_map if layer_map.ndim == 2 else (read[:, None] @ layer_map)[:, 0]
 
 
-def _kernel_applies(layer_maps: Tensor) -> bool:
-    """Return whether the Triton kernel can multiply several layers [layers, B, N, N]: on CUDA, in float32."""
-    fits = len(layer_maps) > 1 and layer_maps.shape[-2] == layer_maps.shape[-1] <= MOST_KERNEL_TOKENS
-    return fits and layer_maps.is_cuda and layer_maps.dtype == torch.float32 and has_triton()
-
-
 def _row_totals(sums: Tensor, residual: float) -> tuple[Tensor, Tensor]:
     """Return the row sums of M + residual·I, 1 where they are 0, and residual / total - 1, without cancellation."""
     total = sums + residual
@@ -410,9 +379,9 @@ def _row_totals(sums: Tensor, residual: float) -> tuple[Tensor, Tensor]:
     return total, torch.where(empty, residual - 1, -sums / total)
 
 
-def _plus_product(added: Tensor, row: Tensor, matrix: Tensor, weight: float, residual: float) -> Tensor:
-    """Return residual·added + weight·(row · M), [B, N]."""
-    return torch.baddbmm(added[:, None], row[:, None], matrix, beta=residual, alpha=weight)[:, 0]
+def _plus_product(added: Tensor, row: Tensor, matrix: Tensor, residual: float) -> Tensor:
+    """Return residual·added + row · M, [B, N]."""
+    return torch.baddbmm(added[:, None], row[:, None], matrix, beta=residual)[:, 0]
 
 
 def layer_index(layer: int, count: int) -> int:

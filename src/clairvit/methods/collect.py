@@ -54,16 +54,16 @@ def collect(
         skip: Leave methods out that do not fit the model.
     """
     seconds = time.perf_counter() - run.started
-    model, batch, recording, on_host = run.model, run.batch, run.recording, run.passes.on_host
+    model, batch, recording = run.model, run.batch, run.recording
     count, logits = len(targets), recording.logits.detach()
     repeated, names = logits.repeat(count, 1), batch.names * count
     classes = tuple(index for target in targets for index in target.classes)
     by_row = [target.by_row(recording.logits) for target in targets]
-    probabilities = model.probabilities(on_host(recording.logits).detach().repeat(count, 1))
+    probabilities = model.probabilities(run.passes.logits.cpu().repeat(count, 1))
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
     about_model = (*activated, *recording.structure.notes, *_precision_note(model), *_softmax_note(model, batch.notes))
-    unmoved = _listed_once(results, on_host)
-    properties = {text: of_maps for check in checks for text, of_maps in check.read(on_host).items()}
+    unmoved = _listed_once(results)
+    properties = {text: of_maps for check in checks for text, of_maps in check.read().items()}
     shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
     common: dict[str, Any] = {  # rows are images within targets
         "targets": tuple(name for target in targets for name in target.names),
@@ -94,7 +94,7 @@ def collect(
             continue
         checked = properties[spec.text]
         marks = [is_unmoved for result in of_targets for is_unmoved in unmoved(result.unmoved)]
-        notes = _checked_notes(spec, of_targets, checked, marks, names, len(recording.inputs), on_host)
+        notes = _checked_notes(spec, of_targets, checked, marks, names, len(recording.inputs))
         has_layers = all(result.layers is not None for result in of_targets)
         own_seconds = sum(result.seconds for result in of_targets)
         passes = sum((result.own_cost for result in of_targets), Cost(1, count * spec.backwards))
@@ -159,9 +159,9 @@ class MapChecks:
     texts: tuple[str, ...]  # of the methods
     answers: Tensor  # bool [methods, 4, B]
 
-    def read(self, on_host: Callable[[Tensor], Tensor]) -> dict[str, MapProperties]:
+    def read(self) -> dict[str, MapProperties]:
         """Return the properties of each method's maps, in one transfer."""
-        answers = on_host(self.answers).tolist()
+        answers = self.answers.tolist()
         return {text: MapProperties(*lists) for text, lists in zip(self.texts, answers, strict=True)}
 
 
@@ -198,7 +198,6 @@ def _checked_notes(
     unmoved: Sequence[bool],
     names: Sequence[str],
     layers: int,
-    on_host: Callable[[Tensor], Tensor],
 ) -> tuple[str, ...]:
     """Return the notes of a method's maps; raise for NaN, warn of maps that are zero or constant."""
     broken = [name for name, finite in zip(names, checked.finite, strict=True) if not finite]
@@ -206,7 +205,7 @@ def _checked_notes(
         raise ClairError(
             f"'{spec.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. {_nan_advice(spec)}"
         )
-    own_notes = (note for result in runs for note in result.note_texts(on_host))
+    own_notes = (note for result in runs for note in result.note_texts())
     notes = (*(spec.notes(layers) if layers else ()), *own_notes)
     warned = _empty_map_warnings(spec, checked, unmoved, names)
     for note in warned:
@@ -225,12 +224,10 @@ def _nan_advice(spec: MethodSpec) -> str:
     return "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
 
 
-def _listed_once(
-    results: dict[str, list[Result]], on_host: Callable[[Tensor], Tensor]
-) -> Callable[[Sequence[bool] | Tensor], Sequence[bool]]:
+def _listed_once(results: dict[str, list[Result]]) -> Callable[[Sequence[bool] | Tensor], Sequence[bool]]:
     """Return a function that lists marks; those on a device, which methods share, are read once."""
     tensors = {id(r.unmoved): r.unmoved for group in results.values() for r in group if isinstance(r.unmoved, Tensor)}
-    by_id = {key: on_host(marks).tolist() for key, marks in tensors.items()}
+    by_id = {key: marks.tolist() for key, marks in tensors.items()}
     return lambda marks: by_id[id(marks)] if isinstance(marks, Tensor) else marks
 
 

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from clairvit.cuda import kernels
+from clairvit.cuda.kernels.token_products import products_and_norms
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.alternatives import advice
 from clairvit.methods.gradient import TokenLevel, input_x_gradient, token_gradients
 from clairvit.methods.layer_view import LayerView, mean_of_heads
 from clairvit.methods.registry import Caveats, OptionOverrides, Requires, method
-from clairvit.methods.token_products import products_and_norms
-from clairvit.numerics import has_triton, widened
+from clairvit.numerics import widened
 from clairvit.option_types import Doc
 from clairvit.tracing.block_decomposition import Vectors
 from clairvit.tracing.decompx import Sharing, shares
@@ -32,6 +33,7 @@ Ln = Annotated[
     Literal["none", "next", "attention", "block"],
     Doc("which norms are applied: none, the one that reads the sum, or those in a post-norm block's stream"),
 ]
+RESIDUAL_INSIDE = "the residual is one of the vectors whose norms it takes, so that no identity is added"
 EPS = 1e-8  # the least norm in a cosine, as in torch.cosine_similarity
 NUMBERS_AT_ONCE = 2**20  # of T, 4 MiB in float32: what a cache can hold
 NUMBERS_AT_ONCE_ON_GPU = 2**26  # there a piece should be worth starting a kernel for
@@ -79,6 +81,7 @@ def attended_norms(
     requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
     presets={"official": {"value_bias": True, "ln": "attention"}},
+    option_overrides=OptionOverrides(refused={"residual": f"{RESIDUAL_INSIDE}; strength says how often it counts."}),
 )
 def residual_norms(
     layer: LayerView,
@@ -109,6 +112,7 @@ def residual_norms(
     requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
     presets=OFFICIAL,
+    option_overrides=OptionOverrides(refused={"residual": f"{RESIDUAL_INSIDE}; strength says how often it counts."}),
 )
 def encoder_norms(
     layer: LayerView,
@@ -139,6 +143,7 @@ def encoder_norms(
     requires=Requires(passes="forward", recorders=(OpLog,), structure=("residual",)),
     class_specific=False,
     presets={"official": {"value_bias": True}, "skipplus": {"resultant": "block"}},
+    option_overrides=OptionOverrides(refused={"residual": f"{RESIDUAL_INSIDE}."}),
 )
 def token_closeness(
     layer: LayerView,
@@ -172,7 +177,9 @@ def token_closeness(
     output="matrix",
     aggregation=Product(residual=0.0),
     requires=Requires(recorders=(PostAttentionResidual,), structure=("middle",)),
-    option_overrides=OptionOverrides(combined={"start": "one"}),
+    option_overrides=OptionOverrides(
+        combined={"start": "one"}, refused={"residual": "its matrices have the identity in them already."}
+    ),
     caveats=Caveats(
         weak_class_signal="its weights are about 1/N, so the identity outweighs the gradient "
         "(less so with necc=mean_exp)"
@@ -297,7 +304,7 @@ def linear_decomposition(
 
 def contribution_norms(A: Tensor, vectors: Vectors, rows: Tensor, residual: float = 1.0) -> Tensor:
     """Return ||T_ij||_2 [B, rows, N] for A [B, H, rows, N], with the residual taken `residual` times."""
-    if _kernel_applies(A, vectors):
+    if kernels.decomposition_applies(A, vectors.f):
         return _distances_by_kernel(A, vectors, rows, None, 2, residual)
     return _norms_by_gram_matrices(A, vectors, rows, residual)
 
@@ -330,7 +337,7 @@ def head_norms(A: Tensor, vectors: Vectors, rows: Tensor) -> Tensor:
 
 def distances(A: Tensor, vectors: Vectors, rows: Tensor, y: Tensor, p: int) -> Tensor:
     """Return ||y_i - T_ij||_p [B, rows, N] for y [B, N, d]."""
-    if _kernel_applies(A, vectors):
+    if kernels.decomposition_applies(A, vectors.f):
         return _distances_by_kernel(A, vectors, rows, y, p)
     return _distances_in_pieces(A, vectors, rows, y, p)
 
@@ -353,21 +360,16 @@ def _distances_in_pieces(A: Tensor, vectors: Vectors, rows: Tensor, y: Tensor, p
     return norms
 
 
-def _kernel_applies(A: Tensor, vectors: Vectors) -> bool:
-    """Return whether the Triton kernel can compute norms: on CUDA, in float32 or half precision."""
-    return A.is_cuda and A.dtype == torch.float32 and vectors.f.dtype.itemsize <= 4 and has_triton()
-
-
 def _distances_by_kernel(
     A: Tensor, vectors: Vectors, rows: Tensor, y: Tensor | None, p: int, residual: float = 1.0
 ) -> Tensor:
     """Return ||y_i - T_ij||_p [B, rows, N], with the residual taken `residual` times; y = 0 where it is None."""
-    from clairvit.methods import decomposition_kernels
+    from clairvit.cuda.kernels import decomposition
 
     scale = (vectors.spread * vectors.scale)[:, rows]  # [B, rows, 1]
     x = vectors.x * (residual * vectors.scale) if residual else None
     y_rows = None if y is None else y[:, rows]
-    return decomposition_kernels.distances(A, scale, vectors.f, x, y_rows, rows, p)
+    return decomposition.distances(A, scale, vectors.f, x, y_rows, rows, p)
 
 
 def normalised_rows(closeness: Tensor, rows: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from clairvit.cuda.layers import view_of
 from clairvit.errors import NotApplicable
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.layer_view import DecoderView, LayerView, RunContext
@@ -50,7 +51,7 @@ def token_relevance(spec: MethodSpec, trace: Trace, context: RunContext) -> Tens
         return (read[:, None] @ map_of(DecoderView(last, context)))[:, 0]
     assert isinstance(aggregation, Product)
     decoder = [(layer.attention.kind == "cross", map_of(DecoderView(layer, context))) for layer in trace.decoder]
-    encoder = [map_of(LayerView(trace.layers[index], context)) for index in aggregation.used(len(trace.layers))]
+    encoder = [map_of(view_of(trace.layers[index], context)) for index in aggregation.used(len(trace.layers))]
     _check_product(spec, aggregation)
     if aggregation.normalise == "none":
         return generic_attention_relevance(encoder, decoder, read)
@@ -59,7 +60,7 @@ def token_relevance(spec: MethodSpec, trace: Trace, context: RunContext) -> Tens
 
 def _check_product(spec: MethodSpec, product: Product) -> None:
     """Raise NotApplicable for options that no paper defines on encoder-decoder models."""
-    generic = product.normalise == "none" and product.residual == 1 and product.alpha is None
+    generic = product.normalise == "none" and product.residual == 1
     if product.order == "forward" or not (generic or product.normalise == "rows"):
         raise NotApplicable(
             f"'{spec.text}' is not defined for a model that reads the image by the queries of a decoder; expected "
@@ -113,10 +114,9 @@ def _row_normalised(matrix: Tensor) -> Tensor:
 
 
 def _rollout(matrices: Sequence[Tensor], product: Product) -> Tensor:
-    """Return prod_l of the row-normalised weight·M + residual·I, [B, N, N], later layers on the left."""
-    weight, residual = (1.0, product.residual) if product.alpha is None else (product.alpha, 1 - product.alpha)
+    """Return prod_l of the row-normalised M + residual·I, [B, N, N], later layers on the left."""
     identity = torch.eye(matrices[0].shape[-1], dtype=matrices[0].dtype, device=matrices[0].device)
     rolled = identity.expand_as(matrices[0])
     for matrix in matrices:
-        rolled = _row_normalised(weight * matrix + residual * identity) @ rolled
+        rolled = _row_normalised(matrix + product.residual * identity) @ rolled
     return rolled

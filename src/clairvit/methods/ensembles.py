@@ -53,7 +53,7 @@ def smooth(method: str | MethodSpec, n: int = 20, sigma: float = 0.1) -> str:
 
     Example:
         >>> import clairvit as cv
-        >>> cv.smooth("genatt", n=5)
+        >>> cv.ensembles.smooth("genatt", n=5)
         'smooth(genatt,n=5)'
     """
     return resolve_parsed(ParsedSpec("smooth", (method,), {"n": n, "sigma": sigma})).text
@@ -73,7 +73,7 @@ def shift(method: str | MethodSpec, n: int = 9, pixels: int = 8, **options: Any)
 
     Example:
         >>> import clairvit as cv
-        >>> cv.shift("ixg", n=5, border="wrap")
+        >>> cv.ensembles.shift("ixg", n=5, border="wrap")
         'shift(ixg,border=wrap,n=5)'
     """
     return resolve_parsed(ParsedSpec("shift", (method,), {"n": n, "pixels": pixels, **options})).text
@@ -91,7 +91,7 @@ def ensemble(*methods: str | MethodSpec, by: By = "rank") -> str:
 
     Example:
         >>> import clairvit as cv
-        >>> cv.ensemble("legrad", "rollout")
+        >>> cv.ensembles.ensemble("legrad", "rollout")
         'ensemble(legrad,rollout)'
     """
     return resolve_parsed(ParsedSpec("ensemble", methods, {"by": by})).text

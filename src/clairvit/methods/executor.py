@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -13,33 +13,21 @@ import torch
 from torch import Tensor
 
 from clairvit._cost import Cost
+from clairvit.cuda import layers as gpu_layers
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.methods.aggregation import Aggregation, Total, VectorAggregation, reading
 from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.layer_product import LayerProduct
-from clairvit.methods.layer_view import (
-    LayerView,
-    NotStackable,
-    RunContext,
-    attention_bytes,
-    check_plane,
-    stacked,
-    tokens_to_grid,
-)
+from clairvit.methods.layer_view import LayerView, RunContext, check_plane, tokens_to_grid
 from clairvit.methods.result import MapFunction, MapResult, NumbersNote, as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.numerics import index_tensor, spread_evenly, widened
-from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.attention_reductions import is_large, kernels_apply, query_tiles
+from clairvit.tracing.attention_reductions import query_tiles
 from clairvit.tracing.gradient_barriers import blocked_gradient
-from clairvit.tracing.layer import Layer
 from clairvit.tracing.rules import RuleTable
 from clairvit.tracing.rules.coverage import note_on
 from clairvit.tracing.trace import Trace
 
-# How large a float32 tensor [layers·B, H, N, N] may be, as a multiple of the values of all layers: about a sixth of
-# what the forward kept, which is free again by then, so that five of them fit.
-STACKED_SHARE = 1.6
 LAYER_MAP_FORMS = {"matrix": ("B", "rows", "N"), "tokens": ("B", "N")}
 
 
@@ -61,9 +49,9 @@ class Result:
     chosen: Tensor | None = None  # bool [B, rows, cols]
     score: str | None = None  # the kind of score it explained, if another than the target's
 
-    def note_texts(self, on_host: Callable[[Tensor], Tensor] = Tensor.cpu) -> list[str]:
-        """Return all notes; those made of numbers wait for the device, from which `on_host` copies them."""
-        return [*self.notes, *(text for note in self.number_notes for text in note.read(on_host))]
+    def note_texts(self) -> list[str]:
+        """Return all notes; those made of numbers wait for the device."""
+        return [*self.notes, *(text for note in self.number_notes for text in note.read())]
 
 
 def run(
@@ -103,8 +91,7 @@ def run(
             ordered = [layer_pass for layer_pass in passes if layer_pass.aggregation.ascending == ascending]
             order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
             used = [index for index in order if any(layer_pass.wants(index) for layer_pass in ordered)]
-            for indices in layer_groups(used, trace):
-                _visit_group(ordered, indices, trace, context)
+            _visit_layers(ordered, used, context)
         for layer_pass in passes:
             with _Timed(layer_pass.result):
                 layer_pass.finish()
@@ -123,73 +110,37 @@ def _notes_on_rules(spec: MethodSpec, trace: Trace, others: Mapping[RuleTable, T
     return [note_on(read.without_rule, str(table)) for table, read in traces.items() if read and read.without_rule]
 
 
-def layer_groups(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
-    """Yield groups of layers whose N×N matrices are computed at once: single ones on a CPU, up to a bound on a GPU."""
-    if not _launch_bound(trace):
-        yield from ([index] for index in indices)
+def _visit_layers(passes: Sequence[_LayerPass], indices: Sequence[int], context: RunContext) -> None:
+    """Show layers to all methods, one by one; on a GPU several at once (`cuda/layers.py`)."""
+    if gpu_layers.is_launch_bound(context.trace):
+        gpu_layers.visit_layers(passes, indices, context, _shown, _visit_layer)
         return
-    group: list[int] = []
     for index in indices:
-        layer, first = trace.layers[index], trace.layers[group[0] if group else index]
-        fits = layer.call is not None and (len(group) + 1) * _bytes_per_layer(layer.call, layer.count) <= _stack_limit(
-            layer
-        )
-        if group and not (fits and _has_gradients(first) == _has_gradients(layer)):
-            yield group
-            group = []
-        group.append(index)
-    if group:
-        yield group
+        _visit_layer(passes, LayerView(context.trace.layers[index], context))
 
 
-def _launch_bound(trace: Trace) -> bool:
-    """Return whether launching an operation costs more than a layer's arithmetic: not on a CPU, which has caches."""
-    return trace.pixels.is_cuda
+def _visit_layer(passes: Sequence[_LayerPass], view: LayerView) -> None:
+    """Show a layer to every method that needs it."""
+    show = _shown(view, [view.index])
+    for layer_pass in _visit_large(passes, view) if view.is_large else passes:
+        show(layer_pass)
 
 
-def _bytes_per_layer(call: AttentionCall, layers: int) -> int:
-    """Return the bytes of the matrix that methods read of a layer: of all heads, or of a sum over heads by kernels."""
-    by_kernels = kernels_apply(call) and not is_large(call, layers)
-    return attention_bytes(call) // (call.v.shape[1] if by_kernels else 1)
-
-
-def _stack_limit(layer: Layer) -> int:
-    """Return how many bytes the matrices of stacked layers may take: `STACKED_SHARE` of all layers' values."""
-    assert layer.call is not None
-    return int(STACKED_SHARE * layer.count * layer.call.v.nbytes)
-
-
-def _has_gradients(layer: Layer) -> tuple[bool, bool]:
-    return layer.out_gradient is not None, layer.tokens_gradient is not None
-
-
-def _visit_group(passes: Sequence[_LayerPass], indices: list[int], trace: Trace, context: RunContext) -> None:
-    """Show several layers at once to all methods that treat them alike, and one by one to the others."""
-    layers = [trace.layers[index] for index in indices]
-    stack = stacked(layers, context, _stack_limit(layers[0])) if len(indices) > 1 else None
-    singly = list(passes) if stack is None else _visit(passes, stack, indices)
-    for position, index in enumerate(indices) if singly else ():
-        view = LayerView(trace.layers[index], context, stack=stack, position=position)
-        rest = _visit_large(singly, view) if stack is None and view.is_large else singly
-        _visit(rest, view, [index])
-
-
-def _visit(passes: Sequence[_LayerPass], view: LayerView, indices: list[int]) -> list[_LayerPass]:
-    """Show a view to every method that needs it; return those that must see its layers one by one."""
+def _shown(view: LayerView, indices: list[int]) -> Callable[[_LayerPass], None]:
+    """Return a function that shows the view of some layers to a method, if it needs one of them: the rows it reads."""
     rows_view: LayerView | None = None
-    unstackable = []
-    for layer_pass in passes:
+
+    def show(layer_pass: _LayerPass) -> None:
+        nonlocal rows_view
         if any(layer_pass.wants(index) for index in indices):
             with _Timed(layer_pass.result):
-                try:
-                    if layer_pass.spec.method.output == "matrix" and not layer_pass.spec.needs_all_rows:
-                        rows_view = rows_view or view.reading_rows()
-                        layer_pass.visit(rows_view, indices)
-                    else:
-                        layer_pass.visit(view, indices)
-                except NotStackable:
-                    unstackable.append(layer_pass)
-    return unstackable
+                if layer_pass.spec.method.output == "matrix" and not layer_pass.spec.needs_all_rows:
+                    rows_view = rows_view or view.reading_rows()
+                    layer_pass.visit(rows_view, indices)
+                else:
+                    layer_pass.visit(view, indices)
+
+    return show
 
 
 def _visit_large(passes: Sequence[_LayerPass], view: LayerView) -> list[_LayerPass]:
@@ -199,7 +150,7 @@ def _visit_large(passes: Sequence[_LayerPass], view: LayerView) -> list[_LayerPa
     for layer_pass in reading:
         with _Timed(layer_pass.result):
             layer_pass.begin_product(view)
-    by_form = [p for p in reading if p.product is not None and p.spec.requires.heads is not None and _sums_pay(view)]
+    by_form = [p for p in reading if p.product is not None and p.spec.requires.heads is not None and view.reads_sums]
     if by_form:
         with _Timed(*(layer_pass.result for layer_pass in by_form)):
             forms = [form for p in by_form if (form := p.spec.requires.heads) is not None]
@@ -214,11 +165,6 @@ def _visit_large(passes: Sequence[_LayerPass], view: LayerView) -> list[_LayerPa
         with _Timed(layer_pass.result):
             layer_pass.finish_product(index)
     return rest
-
-
-def _sums_pay(view: LayerView) -> bool:
-    """Return whether sums over A and G are computed by a kernel; else tiles are quicker, which all methods share."""
-    return view.reductions.use_kernels
 
 
 def _check_fit(spec: MethodSpec, trace: Trace) -> list[str]:

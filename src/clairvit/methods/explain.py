@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -73,8 +73,8 @@ def explain(
             Vision Transformer, and for hierarchical models, CNNs and models without gradients the default of their
             kind, which a note says.
         target: What to explain: None (the predicted class), a class index or name, `cv.Contrast(a, b)`, a function of
-            the scores [B, C] -> [B], or any other `cv.Target`: what a module returns besides class scores is read by
-            `cv.Output(function)`. A list holds one target per image.
+            the scores [B, C] -> [B], or any other `cv.targets.Target`: what a module returns besides class scores is
+            read by `cv.Output(function)`. A list holds one target per image.
         targets: Several targets for each image: a list of what `target` accepts. The maps are ordered by target, then
             by image.
         recipe: The recipe, or its file, that a method such as "focusvit(m=auto)" reads its start layer from.
@@ -214,7 +214,7 @@ def compare(
         raise BadInput(
             f"methods={methods!r} was given; expected a list of names such as ['rollout', 'legrad'], or 'all'."
         )
-    specs = {spec.text: spec for spec in map(resolve_method, expand_all(listed))}
+    specs = expand_all(listed)
     question = Question.of(
         model,
         images,
@@ -226,19 +226,28 @@ def compare(
         autocast=autocast,
         inputs=inputs,
     )
-    return _explain(question, tuple(specs.values()), layers=layers, skip=skip or ALL in listed)
+    return _explain(question, specs, layers=layers, skip=skip or ALL in listed)
 
 
-def expand_all(methods: Sequence[str | MethodSpec]) -> list[str]:
-    """Return the method strings with "all" replaced by every method that is not slow, then ordered by family.
+def expand_all(methods: Sequence[str | MethodSpec]) -> list[MethodSpec]:
+    """Return each method once, with "all" replaced by every method that is not slow, then ordered by family.
 
-    Without "all" among them they stay as they are, in the order given.
+    Without "all" among them they are in the order given.
     """
-    if ALL not in methods:
-        return [str(method) for method in methods]
-    quick = [method.name for method in registered_methods() if not method.slow]
-    listed = list(dict.fromkeys(name for text in methods for name in (quick if text == ALL else [str(text)])))
-    return [listed[i] for i in by_family(resolve_method(text).method.family for text in listed)]
+    return ordered(map(resolve_method, without_all(methods)), by_families=ALL in methods)
+
+
+def without_all(methods: Sequence[str | MethodSpec]) -> list[str | MethodSpec]:
+    """Return the methods with the names of all that are not slow in place of "all"."""
+    quick = [method.name for method in registered_methods() if not method.slow] if ALL in methods else []
+    listed = (method if isinstance(method, MethodSpec) else str(method) for method in methods)
+    return [name for method in listed for name in (quick if method == ALL else [method])]
+
+
+def ordered(specs: Iterable[MethodSpec], *, by_families: bool) -> list[MethodSpec]:
+    """Return each method once, by family or as they come."""
+    once = list({spec.text: spec for spec in specs}.values())
+    return [once[row] for row in by_family(spec.method.family for spec in once)] if by_families else once
 
 
 @own_grad_mode()

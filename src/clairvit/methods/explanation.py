@@ -40,7 +40,7 @@ SHOWN_METHODS = 6
 FUSIONS = ("min", "mean", "max")
 
 
-class Heads(Rows):
+class Heads(Rows, Tabular):
     """The maps of each attention head in each layer, and of the heads of a layer fused by min, mean and max.
 
     Args:
@@ -62,15 +62,34 @@ class Heads(Rows):
     fused: Tensor = per_row(axis=2)
     whole: Tensor | None = per_row(axis=1, default=None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what the arrays of a .npz are: `heads` [layers, heads, …], `fused` [layers, fusions, …], …"""
-        return {
+    def to_dict(self, values: bool = True) -> dict[str, Any]:
+        """Return what the maps are, and `maps` [layers, heads, …], `fused` [layers, fusions, …], `whole_maps` as JSON.
+
+        Args:
+            values: Include the maps themselves.
+
+        Returns:
+            The content of the .json file.
+        """
+        content: dict[str, Any] = {
             "method": self.method,
             "layers": self.maps.shape[0],
             "heads": self.maps.shape[1],
             "fusions": list(FUSIONS),
             "whole": self.whole is not None,
         }
+        tensors = {"maps": self.maps, "fused": self.fused, "whole_maps": self.whole} if values else {}
+        return content | {name: to_json(maps.tolist()) for name, maps in tensors.items() if maps is not None}
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per layer, head or fusion, and map, with the map's statistics."""
+        names = [*map(str, range(self.maps.shape[1])), *FUSIONS]
+        return [
+            {"method": self.method, "layer": layer, "head": name, "map": row} | map_statistics(values)
+            for layer, of_layer in enumerate(torch.cat([self.maps, self.fused], dim=1))
+            for name, of_head in zip(names, of_layer, strict=True)
+            for row, values in enumerate(of_head)
+        ]
 
     def __repr__(self) -> str:
         layers, heads, maps, *_ = self.maps.shape
@@ -78,7 +97,7 @@ class Heads(Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class TextRelevance:
+class TextRelevance(Tabular):
     """The relevance of the text next to an image: of a prompt, and of the answer so far.
 
     Args:
@@ -87,12 +106,22 @@ class TextRelevance:
 
     Example:
         >>> import clairvit as cv, torch
-        >>> cv.TextRelevance(("what", " is", " it"), torch.tensor([0.5, 0.0, -0.25]))
+        >>> cv.results.TextRelevance(("what", " is", " it"), torch.tensor([0.5, 0.0, -0.25]))
         TextRelevance('what' 0.5, ' is' 0, ' it' -0.25)
     """
 
     tokens: tuple[str, ...]
     values: Tensor
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tokens and their values as JSON values."""
+        return {"tokens": list(self.tokens), "values": to_json(self.values.tolist())}
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per token."""
+        return [
+            {"token": token, "value": value} for token, value in zip(self.tokens, self.values.tolist(), strict=True)
+        ]
 
     def __repr__(self) -> str:
         """Return one line: each token with its value."""
@@ -262,7 +291,7 @@ class Explanation(RowSequence, Tabular):
 
     @classmethod
     def concat(cls, parts: Iterable[Self]) -> Self:
-        """Return the maps of several explanations as one; see `cv.concat`."""
+        """Return the maps of several explanations as one; see `cv.Explanation.concat`."""
         parts = list(parts)
         if not parts:
             raise BadInput("No explanations were given to join; expected at least one.")
@@ -417,9 +446,8 @@ class Explanation(RowSequence, Tabular):
             if self.chosen is None
             else [patches.nonzero().tolist() for patches in self.chosen],
             "layer_statistics": None if self.layers is None else [statistics(layer) for layer in self.layers],
-            "heads": None if self.heads is None else self.heads.to_dict(),
-            "text_relevance": [{"tokens": text.tokens, "values": text.values.tolist()} for text in self.text_relevance]
-            or None,
+            "heads": None if self.heads is None else self.heads.to_dict(values=False),
+            "text_relevance": [text.to_dict() for text in self.text_relevance] or None,
             "check": None if self.checked is None else self.checked.to_dict(),
         }
         if values:
@@ -529,7 +557,7 @@ def concat(explanations: Sequence[Explanation]) -> Explanation:
         >>> import clairvit as cv
         >>> model = cv.load("pets")
         >>> parts = [cv.explain(model, "demo", "legrad", target=name) for name in ("Bengal", "Beagle")]
-        >>> cv.concat(parts).targets
+        >>> cv.Explanation.concat(parts).targets
         ('Bengal', 'Beagle')
     """
     return Explanation.concat(explanations)

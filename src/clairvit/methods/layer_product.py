@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from clairvit._entries import WeightedEntries
 from clairvit.methods.aggregation import VectorAggregation
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import WeightedHeads
-from clairvit.tracing.attention_reductions import WeightedEntries
 
 
 class LayerProduct:

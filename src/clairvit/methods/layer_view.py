@@ -1,28 +1,23 @@
-"""LayerView: the layer a method is looking at. A and G are computed once for all methods, for the rows they read."""
+"""LayerView: the layer a method is looking at. A and G are computed once for all methods, for the rows they read.
+
+On a GPU methods look at views of `cuda/layers.py`, which give the same by kernels, and several layers at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from copy import copy
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from clairvit._entries import Entry, entry_values
+from clairvit.cuda.kernels.token_products import inner_products
 from clairvit.errors import NotApplicable
-from clairvit.methods.token_products import inner_products, kernel_applies
 from clairvit.models.model import Layout
 from clairvit.numerics import wide_product, widened
-from clairvit.tracing.attention_call import AttentionCall, Rows, are_alike, merged
-from clairvit.tracing.attention_reductions import (
-    AttentionReductions,
-    Entry,
-    entry_values,
-    is_large,
-    tile_bytes,
-)
+from clairvit.tracing.attention_call import AttentionCall, Rows
+from clairvit.tracing.attention_reductions import AttentionReductions, is_large, tile_bytes
 from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.layer import Layer
@@ -103,26 +98,19 @@ class LayerView:
         >>> from clairvit.methods.aggregation import Total
         >>> from clairvit.methods.registry import FORWARD
         >>> @cv.method("value-norm", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False)
-        ... def value_norm(layer: cv.LayerView):
+        ... def value_norm(layer: cv.extend.LayerView):
         ...     return layer.x.norm(dim=-1)  # [B, N]
         >>> cv.explain("pets", "demo", "value-norm").maps.shape
         torch.Size([1, 14, 14])
     """
 
     def __init__(
-        self,
-        layer: Layer,
-        context: RunContext,
-        all_rows: LayerView | None = None,
-        rows: Rows | None = None,
-        stack: StackedLayers | None = None,
-        position: int = 0,
+        self, layer: Layer, context: RunContext, all_rows: LayerView | None = None, rows: Rows | None = None
     ) -> None:
         self._layer = layer
         self.context = context
         self._all_rows = all_rows  # the view of all rows, if this one has only some of them
         self._rows = rows
-        self._stack, self._position = stack, position  # a view of several layers, and which of them this one is
         self._cache: dict[Hashable, Tensor] = {}
         self._reductions: AttentionReductions | None = None
         self._decomposition: BlockDecomposition | None = None
@@ -133,9 +121,14 @@ class LayerView:
         return self._layer
 
     @property
-    def _merged_layer(self) -> Layer:
-        """The layer; of several layers, all of them merged into one."""
-        return self._layer
+    def _call(self) -> AttentionCall:
+        """Its attention between tokens."""
+        return self.layer.between_tokens()
+
+    @property
+    def _dO(self) -> Tensor:
+        """The gradient of the attention's output, [B, H, N, dh]."""
+        return self.layer.dO
 
     @property
     def dtype(self) -> torch.dtype:
@@ -168,18 +161,16 @@ class LayerView:
         if self._all_rows is not None:
             return self._all_rows.reductions
         if self._reductions is None:
-            self._reductions = self._reductions_of(self._merged_layer.out_gradient)
+            self._reductions = self._reductions_of(self._call, self.layer.out_gradient)
         return self._reductions
 
-    def _reductions_of(self, gradient: Tensor | None) -> AttentionReductions:
-        call = self._merged_layer.between_tokens()
+    def _reductions_of(self, call: AttentionCall, gradient: Tensor | None) -> AttentionReductions:
         return AttentionReductions(call, gradient, tile_bytes(call, self.count, sums_only=True))
 
     @property
-    def uses_kernels(self) -> bool:
-        """Whether sums of heads are computed from q, k, v and dO by a kernel: no [B, H, N, N] is written."""
-        call = self.layer.call
-        return self._rows is None and call is not None and call.kind == "tokens" and self.reductions.use_kernels
+    def reads_sums(self) -> bool:
+        """Whether sums of a large layer cost less than its tiles, which all methods share: not on a CPU."""
+        return False
 
     @property
     def index(self) -> int:
@@ -200,17 +191,17 @@ class LayerView:
     @property
     def A(self) -> Tensor:
         """Attention, [B, H, rows, N]."""
-        return self.once("A", lambda: self._merged_layer.between_tokens().A(self._rows))
+        return self.once("A", lambda: self._call.A(self._rows))
 
     @property
     def S(self) -> Tensor:
         """Scores before the softmax, [B, H, rows, N]."""
-        return self.once("S", lambda: self._merged_layer.between_tokens().S(self._rows))
+        return self.once("S", lambda: self._call.S(self._rows))
 
     @property
     def G(self) -> Tensor:
         """dy/dA, [B, H, rows, N]."""
-        return self.once("G", lambda: self._merged_layer.between_tokens().G(self._merged_layer.dO, self._rows))
+        return self.once("G", lambda: self._call.G(self._dO, self._rows))
 
     @property
     def A_mean(self) -> Tensor:
@@ -235,15 +226,8 @@ class LayerView:
 
     def _sum_of_heads(self, entry: Entry, weights: Tensor | None) -> Tensor:
         """Return sum_h w_h f(A_h, G_h), [B, rows, N]; the mean over heads without weights."""
-        if self.uses_kernels:
-            return self.reductions.weighted_heads(entry, self._mean_weights() if weights is None else weights)
         entries = self._entries(entry)
         return mean_of_heads(entries) if weights is None else weighted_heads(entries, weights)
-
-    def _mean_weights(self) -> Tensor:
-        """Return 1/H for each head, [1, H] in float32 at least."""
-        v = self._layer.between_tokens().v
-        return v.new_full((1, v.shape[1]), 1 / v.shape[1], dtype=torch.promote_types(v.dtype, torch.float32))
 
     def column_means(self, entry: Entry) -> Tensor:
         """Return the mean over heads and all queries of f(A, G), [B, N]."""
@@ -275,9 +259,7 @@ class LayerView:
         return self.once_per_layer("x dx", self._x_dx)
 
     def _x_dx(self) -> Tensor:
-        if kernel_applies(self.layer.x, self.layer.dx):
-            return inner_products(self.layer.x, self.layer.dx)
-        return (self.x * self.dx).sum(-1)
+        return inner_products(self.layer.x, self.layer.dx)
 
     def combine_tokens(
         self, function: Callable[[Tensor, Tensor], Tensor], tensors_of: Callable[[LayerView], tuple[Tensor, Tensor]]
@@ -317,16 +299,15 @@ class LayerView:
         """Return the L1 or L2 norm of each head's whole gradient matrix, [B, H]."""
         if self._all_rows is not None:
             return self._all_rows.G_norm(p)
+        if p == 1 and self.is_large:
+            return self.once("G1", lambda: self.reductions.head_sums("|G|"))
         if p == 1:
-            as_sums = self.is_large or self.uses_kernels
-            return self.once("G1", lambda: self.reductions.head_sums("|G|") if as_sums else self.G.abs().sum((-2, -1)))
-        if self.uses_kernels and not self.is_large:
-            return self.once("G2", lambda: self.reductions.head_sums("G²").sqrt())
+            return self.once("G1", lambda: self.G.abs().sum((-2, -1)))
         if "G" in self._cache:
             return self.once("G2", lambda: self.G.square().sum((-2, -1)).sqrt())
-        call = self._merged_layer.between_tokens()
+        call = self._call
         # ||dO vᵀ||² = <dOᵀ dO, vᵀ v>: two dh × dh products instead of an N × N one.
-        dO, v = self._merged_layer.dO, call.v.detach()
+        dO, v = self._dO, call.v.detach()
         square = wide_product(dO.transpose(-2, -1), dO) * wide_product(v.transpose(-2, -1), v)
         return square.sum((-2, -1)).clamp(min=0).sqrt()
 
@@ -384,13 +365,10 @@ class LayerView:
 
     def local_column_means(self, pool: str) -> Tensor:
         """Return the mean over heads and queries of relu(d s^l / dA) of this block alone, [B, N]."""
-        by_sums = self.is_large or self.uses_kernels
-        if not by_sums or (self.layout.pooling == "map" and pool == "mean"):
+        if not self.is_large or (self.layout.pooling == "map" and pool == "mean"):
             return self.local_G(pool).clamp_(min=0).mean((1, 2))
-        sums = self._reductions_of(self.layer.between_tokens().heads(self.context.local(self.index, pool)))
-        if self.is_large:
-            return sums.column_means("G+")
-        return sums.weighted_heads("G+", self._mean_weights()).mean(1)  # quicker where [B, N, N] may be written
+        call = self.layer.between_tokens()
+        return self._reductions_of(call, call.heads(self.context.local(self.index, pool))).column_means("G+")
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return make(), computed once per key for all methods; rows of the view of all rows where that has it."""
@@ -404,14 +382,11 @@ class LayerView:
         return (self._all_rows or self).once(key, make)
 
     def _shared(self, key: Hashable) -> Tensor | None:
-        """Return what this view, one of all rows or one of several layers has computed; None if none has."""
+        """Return what this view, or the one of all rows, has computed; None if neither has."""
         if key in self._cache:
             return self._cache[key]
-        if self._all_rows is not None:
-            value = self._all_rows._shared(key)
-            return None if value is None or self._rows is None else value[..., self._rows, :]
-        value = None if self._stack is None else self._stack._shared(key)
-        return None if value is None or self._stack is None else value.chunk(self._stack.layers)[self._position]
+        value = None if self._all_rows is None else self._all_rows._shared(key)
+        return None if value is None or self._rows is None else value[..., self._rows, :]
 
 
 class DecoderView(LayerView):
@@ -426,171 +401,3 @@ class DecoderView(LayerView):
         """Return G under the second rule table that the method requires."""
         layer = self.context.others[rule_table(rules)].decoder[self.index]
         return layer.between_tokens().G(layer.dO)
-
-
-class NotStackable(Exception):
-    """A method asked a view of several layers for its index: show it one layer at a time."""
-
-
-class StackedLayers(LayerView):
-    """Several layers as one larger batch [layers·B, …]: on a GPU, a kernel launch costs more than a layer's arithmetic.
-
-    A method that treats every layer alike cannot tell the difference; asking for the index raises `NotStackable`, and
-    so does asking for all rows of A or G where they would take too much memory.
-    """
-
-    def __init__(self, layers: Sequence[Layer], context: RunContext, limit: int) -> None:
-        super().__init__(layers[0], context)
-        self._joined: Layer | None = None
-        self.members = [LayerView(layer, context) for layer in layers]
-        self.layers = len(layers)
-        self.limit = limit  # bytes of A
-
-    @property
-    def index(self) -> int:
-        raise NotStackable
-
-    @property
-    def trace(self) -> Trace:
-        raise NotStackable
-
-    @property
-    def layer(self) -> Layer:
-        raise NotStackable
-
-    @property
-    def _merged_layer(self) -> Layer:
-        """The attention of all layers as one, [layers·B, H, N, …]; joined when it is first read: kernels need none."""
-        if self._all_rows is not None:
-            return self._all_rows._merged_layer
-        if self._joined is None:
-            layers = [member.layer for member in self.members]
-            call = merged([layer.attention for layer in layers])
-            gradient = joined([layer.out_gradient for layer in layers])
-            self._joined = replace(layers[0], call=call, out_gradient=gradient)
-        return self._joined
-
-    @property
-    def count(self) -> int:
-        return self.members[0].count
-
-    @property
-    def uses_kernels(self) -> bool:
-        return self._rows is None and all(member.uses_kernels for member in self.members)
-
-    @property
-    def A(self) -> Tensor:
-        self._check_size()
-        return self.once("A", lambda: self.S.softmax(-1)) if self._reads_members else super().A
-
-    @property
-    def S(self) -> Tensor:
-        self._check_size()
-        return self.once("S", lambda: self._row_entries("S")) if self._reads_members else super().S
-
-    @property
-    def G(self) -> Tensor:
-        self._check_size()
-        return self.once("G", lambda: self._row_entries("G")) if self._reads_members else super().G
-
-    @property
-    def _reads_members(self) -> bool:
-        """Whether it has a few rows of fused calls, which a kernel reads without joining all keys and values."""
-        return isinstance(self._rows, Tensor) and all(member.uses_kernels for member in self.members)
-
-    def _row_entries(self, entry: Literal["S", "G"]) -> Tensor:
-        """Return S or G of some rows, [layers·B, H, rows, N], each layer's by a kernel."""
-        assert isinstance(self._rows, Tensor)
-        return torch.cat([member.reductions.row_entries(entry, self._rows) for member in self.members])
-
-    def _check_size(self) -> None:
-        """Raise NotStackable where a tensor [layers·B, H, N, N] would be too large."""
-        if self._rows is None and self.layers * attention_bytes(self.members[0].layer.attention) > self.limit:
-            raise NotStackable
-
-    @property
-    def x(self) -> Tensor:
-        return self.once_per_layer(
-            "x", lambda: widened(_joined_tokens([member.layer.tokens for member in self.members]))
-        )
-
-    @property
-    def dx(self) -> Tensor:
-        return self.once_per_layer(
-            "dx", lambda: widened(_joined_tokens([member.layer.tokens_gradient for member in self.members]))
-        )
-
-    @property
-    def is_large(self) -> bool:
-        return any(member.is_large for member in self.members)
-
-    @property
-    def decomposition(self) -> BlockDecomposition:
-        raise NotStackable
-
-    def _x_dx(self) -> Tensor:
-        if all(kernel_applies(member.layer.x, member.layer.dx) for member in self.members):
-            return torch.cat([member.x_dx for member in self.members])
-        return (self.x * self.dx).sum(-1)
-
-    def combine_tokens(
-        self, function: Callable[[Tensor, Tensor], Tensor], tensors_of: Callable[[LayerView], tuple[Tensor, Tensor]]
-    ) -> Tensor:
-        pairs = [tensors_of(member) for member in self.members]
-        if all(kernel_applies(*pair) for pair in pairs):
-            return _joined_tokens([function(*pair) for pair in pairs])
-        first, second = (_joined_tokens(tensors) for tensors in zip(*pairs, strict=True))
-        return function(first, second)
-
-    def at_first_layer(self, values: Tensor, otherwise: float) -> Tensor:
-        result = torch.full_like(values, otherwise)
-        for member, part, of_layer in zip(
-            self.members, result.chunk(self.layers), values.chunk(self.layers), strict=True
-        ):
-            if member.index == 0:
-                part.copy_(of_layer)
-        return result
-
-    def tile(self, rows: Rows) -> LayerView:
-        view = copy(self)
-        view._all_rows, view._rows, view._cache = self, rows, {}
-        return view
-
-    def _sum_of_heads(self, entry: Entry, weights: Tensor | None) -> Tensor:
-        if not self.uses_kernels:
-            return super()._sum_of_heads(entry, weights)
-        call = self._layer.between_tokens()
-        matrices = self._mean_weights().new_empty(self.layers, call.lead, call.queries, call.keys)
-        parts = [self._mean_weights()] * self.layers if weights is None else weights.chunk(self.layers)
-        for member, part, matrix in zip(self.members, parts, matrices, strict=True):
-            member.reductions.weighted_heads(entry, part, matrix)
-        return matrices.flatten(0, 1)
-
-    def G_norm(self, p: int) -> Tensor:
-        if self.uses_kernels:
-            return self.once(f"G{p}", lambda: torch.cat([member.G_norm(p) for member in self.members]))
-        return super().G_norm(p)
-
-
-def stacked(layers: Sequence[Layer], context: RunContext, limit: int) -> StackedLayers | None:
-    """Return one view of layers that are built alike; None if they are not. Their A may take `limit` bytes in all."""
-    calls = [layer.call for layer in layers if layer.call is not None]
-    return StackedLayers(layers, context, limit) if len(calls) == len(layers) and are_alike(calls) else None
-
-
-def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Return tensors of several layers as one batch; None if one is missing."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    return torch.cat(present) if len(present) == len(tensors) else None
-
-
-def _joined_tokens(tensors: Sequence[Tensor | None]) -> Tensor:
-    """Return tensors of several layers as one batch; layers are shown one by one where one is missing, or differs."""
-    if any(tensor is None for tensor in tensors) or len({tensor.shape for tensor in tensors if tensor is not None}) > 1:
-        raise NotStackable
-    return torch.cat([tensor for tensor in tensors if tensor is not None])
-
-
-def attention_bytes(call: AttentionCall) -> int:
-    """Return the bytes of its A in float32."""
-    return 4 * call.lead * call.v.shape[1] * call.queries * call.keys

@@ -1,16 +1,16 @@
-"""The passes over one batch: recorded as they run or, on a GPU, replayed by a CUDA graph."""
+"""The passes over one batch: recorded as they run or, on a GPU, replayed by a CUDA graph (`cuda/graphs.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from clairvit.cuda.graphs import GRAPHS, PassesRequest, ReplayResult, graph_request
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.collect import MapChecks, checks_of_maps
-from clairvit.methods.cuda_graphs import GRAPHS, PassesRequest, ReplayResult
 from clairvit.methods.executor import Result
 from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import MethodSpec
@@ -38,13 +38,11 @@ class Passes:
         recording: The recording; after a replay without activations.
         logits: The scores [B, C], on the CPU after a replay.
         weights_hash: That of the weights that were used.
-        on_host: Returns the copy of a tensor on the CPU.
     """
 
     recording: Recording
     logits: Tensor
     weights_hash: WeightsHash
-    on_host: Callable[[Tensor], Tensor] = Tensor.cpu
     _request: PassesRequest | None = None  # a graph could serve it
     _replayed: ReplayResult | None = None
 
@@ -80,25 +78,13 @@ def record_passes(
         named: The targets as the user named them.
         replay: What a graph depends on; None: passes are never replayed.
     """
-    request = None if replay is None or not pixels.is_cuda else _graph_request(model, specs, pixels, named, replay)
+    request = None  # on a CPU always
+    if replay is not None:
+        request = graph_request(model, specs, pixels, named, replay.score, replay.seed, replay.layers)
     replayed = None if request is None else GRAPHS.replay(request)
     if replayed is not None:
-        logits = replayed.on_host(replayed.recording.logits)
         weights = WeightsHash(replayed.weights_hash())
-        return Passes(replayed.recording, logits, weights, replayed.on_host, request, replayed)
+        return Passes(replayed.recording, replayed.logits, weights, request, replayed)
     recording = record_for(specs, model, pixels, execution, structure)
     weights = WeightsHash.of(model.module, model.name, recording.structure.weights)
     return Passes(recording, recording.logits.detach(), weights, _request=request)
-
-
-def _graph_request(
-    model: Model, specs: Sequence[MethodSpec], pixels: Tensor, named: Sequence[Any] | None, replay: Replay
-) -> PassesRequest | None:
-    """Return the passes of a batch if a CUDA graph could serve them: for one class target, of a classifier."""
-    targets = named or (None,)
-    label = targets[0]
-    if len(targets) > 1 or isinstance(label, bool) or not isinstance(label, int | str | None):
-        return None
-    score = "logit" if replay.score is None else replay.score
-    request = PassesRequest(model, tuple(specs), pixels, label, score, replay.seed, replay.layers)
-    return request if request.is_capturable else None

@@ -13,8 +13,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from clairvit._io import dumps_json, parse_json, write_text
+from clairvit._io import dumps_json, parse_json, to_json, write_text
 from clairvit._spec import ParsedSpec
+from clairvit._tables import TableRow, Tabular, write_table
 from clairvit._version import __version__
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, Message, UnknownName, Verb, user_stacklevel
@@ -29,7 +30,7 @@ SHORT_HASH = 12  # characters of a hash that are shown
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Tabular):
     """A method, the model it was chosen for, and the numbers that speak for it. No dates: same choice, same file.
 
     Attributes:
@@ -126,9 +127,21 @@ class Recipe:
                 stacklevel=user_stacklevel(),
             )
 
-    def save(self, path: Path | str) -> Path:
-        """Write the recipe atomically."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recipe as JSON values."""
+        return dict(to_json({"kind": KIND, "format": FORMAT, **asdict(self)}))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per method, or of a calibrated one per metric: the numbers behind the choice."""
+        rows = [_flat(row) for row in self.ranking]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        return [{name: row.get(name) for name in columns} for row in rows]
+
+    def save(self, path: PathLike[str] | str) -> Path:
+        """Write the recipe (.json), which `cv.explain(…, "recipe.json")` follows, or the table of numbers (.csv)."""
         file = Path(path)
+        if file.suffix.lower() == ".csv":
+            return write_table(self, file)
         if file.suffix.lower() != ".json":
             raise BadInput(f"'{path}' is no name for a recipe; expected one that ends in .json, such as recipe.json.")
         content = dumps_json({"kind": KIND, "format": FORMAT, **asdict(self)}, indent=2)
@@ -157,6 +170,19 @@ class Recipe:
         from clairvit.plotting.axes import ranking_html
 
         return ranking_html(self)
+
+
+def _flat(row: Mapping[str, Any]) -> TableRow:
+    """Return a row without nested values: the ends of an interval and the entries of a table are columns."""
+    flat: TableRow = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}_{key}": entry for key, entry in value.items()}
+        elif isinstance(value, list | tuple):
+            flat |= dict(zip((f"{name}_low", f"{name}_high"), value, strict=True))
+        else:
+            flat[name] = value
+    return flat
 
 
 def read_recipe(path: PathLike[str] | str) -> Recipe:

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from clairvit import _presets
 from clairvit._cost import Cost
+from clairvit._entries import Entry
 from clairvit._facts import entries_of, facts_of
 from clairvit._presets import preset_decorator
 from clairvit._registry import Registry
 from clairvit._spec import Registered, check_choice, check_function, check_is_free, check_name, is_built_in
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.aggregation import Aggregation
+from clairvit.methods.aggregation import Aggregation, Total
 from clairvit.methods.result import MapFunction, NumbersNote
 from clairvit.models.model import Model
 from clairvit.option_types import Doc, Option, options_of
 from clairvit.plugins import load_entry_points
-from clairvit.tracing.attention_reductions import Entry
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.rules import PLAIN, RuleTable
 
@@ -49,6 +49,11 @@ PLUS_MODE = Option(
     "plus_mode",
     "layer",
     Annotated[Literal["layer", "subnetwork"], Doc("what a sum adds up: layer maps, or rollouts from each layer on")],
+)
+NORMALISE = Option(
+    "normalise",
+    "none",
+    Annotated[Literal["rows", "none"], Doc("what adds up to 1 in each layer: its rows, or nothing")],
 )
 RESERVED = ("all", "smooth", "shift", "ensemble", "calibrated")  # names that stand for other methods
 _INJECTED = ("layer", "trace", "seed", "maps")  # parameters of a method's function that are no options
@@ -93,7 +98,7 @@ class Requires:
 
     Example:
         >>> import clairvit as cv
-        >>> cv.Requires(passes="forward").tables  # the rule tables of its backward passes
+        >>> cv.extend.Requires(passes="forward").tables  # the rule tables of its backward passes
         ()
     """
 
@@ -177,7 +182,7 @@ class OptionOverrides:
     Args:
         aliases: A paper's word -> the aggregation's field.
         combined: Defaults that change under a combinator.
-        refused: An option of the aggregation that would be taken for something else -> what to type instead.
+        refused: An option that it has no use for, or that would be taken for something else -> why, and what to type.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -272,12 +277,17 @@ def function_options(function: Callable[..., Any]) -> dict[str, Option]:
 def layer_options(method: Method, aggregation: Aggregation | None) -> dict[str, Option]:
     """Return the fields of an aggregation that are options of this method, with its values as defaults.
 
-    One number per token has no rows to choose, and the order of a product is the later layer on the left.
+    One number per token has no rows to choose, a sum is one of the rows that the head reads unless the method's paper
+    takes means, the order of a product is the later layer on the left, and none but presets divide columns.
     """
     if aggregation is None:
         return {}
-    without = {"order", *method.option_overrides.refused, *(() if method.output == "matrix" else ("rows",))}
-    fields = options_of(type(aggregation), without)
+    takes_means = isinstance(method.aggregation, Total) and method.aggregation.mean
+    without = {"order", *(() if takes_means else ("rows", "mean")), *(() if method.output == "matrix" else ("rows",))}
+    refused = method.option_overrides.refused if aggregation is method.aggregation else ()
+    fields = options_of(type(aggregation), without.union(refused))
+    if getattr(aggregation, NORMALISE.name, "columns") != "columns":
+        fields[NORMALISE.name] = NORMALISE
     return {name: replace(option, default=getattr(aggregation, name)) for name, option in fields.items()}
 
 
@@ -309,7 +319,7 @@ def method(
         name: What users type.
         output: What the function returns: "matrix" ([B, rows, N] per layer), "tokens" ([B, N] per layer) or "image"
             ([B, rows, cols] from the whole trace).
-        aggregation: How layers are combined, from `clairvit.aggregation`: `Product`, `Total`, `Single`; None for
+        aggregation: How layers are combined, from `clairvit.extend`: `Product`, `Total`, `Single`; None for
             "image".
         family: A heading in lists and figures: one of the built-in ones, or "custom".
         paper: A reference.
@@ -336,11 +346,10 @@ def method(
 
     Example:
         >>> import clairvit as cv
-        >>> from clairvit.aggregation import Total
         >>> from torch import Tensor
-        >>> from clairvit.recorders import FORWARD
+        >>> from clairvit.extend import FORWARD, LayerView, Total
         >>> @cv.method("token-norm", output="tokens", aggregation=Total(), requires=FORWARD, class_specific=False)
-        ... def token_norm(layer: cv.LayerView, power: float = 1.0) -> Tensor:
+        ... def token_norm(layer: LayerView, power: float = 1.0) -> Tensor:
         ...     return layer.x.norm(dim=-1) ** power
         >>> cv.list_methods("token-*")
         ['token-norm']
@@ -353,7 +362,7 @@ def method(
     if (aggregation is None) != (output == "image") or isinstance(aggregation, type):
         raise BadInput(
             f"output={output!r} and aggregation={aggregation!r} were given for the method '{name}'; expected an "
-            "aggregation of layers, such as clairvit.aggregation.Total(), for 'matrix' and 'tokens', and none for "
+            "aggregation of layers, such as clairvit.extend.Total(), for 'matrix' and 'tokens', and none for "
             "'image'."
         )
 

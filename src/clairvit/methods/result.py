@@ -23,7 +23,7 @@ class MapResult:
 
     Example:
         >>> import clairvit as cv, torch
-        >>> cv.MapResult(torch.zeros(1, 14, 14), notes=("a sentence",)).notes
+        >>> cv.extend.MapResult(torch.zeros(1, 14, 14), notes=("a sentence",)).notes
         ('a sentence',)
     """
 
@@ -55,9 +55,9 @@ class NumbersNote:
     text: Callable[[list[list[float]]], str | None]
     prefix: str = ""
 
-    def read(self, on_host: Callable[[Tensor], Tensor] = Tensor.cpu) -> list[str]:
-        """Return the note, if there is one: waits for the device, from which `on_host` copies the numbers."""
-        text = self.text(on_host(self.numbers).tolist())
+    def read(self) -> list[str]:
+        """Return the note, if there is one: waits for the device."""
+        text = self.text(self.numbers.tolist())
         return [] if text is None else [self.prefix + text]
 
 

@@ -222,19 +222,24 @@ class Question:
         mask_kind: str = "nonzero",
         labels: Sequence[int | str | None] | None = None,
         distractors: Sequence[int | str | None] | None = None,
+        score: str | None = None,
         seed: int = 0,
         batch_size: int | None = None,
         autocast: str | None = None,
         inputs: Mapping[str, Any] | None = None,
+        needed: bool = True,
     ) -> Question:
-        """Return what was asked about images with annotations, which are read a few at a time."""
+        """Return what was asked about images that may have annotations, which are read a few at a time.
+
+        `needed` says whether a model that predicts no class needs a target.
+        """
         model, images = model_and_images(model, images, inputs)
         dataset = as_dataset(images, model, masks=masks, mask_kind=mask_kind, labels=labels, others=distractors)
-        listed = TargetList(None if target is None else (target,), of_labels=True, needed=True)
+        listed = TargetList(None if target is None else (target,), of_labels=True, needed=needed)
         listed.check_count(dataset)
         readouts = listed.readouts(model, dataset)
         seed, execution = check_seed(seed), ExecutionOptions.from_caller(batch_size, autocast)
-        return cls(model, dataset, listed, readouts, None, seed, execution)
+        return cls(model, dataset, listed, readouts, score, seed, execution)
 
     @property
     def models(self) -> list[Model]:
@@ -255,6 +260,11 @@ class Question:
         return replace(
             self, images=self.images.take(rows), targets=replace(self.targets, items=items), readouts=readouts
         )
+
+    def target_of(self, row: int) -> Any:
+        """Return the first target of one image as the user named it; None: none was named."""
+        items = self.targets.of_images([row], self.images)
+        return None if items is None else items[0][0] if isinstance(items[0], list) else items[0]
 
     def first_image(self, *, skip: bool = False) -> SampleBatch:
         """Return the first image; with `skip` the first one that can be read."""

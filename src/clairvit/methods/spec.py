@@ -296,7 +296,7 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
     def total(start: int | Literal["half"]) -> Aggregation:
         product = method.aggregation
         if plus_mode == "subnetwork" and isinstance(product, Product):
-            return Suffixes(start, product.residual, product.alpha, product.normalise)
+            return Suffixes(start, product.residual, product.normalise)
         return Total(start)
 
     aggregations: dict[str, Callable[[], Aggregation]] = {
@@ -341,6 +341,11 @@ def _check_preset(
 def _no_option(method: Method, key: str, aggregation: Aggregation | None) -> str:
     if key in method.option_overrides.refused:
         return f"'{method.name}' has no option '{key}': {method.option_overrides.refused[key]}"
+    if key == "alpha" and isinstance(aggregation, Product | Suffixes):
+        return (
+            f"'{method.name}' has no option 'alpha': alpha·M + (1 − alpha)·I is M + residual·I times a constant, "
+            "residual = (1 − alpha) / alpha. For alpha=0.5 type residual=1."
+        )
     paper_words = method.option_overrides.words
     fields = [paper_words.get(name, name) for name in layer_options(method, aggregation)]
     options = [*function_options(method.function), *fields, *([RELU.name] if method.relu else [])]

@@ -65,7 +65,7 @@ class EvalContext:
     Example:
         >>> import clairvit as cv
         >>> @cv.metric("largest-value", better="higher")
-        ... def largest_value(context: cv.EvalContext):
+        ... def largest_value(context: cv.extend.EvalContext):
         ...     return context.maps.flatten(2).amax(-1)  # [M, B]
         >>> cv.evaluate("pets", "demo", "legrad", "largest-value").n_valid
         1

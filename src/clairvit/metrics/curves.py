@@ -34,7 +34,11 @@ AtOnce = Annotated[
     int, Range(ge=1, example=224), Doc("how many are removed (or shown) per step, in place of a number of steps")
 ]
 Regions = Annotated[int, Range(ge=1, example=100), Doc("how many patches or squares are removed, one after the other")]
-Region = Annotated[int | None, Doc("remove squares with so many pixels per side; None: patches")]
+Region = Annotated[
+    int | None,
+    Range(ge=1, unit="pixels", example=8),
+    Doc("remove squares with so many pixels per side; None: patches"),
+]
 Ends = Annotated[bool, Doc("add the point where everything is removed (or nothing is shown)")]
 Reverse = Annotated[bool, Doc("start with the least relevant; higher is then better")]
 Width = Literal["width", "none", "steps"]  # an area over the width of the curve, as it is, or with steps 1 wide

@@ -25,6 +25,7 @@ from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
 from clairvit.models.coerce import ModelLike
+from clairvit.models.model import Model
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 
@@ -211,6 +212,8 @@ def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str
         return [resolve_metric(metrics, **options)]
     if not metrics:
         raise BadInput("No metrics were given; expected names such as ['deletion', 'sparseness'].")
+    if not options:
+        return list(map(resolve_metric, metrics))
     accepted = [_accepted_options(resolve_metric(metric).metric, options) for metric in metrics]
     for name in options:
         if not any(name in names for names in accepted):
@@ -264,11 +267,7 @@ def _evaluate(
     model = models[0] if len(models) == 1 else question.model  # whose scores all targets are about
     together = [metric for metric in metrics if metric.metric.scope == "set"]
     per_image = [metric for metric in metrics if metric.metric.scope == "image"]
-    if together and len(models) > 1:
-        raise BadInput(
-            f"{together[0].text} is a score of all images together, and the targets of the list read different outputs "
-            "of the model (regions, queries or tokens of their own for each image); expected one that all images share."
-        )
+    _check_one_output(together, models)
     settings = {
         "target": question.targets.kind,
         "maps": normalize,
@@ -278,6 +277,7 @@ def _evaluate(
     specs = [*methods.values(), *(resolve_method(name) for name in baselines if name not in methods)]
     accumulator.skipped |= misfits(specs, models, skip=skip)
     specs = [spec for spec in specs if spec.text not in accumulator.skipped]
+    known = () if explanation is None else (explanation.method,)
     rows: list[int] = []
     logits: list[Tensor] = []
     labels: list[int | None] = []
@@ -285,13 +285,8 @@ def _evaluate(
         for run in runs:
             if per_image:
                 results = run_all(specs, run.recording, run.targets, seed=question.seed)
-                known = () if explanation is None else (explanation.method,)
-                for spec in specs:
-                    error = results[spec.text][0].error
-                    if error is not None and spec.text not in known:
-                        if not skip or accumulator.names:  # with `skip`, those that do not fit the first images go
-                            raise error
-                        accumulator.skipped[spec.text] = str(error)
+                # with `skip`, those that do not fit the first images go
+                accumulator.skipped |= _failures(specs, results, known, skip=skip and not accumulator.names)
                 specs[:] = [spec for spec in specs if spec.text not in accumulator.skipped]  # also for the next run
                 if specs:  # perhaps no method fits
                     context = _eval_context(run, specs, results, explanation, normalize, question.seed)
@@ -307,22 +302,41 @@ def _evaluate(
         return Scores()  # `on_error` was called with the reasons
     if specs and together:
         true_classes = tuple(labels) if dataset.has_labels else None
+        every, options = torch.cat(logits), question.execution
         of_all = DatasetContext(
-            model,
-            dataset,
-            tuple(specs),
-            tuple(rows),
-            torch.cat(logits),
-            true_classes,
-            question.seed,
-            Notes(),
-            options=question.execution,
+            model, dataset, tuple(specs), tuple(rows), every, true_classes, question.seed, Notes(), options=options
         )
         for metric in together:
             accumulator.measure_set(of_all, metric)
     scores = accumulator.scores(tuple(methods.values()), metrics, specs, baselines)
     scores.model_record = model_record(model)
     return scores
+
+
+def _check_one_output(together: Sequence[MetricSpec], models: Sequence[Model]) -> None:
+    """Raise BadInput for a metric of a whole set where the images' targets read different outputs."""
+    if together and len(models) > 1:
+        raise BadInput(
+            f"{together[0].text} is a score of all images together, and the targets of the list read different outputs "
+            "of the model (regions, queries or tokens of their own for each image); expected one that all images share."
+        )
+
+
+def _failures(
+    specs: Sequence[MethodSpec], results: Mapping[str, list[Result]], known: Sequence[str], *, skip: bool
+) -> dict[str, str]:
+    """Return the methods that do not fit the model, with the reason; raise it unless they may be skipped.
+
+    Maps of the `known` methods exist already.
+    """
+    failed: dict[str, str] = {}
+    for spec in specs:
+        error = results[spec.text][0].error
+        if error is not None and spec.text not in known:
+            if not skip:
+                raise error
+            failed[spec.text] = str(error)
+    return failed
 
 
 def _about_explanation(question: Question, explanation: Explanation) -> Question:

@@ -256,7 +256,11 @@ def completeness(context: EvalContext, removal: Removal = "mean", score: ScoreKi
 def infidelity(
     context: EvalContext,
     runs: Annotated[int, Range(ge=1), Doc("how many random blocks are removed")] = 100,
-    side: Annotated[int | None, Doc("how many patches a block has along each side; None: drawn anew each time")] = None,
+    side: Annotated[
+        int | None,
+        Range(ge=1, unit="patches", example=2),
+        Doc("how many patches a block has along each side; None: drawn anew each time"),
+    ] = None,
     scaled: Annotated[bool, Doc("fit the factor between map and score, so that maps in any unit compare")] = True,
     removal: Removal = "token",
     score: ScoreKind = "logit",
@@ -285,7 +289,7 @@ def _random_blocks(context: EvalContext, runs: int, side: int | None) -> Tensor:
     """Return random square blocks of patches, bool [B, runs, patches], drawn from seed and image."""
     lengths = context.trace.layout.grid  # frames first for clips
     largest = min(lengths[-2:])
-    if side is not None and not 1 <= side <= largest:
+    if side is not None and side > largest:
         raise BadInput(f"side={side} was given; expected a block of 1 to {largest} patches per side.")
     blocks = []
     for seed in context.image_seeds:

@@ -23,7 +23,11 @@ GRIDS = 500  # as in the paper
 ImagesInRow = Annotated[
     int, Range(ge=2, unit="images in a row", example=2), Doc("how many images a grid has along each side")
 ]
-Sure = Annotated[float, Doc("images count only where the model is surer of their class than this")]
+Sure = Annotated[
+    float,
+    Range(ge=0, lt=1, unit="(a probability)", example=0.5),
+    Doc("images count only where the model is surer of their class than this"),
+]
 Grids = Annotated[int, Range(ge=1, unit="grids", example=GRIDS), Doc("how many grids are made at most")]
 
 

@@ -28,7 +28,7 @@ from clairvit.metrics.context import EvalContext, ScoreKind, Upsampling
 from clairvit.metrics.randomisation import target_of_classes
 from clairvit.metrics.registry import MetricOutput, metric
 from clairvit.metrics.similarity import spearman
-from clairvit.option_types import Doc
+from clairvit.option_types import Doc, Range
 from clairvit.perturbation.batching import BatchBudget, in_batches
 from clairvit.targets.class_ import find_class
 
@@ -41,10 +41,20 @@ PIXELS_AT_ONCE = 2_000_000  # of rendered images in one pass
 USUAL_PARTS, USUAL_COMPONENTS = 5, 11  # for declared costs
 
 Threshold = Annotated[
-    float, Doc("the share of the map above which a part is important; None: the best of 80 for the whole set")
+    float,
+    Range(ge=0, le=1, unit="of the map's sum", example=0.05),
+    Doc("the share of the map above which a part is important; None: the best of 80 for the whole set"),
 ]
-Drop = Annotated[float, Doc("how far, in parts of it, the logit must fall for a part to be relevant")]
-Dilation = Annotated[int, Doc("by how many pixels parts are widened before the map is summed over them")]
+Drop = Annotated[
+    float,
+    Range(ge=0, lt=1, unit="of the score", example=DROP),
+    Doc("how far, in parts of it, the logit must fall for a part to be relevant"),
+]
+Dilation = Annotated[
+    int,
+    Range(ge=0, unit="pixels", example=DILATION),
+    Doc("by how many pixels parts are widened before the map is summed over them"),
+]
 Relevance = Annotated[
     Literal["signed", "positive"], Doc("how the map is summed over a part: signed, or its positive values alone")
 ]
@@ -57,11 +67,6 @@ class PartOptions:
     relevance: Relevance = "signed"
     dilation: int = DILATION
     upsampling: Upsampling = "nearest"
-
-    def __post_init__(self) -> None:
-        """Check the dilation."""
-        if self.dilation < 0:
-            raise BadInput(f"dilation={self.dilation} was given; expected a number of pixels, such as 2, or 0.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +147,6 @@ def _single_drops(context: EvalContext, score: str) -> list[Tensor]:
 
 def _is_relevant(context: EvalContext, drop: float) -> list[Tensor]:
     """Return whether the logit falls by at least `drop` · |f(x)| without a component, bool [K] of each image."""
-    if not 0 <= drop < 1:
-        raise BadInput(f"drop={drop} was given; expected a share of the score from 0 to below 1, such as 0.05.")
     drops, original = _single_drops(context, "logit"), context.original("logit").abs()
     return [(falls >= drop * full) & (falls > 0) for falls, full in zip(drops, original, strict=True)]
 
@@ -180,8 +183,6 @@ def check_curves(context: EvalContext, threshold: float | None, drop: float, opt
 
 
 def _check_curves(context: EvalContext, threshold: float | None, drop: float, options: PartOptions) -> CheckCurves:
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise BadInput(f"threshold={threshold} was given; expected a share of the map's sum, 0 … 1, or None: the best.")
     thresholds = THRESHOLDS if threshold is None else torch.tensor([threshold], dtype=torch.float64)
     importance, total = _importance(context, options)  # [M, B, K], [M, B]
     edges = total[..., None, None] * thresholds[:, None].to(total.device)  # [M, B, S, 1]
@@ -513,7 +514,8 @@ def background_independence(
     undefined="images whose class is not known",
 )
 def part_accuracy(
-    context: EvalContext, removed: Annotated[int, Doc("how many parts are removed, in all ways")] = 0
+    context: EvalContext,
+    removed: Annotated[int, Range(ge=0, unit="parts", example=1), Doc("how many parts are removed, in all ways")] = 0,
 ) -> Tensor:
     """Return 1 if the model's answer has the visible parts, FunnyBirds' accuracy: a property of the model.
 
@@ -523,7 +525,7 @@ def part_accuracy(
     parts, labels = context.require_parts(), _labels(context)
     table, classes = _table_classes(context)
     count = len(table.kinds)
-    if not 0 <= removed <= count:
+    if removed > count:
         raise BadInput(f"removed={removed} was given; expected a number of parts to remove, 0 … {count}.")
     visible = list(itertools.combinations(range(count), count - removed))
     keep = torch.tensor([[part in members for part in range(count)] for members in visible])

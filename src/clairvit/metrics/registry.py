@@ -158,7 +158,7 @@ class MetricOutput:
 
     Example:
         >>> import clairvit as cv, torch
-        >>> cv.MetricOutput(values=torch.zeros(2, 3)).values.shape
+        >>> cv.extend.MetricOutput(values=torch.zeros(2, 3)).values.shape
         torch.Size([2, 3])
     """
 
@@ -237,7 +237,7 @@ def metric(
         >>> import clairvit as cv
         >>> from torch import Tensor
         >>> @cv.metric("peak-share", better="higher", span=(0, 1))
-        ... def peak_share(context: cv.EvalContext, power: float = 1.0) -> Tensor:
+        ... def peak_share(context: cv.extend.EvalContext, power: float = 1.0) -> Tensor:
         ...     maps = context.maps.flatten(2).abs() ** power  # [M, B, patches]
         ...     return maps.amax(-1) / maps.sum(-1)
         >>> cv.evaluate("pets", "demo", "legrad", "peak-share").n_valid

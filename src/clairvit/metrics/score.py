@@ -24,7 +24,7 @@ from clairvit.metrics.confidence_intervals import mean_interval, standard_deviat
 Counts = NDArray[np.float64]  # [n, K, 2]
 
 
-class Curve(Rows):
+class Curve(Rows, Tabular):
     """The curves that a score was computed from, one per image.
 
     Args:
@@ -43,6 +43,19 @@ class Curve(Rows):
     y: Tensor = per_row()
     meaning: str = same()
     across: str = same(default="part of the image")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return x, the curve of each image, and what they are, as JSON values."""
+        content = {"x": self.x.tolist(), "y": self.y.tolist(), "meaning": self.meaning, "across": self.across}
+        return dict(to_json(content))
+
+    def _table(self) -> list[TableRow]:
+        """Return a row per image, by its number, and point of its curve."""
+        return [
+            {"image": image, "across": self.across, "x": x, "meaning": self.meaning, "y": y}
+            for image, curve in enumerate(self.y.tolist())
+            for x, y in zip(self.x.tolist(), curve, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ class Preprocess:
 
     Example:
         >>> import clairvit as cv
-        >>> cv.Preprocess(size=(96, 96)).resize is None
+        >>> cv.models.Preprocess(size=(96, 96)).resize is None
         True
-        >>> cv.Preprocess(mean=(0.5,) * 4, std=(0.5,) * 4).channels
+        >>> cv.models.Preprocess(mean=(0.5,) * 4, std=(0.5,) * 4).channels
         4
     """
 

@@ -190,7 +190,7 @@ def reproduce(
 def _scores_and_errors(store: Store, worker: Worker, study: Study, outcome: Outcome) -> tuple[Scores, tuple[str, ...]]:
     """Return the scores of a study of one model and data set, and why units or images have none."""
     images, settings = outcome.plan.images[0], settings_of(study)
-    scores = read_scores(store, worker.model_hash(0), study.data[0].spec, settings, images)
+    scores = read_scores(store, worker.model_hash(0), study.data[0].spec, settings, images, study.specs)
     errors = list(dict.fromkeys(error for _, error in outcome.failed))
     if not scores:
         raise BadInput(f"Nothing could be scored: {' '.join(errors) or 'none of the images could be read.'}")

@@ -154,7 +154,7 @@ class PlacePatching(Capture):
         if missed and error[0] is None:
             raise CaptureError(
                 f"{len(missed)} of {len(self._edits)} activations were not computed in this forward pass; expected the "
-                "same path every time. Switch off random depth or early exits, then patch again."
+                "same path every time. Switch off random depth or early exits, then try again."
             )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -186,7 +186,7 @@ class PlacePatching(Capture):
         heads = call.heads((patched,))
         if heads.untyped_storage().data_ptr() != patched.untyped_storage().data_ptr():
             raise NotApplicable(
-                "The output of this model's attention is no tensor of separate heads that could be written to; patch "
+                "The output of this model's attention is no tensor of separate heads that could be written to; use "
                 "part='attention' instead."
             )
         heads.copy_(edited)

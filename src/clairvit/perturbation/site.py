@@ -16,7 +16,7 @@ TOKEN_GROUPS = ("patches", "prefix", "suffix")
 
 @dataclass(frozen=True)
 class Site:
-    """Name an activation that `cv.patch` can replace.
+    """Name an activation that `cv.intervene` can replace.
 
     Attributes:
         layer: The block, from 0. Alone, it is the block's input tokens, [B, N, d].

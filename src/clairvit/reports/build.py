@@ -12,7 +12,6 @@ from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.methods.collect import versions
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.registry import resolve_metric
 from clairvit.plotting.labels import ARROWS, UNDEFINED, count_images
 from clairvit.reports import sections
 from clairvit.reports.blocks import Block, Cell, Column, Document, Facts, Item, Items, Row, Section, Table, Text
@@ -207,8 +206,8 @@ def _models_table(contents: StoreContents) -> Table:
 def _metric_descriptions(contents: StoreContents) -> list[Block]:
     """Return what each metric is, for a reader who does not know it by name."""
     items, records = [], []
-    for text in dict.fromkeys(metric for results in contents.results for metric in results.metrics):
-        spec = resolve_metric(text)
+    specs = {text: results.specs.metric(text) for results in contents.results for text in results.metrics}
+    for text, spec in specs.items():
         family, better, paper = spec.metric.family, spec.better, spec.metric.paper
         summary = spec.metric.summary.replace("`", "")
         items.append(Item(f"{ARROWS[better]} {better} is better; {family}. {summary} {paper}.", text))

@@ -167,7 +167,9 @@ def _example(results: StudyResults, selected: SelectedImage, source: Source, row
     pixels = source.dataset.read(row, model).pixels[None].to(model.device, model.dtype)
     target = prediction.label if source.study.target == "label" else None
     batch = Batch(pixels, (selected.image,), single=False)
-    explanations = compare(model, batch, methods, target, seed=source.study.seed, skip=True)
+    explanations = compare(
+        model, batch, list(map(results.specs.method, methods)), target, seed=source.study.seed, skip=True
+    )
     photo = denormalised_photo(pixels[0], model.preprocess)
     values = {method: _value(results, method, selected.image) for method in methods}
     decimals = decimals_for(values.values())

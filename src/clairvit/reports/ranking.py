@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from clairvit.metrics.radar import area_under_radar, radar
-from clairvit.metrics.registry import resolve_metric
+from clairvit.metrics.registry import MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores, pooled
 from clairvit.selection import stats
 
@@ -69,11 +69,11 @@ class RadarData:
     focusvit: bool  # the axes are FocusViT's four
 
 
-def radar_data(scores: Scores, methods: Sequence[str], metrics: Sequence[str]) -> RadarData | str:
+def radar_data(scores: Scores, methods: Sequence[str], metrics: Sequence[str | MetricSpec]) -> RadarData | str:
     """Return radar data of FocusViT's four metrics where all were run, else of all; or why there is no radar."""
-    by_name = {resolve_metric(metric).metric.name: metric for metric in reversed(metrics)}
+    by_name = {resolve_metric(metric).metric.name: str(metric) for metric in reversed(metrics)}
     has_four = all(name in by_name for name in FOCUSVIT)
-    axes = tuple(by_name[name] for name in FOCUSVIT) if has_four else tuple(metrics)
+    axes = tuple(by_name[name] for name in FOCUSVIT) if has_four else tuple(map(str, metrics))
     # An axis on which no method has a score would leave out all methods.
     axes = tuple(axis for axis in axes if any(_mean(scores, method, axis) is not None for method in methods))
     if len(axes) < 3:

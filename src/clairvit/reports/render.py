@@ -7,14 +7,14 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clairvit._io import csv_text
 from clairvit.errors import importing
 from clairvit.reports.blocks import Cell, Column, Document
 
-with importing("A report", extra="study"):
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+if TYPE_CHECKING:
+    from jinja2 import Environment
     from markupsafe import Markup
 
 ONE_SHEET = 24  # rows of a table that is kept together when it is printed
@@ -50,6 +50,9 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
 @cache
 def _environment(language: str) -> Environment:
     """Return an environment that escapes every value, for HTML or for Markdown."""
+    with importing("A report", extra="study"):  # here, and not above: `cv.report` is imported without the extra
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("clairvit.reports"),
         autoescape=True,
@@ -69,6 +72,8 @@ def _source(environment: Environment, name: str) -> str:
 
 def escape_markdown(value: Any) -> Markup:
     """Return `value` on one line, with every letter that Markdown or HTML would read as markup escaped."""
+    from markupsafe import Markup  # comes with Jinja2
+
     if isinstance(value, Markup):
         return value
     line = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

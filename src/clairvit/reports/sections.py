@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from clairvit._cost import Cost
 from clairvit.methods.plain_language import plain_words
 from clairvit.methods.registry import USUAL_PATCHES
-from clairvit.methods.spec import resolve_method
+from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.confidence_intervals import FEWEST, LEVEL, fewest_values
-from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Score, lead, leads
 from clairvit.plotting.labels import (
     ARROWS,
@@ -54,7 +53,10 @@ def ranking_section(results: StudyResults) -> Section:
         return Section("Ranking", [Text("No method but the baselines was scored.")])
     table = ranks(results.scores, results.methods, results.metrics)
     mean = dict(zip(results.methods, mean_ranks(table).tolist(), strict=True))
-    blocks: list[Block] = [Text(_summary(results, mean), lead=True), Text(_in_plain_words(results.methods[0]))]
+    blocks: list[Block] = [
+        Text(_summary(results, mean), lead=True),
+        Text(_in_plain_words(results.specs.method(results.methods[0]))),
+    ]
     groups = split_metrics(results.metrics)
     for number, metrics in enumerate(groups, start=1):
         part = f" ({number} of {len(groups)})" if len(groups) > 1 else ""
@@ -71,9 +73,9 @@ def split_metrics(metrics: Sequence[str]) -> list[Sequence[str]]:
     return [metrics[start : start + width] for start in range(0, len(metrics), width)]
 
 
-def _in_plain_words(method: str) -> str:
+def _in_plain_words(method: MethodSpec) -> str:
     """Return what a method does, for readers who know no formulas."""
-    words = plain_words(resolve_method(method))
+    words = plain_words(method)
     return f"{words.title}: {words.sentence}"
 
 
@@ -213,7 +215,8 @@ def _ranking_table(results: StudyResults, metrics: Sequence[str], mean: Mapping[
         records += [results.record(**column.record(method, rank)) for column in columns if method in column.scores]
     headings = [
         Column(
-            f"{column.metric}\u00a0{ARROWS[_better(column.scores)]}", note=resolve_metric(column.metric).metric.family
+            f"{column.metric}\u00a0{ARROWS[_better(column.scores)]}",
+            note=results.specs.metric(column.metric).metric.family,
         )
         for column in columns
     ]
@@ -269,7 +272,7 @@ def compare_with_random(scores: Mapping[str, Score]) -> dict[str, tuple[str, flo
 
 def radar_section(results: StudyResults) -> Section:
     """Return the radar chart with the areas, or why there is none."""
-    data = radar_data(results.scores, results.methods, results.metrics)
+    data = radar_data(results.scores, results.methods, list(map(results.specs.metric, results.metrics)))
     if isinstance(data, str):
         return Section("Radar", [Text(data)])
     arrows = {axis: ARROWS[results.scores[data.methods[0], axis].better] for axis in data.axes}
@@ -446,7 +449,7 @@ def _method_costs(results: StudyResults) -> Table:
     patches = max((int(score.settings.get("patches", 0)) for score in results.scores.values()), default=0)
     rows, records = [], []
     for method in (*results.methods, *results.baselines):
-        map_cost = resolve_method(method).cost_for(patches or USUAL_PATCHES)
+        map_cost = results.specs.method(method).cost_for(patches or USUAL_PATCHES)
         scoring = [score.cost for (other, _), score in results.scores.items() if other == method]
         passes = {word: getattr(map_cost, word) for word in PASSES}
         passes |= {f"scoring_{word}": sum(getattr(cost, word) for cost in scoring) for word in PASSES}

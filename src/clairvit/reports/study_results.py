@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from clairvit.bench.plan import DataConfig, ModelConfig, StoredPlan, Study
 from clairvit.bench.results import Missing, combinations, find_missing, missing_warnings, read_scores
+from clairvit.bench.specs import Specs
 from clairvit.bench.store import Store
 from clairvit.metrics.accumulator import BASELINES
-from clairvit.metrics.registry import resolve_metric
 from clairvit.metrics.score import Score, Scores
 from clairvit.reports.ranking import mean_ranks, ranks
 
@@ -32,6 +32,7 @@ class StudyResults:
     image_hashes: Mapping[str, tuple[str, ...]]  # image -> the hash of its content; several if it has changed
     unreadable: Mapping[str, str]  # image -> reason
     classes: tuple[str, ...] = ()  # names by index, where they are known
+    specs: Specs = field(default_factory=Specs)
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -43,7 +44,7 @@ class StudyResults:
     def key_metric(self) -> str | None:
         """Return the metric by which examples and classes are compared: the first of faithfulness, else the first."""
         defined = [metric for metric in self.metrics if any(score.n_valid for score in self.by_method(metric).values())]
-        faithful = [metric for metric in defined if resolve_metric(metric).metric.family == "faithfulness"]
+        faithful = [metric for metric in defined if self.specs.metric(metric).metric.family == "faithfulness"]
         return next(iter([*faithful, *defined]), None)
 
     def by_method(self, metric: str) -> dict[str, Score]:
@@ -90,7 +91,8 @@ class StoreContents:
 
 def read_store(store: Store) -> StoreContents:
     """Return everything that is in a store."""
-    studies = tuple(parse_study(document) for document in store.studies())
+    specs = Specs()
+    studies = tuple(parse_study(document).sharing(specs) for document in store.studies())
     images: dict[tuple[str, str, str], dict[str, tuple[list[str], str | None]]] = {}
     _, rows = store.query(
         "select model_hash, data, settings, image, list(distinct image_hash order by image_hash), "
@@ -98,11 +100,11 @@ def read_store(store: Store) -> StoreContents:
     )
     for model_hash, data, settings, image, hashes, reason in rows:
         images.setdefault((model_hash, data, settings), {})[image] = (hashes, reason)
-    results = [_study_results(store, studies, names, images[names[1:]]) for names in combinations(store)]
+    results = [_study_results(store, studies, names, images[names[1:]], specs) for names in combinations(store)]
     _, versions = store.query("select distinct version from results order by version")
     intact, _ = store.parts()
     latest = max((file.stat().st_mtime for file in intact), default=None)
-    missing, unplanned = _missing(store, studies)
+    missing, unplanned = _missing(store, studies, specs)
     return StoreContents(
         store.path,
         studies,
@@ -116,12 +118,12 @@ def read_store(store: Store) -> StoreContents:
     )
 
 
-def _missing(store: Store, studies: Sequence[Study]) -> tuple[tuple[Missing, ...], int]:
+def _missing(store: Store, studies: Sequence[Study], specs: Specs) -> tuple[tuple[Missing, ...], int]:
     """Return what the plans in a store have and its results do not, and how many studies have no plan there."""
     plans = {
         study: StoredPlan.from_document(document, study)
         for document in store.plans()
-        if (study := parse_study(document["study"]))
+        if (study := parse_study(document["study"]).sharing(specs))
     }
     cells = store.cells() if plans else frozenset()
     missing = [entry for study in studies if study in plans for entry in find_missing(plans[study], cells)]
@@ -133,10 +135,11 @@ def _study_results(
     studies: Sequence[Study],
     names: tuple[str, str, str, str],
     images: Mapping[str, tuple[list[str], str | None]],
+    specs: Specs,
 ) -> StudyResults:
     """Return the results of one model on one set of images, methods in the order of their mean ranks."""
     model, model_hash, data, settings = names
-    scores = read_scores(store, model_hash, data, settings)
+    scores = read_scores(store, model_hash, data, settings, specs=specs)
     scored_methods, scored_metrics = {method for method, _ in scores}, {metric for _, metric in scores}
     study_methods = [*(method for study in studies for method in study.methods), *sorted(scored_methods)]
     study_metrics = [*(metric for study in studies for metric in study.metrics), *sorted(scored_metrics)]
@@ -156,6 +159,7 @@ def _study_results(
         metrics,
         {image: tuple(hashes) for image, (hashes, _) in images.items()},
         {image: reason for image, (_, reason) in sorted(images.items()) if reason is not None},
+        specs=specs,
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clairvit.bench.results import Missing
-from clairvit.metrics.registry import resolve_metric
 from clairvit.plotting.labels import count_images
 from clairvit.reports.blocks import Item, Items, Section, Text
 from clairvit.reports.study_results import StoreContents, StudyResults
@@ -62,7 +61,7 @@ def _metric_warnings(results: StudyResults) -> Iterator[StudyWarning]:
     for metric in results.metrics:
         scores = results.by_method(metric)
         undefined = {method: score.n_invalid for method, score in scores.items() if score.n_invalid}
-        reason = resolve_metric(metric).metric.undefined
+        reason = results.specs.metric(metric).metric.undefined
         because = f" ({reason})" if reason else ""
         yield from _by_count("undefined", metric, f"undefined for {{}} of {total}{because}", undefined, len(scores))
         missing_counts = {

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from clairvit.methods.plain_language import plain_words
-from clairvit.methods.spec import resolve_method
+from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.confidence_intervals import FEWEST
 from clairvit.metrics.score import leads
 from clairvit.plotting.labels import count_images
@@ -35,20 +35,20 @@ def summary_section(contents: StoreContents) -> Section:
     return Section("In short", blocks)
 
 
-def title_of(method: str) -> str:
+def title_of(spec: MethodSpec) -> str:
     """Return 'Grad-CAM (gradcam)'; the name alone where it has no other."""
-    title = plain_words(resolve_method(method)).title
-    return method if title == method else f"{title} ({method})"
+    title = plain_words(spec).title
+    return spec.text if title == spec.text else f"{title} ({spec.text})"
 
 
 def _best(results: StudyResults) -> str:
-    best, *others = results.methods
+    best, others = results.specs.method(results.methods[0]), results.methods[1:]
     if others:
         by = f"over {len(results.metrics)} metrics" if len(results.metrics) > 1 else f"by {results.key_metric}"
         text = f"of {len(results.methods)} methods, {title_of(best)} is the best {by}."
     else:
         text = f"{title_of(best)} is the only method that was scored."
-    return f"{text[0].upper()}{text[1:]} What it does: {plain_words(resolve_method(best)).sentence}"
+    return f"{text[0].upper()}{text[1:]} What it does: {plain_words(best).sentence}"
 
 
 def _certainty(results: StudyResults) -> str:
@@ -56,7 +56,7 @@ def _certainty(results: StudyResults) -> str:
     gap = first_gap(results)
     sentences = []
     if gap is not None and gap.rival != RANDOM:
-        rival = title_of(gap.rival)
+        rival = title_of(results.specs.method(gap.rival))
         if gap.certain is None:
             sentences.append(f"Fewer than {FEWEST} images cannot say whether it is really better than {rival}.")
         elif not gap.certain:

@@ -174,11 +174,6 @@ class CalibrationRequest:
         assert isinstance(self.question.images, ImageDataset)
         return self.question.images
 
-    def target_of(self, row: int) -> Any:
-        """Return what is explained in one image."""
-        items = self.question.targets.of_images([row], self.dataset)
-        return None if items is None else items[0][0] if isinstance(items[0], list) else items[0]
-
 
 def check_count(images: int) -> None:
     """Raise BadInput for fewer images than can be fitted and cross-validated."""
@@ -359,7 +354,7 @@ def _set_up(request: CalibrationRequest) -> Setup:
     """
     model = request.model
     first = request.question.first_image(skip=request.on_error is not None)
-    target = None if request.question.targets.kind == LABEL else request.target_of(first.rows[0])
+    target = None if request.question.targets.kind == LABEL else request.question.target_of(first.rows[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClairWarning)  # of zero maps: this is about shapes
         try:
@@ -402,7 +397,7 @@ def _cache_key(request: CalibrationRequest, row: int, kinds: Sequence[str]) -> s
         KEEP_RATES,
         request.question.seed,
         tuple(kinds),
-        repr(request.target_of(row)),
+        repr(request.question.target_of(row)),
     )
     parts = (
         weights_hash(request.model),
@@ -490,7 +485,7 @@ def _cross_fitted_values(
     for rows, calibration in fitted.parts:
         methods = [calibrated_spec(calibration).text, PRIOR_METHOD]
         hashes = [request.dataset.content_hash(row) for row in rows]
-        targets = [repr(request.target_of(row)) for row in rows]
+        targets = [repr(request.question.target_of(row)) for row in rows]
         texts = [spec.text for spec in metrics]
         settings = (CACHE_FORMAT, methods, texts, request.question.seed, hashes, targets)
         own = [codes for codes in codes_of((), texts) if codes]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from clairvit._cost import Cost
-from clairvit.data.dataset import ErrorHandler, ImageDataset
+from clairvit.data.dataset import ErrorHandler, ImageDataset, SampleBatch
 from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
 from clairvit.methods.calibrated import PRIOR_METHOD, Calibration, calibrated_spec
@@ -126,19 +127,14 @@ def choose(
     assert isinstance(dataset, ImageDataset)
     if not question.model.has_input_rows and (calibrate or tune_start or len(readouts) == 1):
         question = question.of_one_output()  # what is fitted is fitted to one output of the model
-    chosen_model = question.model
     on_read_error = error_handler(on_error)
     _check_lists(methods=methods, metrics=metrics, tune_start=tune_start)
-    panel = [resolve_method(text).text for text in (PANEL if methods is None else methods)]
-    panel += [PRIOR_METHOD] if calibrate and PRIOR_METHOD not in panel else []
-    if not tune_start and all(text in BASELINES for text in panel):
-        raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
+    panel = _panel(methods, with_prior=calibrate, with_starts=bool(tune_start))
     bases = list(dict.fromkeys(base_method(str(text)) for text in tune_start))
     specs = _metric_specs(metrics, dataset)
     criteria = criterion(by, specs)
     first = question.first_image(skip=on_read_error is not None)
-    pixels, first_row = first.pixels, first.rows[0]
-    panel = list(dict.fromkeys((*panel, *(_quick_default(readouts[0], pixels) if methods is None else ()))))
+    panel += _quick_default(readouts[0], first.pixels) if methods is None else []
     options: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
     calibrated = None
     if calibrate:
@@ -146,38 +142,37 @@ def choose(
         calibrated = _calibrated(request, specs, normalize)
     starts: Mapping[str, StartLayer] = {}
     if bases:
+        handler = _silenced(on_read_error)
         starts = tune_start_layers(
-            chosen_model, dataset, bases, criteria[0], target, pixels, on_error=_silenced(on_read_error), **options
+            question.model, dataset, bases, criteria[0], target, first.pixels, on_error=handler, **options
         )
-    candidates = list(dict.fromkeys((*panel, *(start.method for start in starts.values()), *BASELINES)))
-    texts = [spec.text for spec in specs]
+    candidates = {spec.text: spec for spec in panel}
+    further = (*(start.method for start in starts.values()), *BASELINES)
+    candidates |= {text: resolve_method(text) for text in further if text not in candidates}
     scores = evaluate(
-        chosen_model,
+        question.model,
         dataset,
-        candidates,
-        texts,
+        list(candidates.values()),
+        specs,
         target=target,
         baselines=False,
         skip=methods is None,
         on_error=on_read_error,
         **options,
     )
-    compared = _without_skipped(chosen_model, candidates, scores)
+    compared = _without_skipped(question.model, list(candidates.values()), scores)
     if calibrated is not None:
-        compared = [*compared, calibrated.method]
+        compared = [*compared, calibrated.spec]
         scores.update({(calibrated.method, metric): score for metric, score in calibrated.scores.items()})
-    named = None if question.targets.kind == LABEL else question.targets.of_images([first_row], dataset)
-    first_target = None if named is None else named[0][0] if isinstance(named[0], list) else named[0]
-    costs = tuple(
-        _map_cost(chosen_model.for_row(first_row), pixels, text, first_target, batch_size) for text in compared
-    )
-    data = _ranking_input(compared, scores, specs, criteria, by, starts, panel, costs, seed)
+    costs = _map_costs(question, first, compared, batch_size)
+    texts, of_panel = [spec.text for spec in compared], {spec.text for spec in panel}
+    data = _ranking_input(texts, scores, specs, criteria, by, starts, of_panel, costs, seed)
     settings = {
         "target": question.targets.kind,
         "maps": normalize,
         "activation": ", ".join(dict.fromkeys(readout.activation for readout in readouts)),
     }
-    return _selection(chosen_model, scores, data, specs, starts, settings, calibrated)
+    return _selection(question.model, scores, data, specs, starts, settings, calibrated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,9 +183,13 @@ class _Calibrated:
     scores: Mapping[str, Score]
     images: int
 
+    @functools.cached_property
+    def spec(self) -> MethodSpec:
+        return calibrated_spec(self.calibration)
+
     @property
     def method(self) -> str:
-        return calibrated_spec(self.calibration).text
+        return self.spec.text
 
     @property
     def sentence(self) -> str:
@@ -207,6 +206,15 @@ def _calibrated(request: CalibrationRequest, metrics: Sequence[MetricSpec], norm
     return _Calibrated(fitted.calibration, cross_fitted_scores(request, fitted, metrics, normalize), len(fitted.rows))
 
 
+def _panel(methods: Sequence[str | MethodSpec] | None, *, with_prior: bool, with_starts: bool) -> list[MethodSpec]:
+    """Return the methods that are named, or the usual ones; raise `BadInput` if nothing could be chosen from."""
+    panel = [resolve_method(method) for method in (PANEL if methods is None else methods)]
+    panel += [resolve_method(PRIOR_METHOD)] if with_prior and PRIOR_METHOD not in map(str, panel) else []
+    if not with_starts and all(spec.text in BASELINES for spec in panel):
+        raise BadInput("No method but the baselines was given; expected at least one, such as ['legrad', 'genatt'].")
+    return panel
+
+
 def _check_lists(**arguments: Sequence[object] | None) -> None:
     """Raise `BadInput` for a single text where a list is expected."""
     for name, value in arguments.items():
@@ -214,10 +222,10 @@ def _check_lists(**arguments: Sequence[object] | None) -> None:
             raise BadInput(f"{name}={value!r} was given; expected a list, such as ['{value}'].")
 
 
-def _without_skipped(model: Model, methods: Sequence[str], scores: Scores) -> list[str]:
+def _without_skipped(model: Model, methods: Sequence[MethodSpec], scores: Scores) -> list[MethodSpec]:
     """Return the methods that fit the model; raise `BadInput` if only baselines do."""
-    methods = [text for text in methods if text not in scores.skipped]
-    if all(text in BASELINES for text in methods):
+    methods = [spec for spec in methods if spec.text not in scores.skipped]
+    if all(spec.text in BASELINES for spec in methods):
         reason = next(iter(scores.skipped.values()), "")
         raise BadInput(f"None of the methods fits {model.name}; expected at least one. {reason}")
     return methods
@@ -304,10 +312,10 @@ def criterion(by: str, metrics: Sequence[MetricSpec]) -> list[MetricSpec]:
     return chosen
 
 
-def _quick_default(model: Model, pixels: Tensor) -> tuple[str, ...]:
+def _quick_default(model: Model, pixels: Tensor) -> list[MethodSpec]:
     """Return the method that is used where none is named, if it is one of few passes."""
-    default = resolve_method(defaults_for(model_structure(model, pixels))[0].method)
-    return () if default.method.slow else (default.text,)
+    default = defaults_for(model_structure(model, pixels))[0].spec
+    return [] if default.method.slow else [default]
 
 
 def _silenced(on_read_error: ErrorHandler | None) -> ErrorHandler | None:
@@ -315,11 +323,16 @@ def _silenced(on_read_error: ErrorHandler | None) -> ErrorHandler | None:
     return None if on_read_error is None else lambda name, error: None
 
 
-def _map_cost(model: Model, pixels: Tensor, text: str, target: Any, batch_size: int | None) -> Cost:
-    """Return passes and seconds of one map of pixels [1, 3, H, W], computed alone."""
+def _map_costs(
+    question: Question, first: SampleBatch, specs: Sequence[MethodSpec], batch_size: int | None
+) -> tuple[Cost, ...]:
+    """Return passes and seconds of one map of the first image by each method, computed alone."""
+    (row,) = first.rows
+    target = None if question.targets.kind == LABEL else question.target_of(row)
+    model = question.model.for_row(row)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClairWarning)  # of zero maps: the evaluation has warned
-        return explain(model, pixels, text, target, batch_size=batch_size).cost
+        return tuple(explain(model, first.pixels, spec, target, batch_size=batch_size).cost for spec in specs)
 
 
 def _sign(metric: MetricSpec) -> float:
@@ -333,7 +346,7 @@ def _ranking_input(
     criteria: Sequence[MetricSpec],
     by: str,
     starts: Mapping[str, StartLayer],
-    panel: Sequence[str],
+    panel: Collection[str],
     costs: tuple[Cost, ...],
     seed: int,
 ) -> RankingInput:
@@ -356,8 +369,9 @@ def _ranking_input(
         if scores[methods[0], spec.text].counts is not None:
             raise BadInput(f"'{spec.text}' is one number for all images; expected a metric of each image to rank by.")
     means = {spec.text: np.array([scores[text, spec.text].mean for text in methods]) for spec in metrics}
+    signs = {spec.text: _sign(spec) for spec in metrics}
     for (text, metric), values in cross_fitted.items():
-        means[metric][list(methods).index(text)] = _sign(resolve_metric(metric)) * float(np.nanmean(values))
+        means[metric][list(methods).index(text)] = signs[metric] * float(np.nanmean(values))
     span: tuple[float, float]
     if by == MEAN_RANK:
         values = mean_ranks(np.stack([upward(spec) for spec in criteria]))

@@ -171,7 +171,7 @@ def tune_start_layers(
         )
     starts_of = {base: candidates(base, count) for base in bases}
     methods = list(dict.fromkeys(text for texts in starts_of.values() for text in texts))
-    scores = evaluate(model, dataset, methods, [metric.text], target=target, baselines=False, skip=True, **options)
+    scores = evaluate(model, dataset, methods, [metric], target=target, baselines=False, skip=True, **options)
     return {
         base: _start_layer(
             base, metric, texts, [scores.get((text, metric.text)) for text in texts], scores.skipped, options["seed"]

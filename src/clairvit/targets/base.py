@@ -105,7 +105,7 @@ class Target(ABC):
 
     Example:
         >>> import clairvit as cv
-        >>> isinstance(cv.Contrast("Bengal", None), cv.Target)
+        >>> isinstance(cv.Contrast("Bengal", None), cv.targets.Target)
         True
     """
 

@@ -24,7 +24,7 @@ class Similar(Target):
     """The similarity of the image and another one: s = cos(e(image), e(other)), of the model's embeddings e.
 
     The embedding is what the linear head of a classifier is given, the output of a model without classes, or the image
-    tower's output of CLIP and SigLIP. The other image stays as it is; `cv.similar` explains both directions.
+    tower's output of CLIP and SigLIP. The other image stays as it is; `cv.match` explains both directions.
 
     Args:
         image: The other image: a path, PIL image, uint8 array, or preprocessed float tensor; for a model of clips

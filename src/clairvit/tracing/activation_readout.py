@@ -2,7 +2,7 @@
 
 The pass ends where the block ends, so that everything that reads the scores (traces, rule tables, token dropping,
 metrics) sees a model of the blocks up to that one, whose head is the activation. Blocks, heads and the outputs of
-attention and MLP are found as for `cv.patch`, without names.
+attention and MLP are found as for `cv.intervene`, without names.
 """
 
 from __future__ import annotations

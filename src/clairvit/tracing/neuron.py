@@ -109,7 +109,7 @@ class Direction(Target):
 
     Example:
         >>> import clairvit as cv, torch
-        >>> probe = cv.Direction(6, torch.ones(192), name="sum of channels")
+        >>> probe = cv.targets.Direction(6, torch.ones(192), name="sum of channels")
         >>> cv.explain("pets", "demo", "attnlrp+plus", target=probe)
         Explanation('attnlrp+plus' of pets, 1×14×14: sum of channels)
     """

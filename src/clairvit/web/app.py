@@ -112,9 +112,9 @@ async def explain(http: Request, state: State, request: Annotated[ExplainRequest
 
     def work() -> Response:
         comparison = results or handlers.explain_photo(model, photo, specs, request, other)
-        handlers.cache_results(state.results, comparison, photo, name, request)
+        handlers.cache_results(state.results, comparison, photo, name, specs, request)
         if request.reply == "maps":
-            return _json(handlers.explain_response(comparison, photo, model, request))
+            return _json(handlers.explain_response(comparison, photo, model, specs, request))
         content = handlers.explain_file(comparison, request.reply)
         if request.stream:
             return Response(handlers.json_line({"base64": base64.b64encode(content).decode()}).rstrip())
@@ -170,7 +170,7 @@ async def curve(http: Request, state: State, request: CurveRequest) -> Response:
 
     def work() -> Response:
         explanation = handlers.explain_once(state.results, model, photo, spec, request, other)
-        return _json(handlers.curve_response(model, photo, explanation, request, other))
+        return _json(handlers.curve_response(model, photo, spec, explanation, request, other))
 
     return await _respond(http, state.queues[queue].submit(work), request.stream)
 

@@ -20,10 +20,10 @@ from clairvit.errors import BadInput
 from clairvit.methods.explain import compare, explain
 from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.explanation_files import npz_bytes
+from clairvit.methods.features import PatchFeatures, features, unit_vectors
 from clairvit.methods.plain_language import plain_words
 from clairvit.methods.runs import Question, Run, iter_runs
-from clairvit.methods.spec import MethodSpec, resolve_method
-from clairvit.methods.token_features import PatchFeatures, features, unit_vectors
+from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
@@ -72,11 +72,11 @@ def explain_photo(
     targets = requested_targets(model, request, other) or None
     arguments: dict[str, Any] = {"score": request.score, "seed": request.seed, "batch_size": batch_size(model)}
     if len(specs) > 1:
-        return compare(model, batch, [spec.text for spec in specs], targets=targets, skip=True, **arguments)
+        return compare(model, batch, specs, targets=targets, skip=True, **arguments)
     (spec,) = specs
     comparison = Comparison()
     comparison[spec.text] = explain(
-        model, batch, spec.text, targets=targets, layers=request.layers, by_head=request.heads, **arguments
+        model, batch, spec, targets=targets, layers=request.layers, by_head=request.heads, **arguments
     )
     return comparison
 
@@ -124,13 +124,18 @@ def cached_results(
 
 
 def cache_results(
-    cache: ResultCache, comparison: Comparison, photo: Upload, model: str, request: ExplainRequest
+    cache: ResultCache,
+    comparison: Comparison,
+    photo: Upload,
+    model: str,
+    specs: Sequence[MethodSpec],
+    request: ExplainRequest,
 ) -> None:
     """Keep the explanation of a request of one method."""
     if len(comparison) == 1:
         ((text, explanation),) = comparison.items()
-        key = result_key(photo, model, resolve_method(text), request)
-        cache.add(key, explanation, request.layers, request.heads)
+        (spec,) = (spec for spec in specs if spec.text == text)
+        cache.add(result_key(photo, model, spec, request), explanation, request.layers, request.heads)
 
 
 def explain_once(
@@ -148,7 +153,7 @@ def explain_once(
     if explanation is None:
         batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
         explanation = explain(
-            model, batch, spec.text, target, score=key.score, seed=request.seed, batch_size=batch_size(model)
+            model, batch, spec, target, score=key.score, seed=request.seed, batch_size=batch_size(model)
         )
         cache.add(key, explanation)
     return explanation
@@ -164,7 +169,9 @@ def parse_class(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
-def explain_response(comparison: Comparison, photo: Upload, model: Model, request: ExplainRequest) -> ExplainResponse:
+def explain_response(
+    comparison: Comparison, photo: Upload, model: Model, specs: Sequence[MethodSpec], request: ExplainRequest
+) -> ExplainResponse:
     """Return the maps of all methods, and the prediction of the model."""
     first = next(iter(comparison.values()), None)
     if first is None:
@@ -186,7 +193,7 @@ def explain_response(comparison: Comparison, photo: Upload, model: Model, reques
             ClassScore(index=guess.index, name=guess.name, probability=guess.probability, score=guess.score)
             for guess in first.top_classes(0)
         ],
-        explanations=[_method_maps(explanation) for explanation in comparison.values()],
+        explanations=[_method_maps(spec, comparison[spec.text]) for spec in specs if spec.text in comparison],
         skipped=comparison.skipped,
         cautions=[*photo.cautions, *_unsure(first)],
         picture=_png(pixels[0], model) if request.picture else None,
@@ -203,10 +210,10 @@ def _unsure(explanation: Explanation) -> list[str]:
     return [f"The model is unsure: it must name one of its {classes} classes, whatever the photo shows."]
 
 
-def _method_maps(explanation: Explanation) -> MethodMaps:
+def _method_maps(spec: MethodSpec, explanation: Explanation) -> MethodMaps:
     return MethodMaps(
         method=explanation.method,
-        title=plain_words(resolve_method(explanation.method)).title,
+        title=plain_words(spec).title,
         family=explanation.family,
         signed=explanation.signed,
         class_specific=explanation.class_specific,
@@ -310,19 +317,26 @@ def _requested_cosines(result: PatchFeatures, request: FeaturesRequest) -> tuple
 
 
 def curve_response(
-    model: Model, photo: Upload, explanation: Explanation, request: CurveRequest, other: Upload | None = None
+    model: Model,
+    photo: Upload,
+    spec: MethodSpec,
+    explanation: Explanation,
+    request: CurveRequest,
+    other: Upload | None = None,
 ) -> CurveResponse:
     """Return the score while patches are removed and inserted in the order of the map, and in random orders."""
     target = one_target(model, request, other)
     batch = Batch(photo.pixels[model.name], (photo.id,))
     question = Question.of(model, batch, target, batch_size=batch_size(model), scored="always")
     with own_grad_mode(), closing(iter_runs(question, ())) as runs:
-        return _curve_of_run(next(runs), photo, explanation, request)
+        return _curve_of_run(next(runs), photo, spec, explanation, request)
 
 
-def _curve_of_run(run: Run, photo: Upload, explanation: Explanation, request: CurveRequest) -> CurveResponse:
+def _curve_of_run(
+    run: Run, photo: Upload, spec: MethodSpec, explanation: Explanation, request: CurveRequest
+) -> CurveResponse:
     """Return the curves of one recorded photo."""
-    spec, resolved = resolve_method(explanation.method), run.targets[0]
+    resolved = run.targets[0]
     trace = run_backward(run.recording, resolved, None)
     maps = explanation.maps.to(run.passes.logits.device)
     random_maps = [_random_map(trace.layout.plane, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]

@@ -91,7 +91,7 @@ def read_weights(path: Path, spec: str) -> tuple[State, dict[str, str]]:
 
             with safe_open(path, framework="pt") as file:
                 return strip_prefixes({key: file.get_tensor(key) for key in file.keys()}), dict(file.metadata() or {})  # noqa: SIM118
-        return strip_prefixes(find_state_dict(torch.load(path, map_location="cpu", weights_only=True))), {}
+        return strip_prefixes(find_state_dict(torch.load(path, map_location="cpu", weights_only=True))), {}  # noqa: TID251 - tensors alone
     except pickle.UnpicklingError as error:
         raise ModelUnavailable(
             f"'{spec}' holds more than tensors, and ClairViT never unpickles code; save the weights alone: "

@@ -49,8 +49,8 @@ class ResidualSums(Recorder):
 
     Example:
         >>> import clairvit as cv
-        >>> tr = cv.trace("pets", "demo", rules="reslrp", recorders=(cv.ResidualSums,))
-        >>> sums = tr[cv.ResidualSums]
+        >>> tr = cv.trace("pets", "demo", rules="reslrp", recorders=(cv.recorders.ResidualSums,))
+        >>> sums = tr[cv.recorders.ResidualSums]
         >>> sums.cancellation.shape, bool((sums.cancellation >= 1).all())
         (torch.Size([12, 1]), True)
         >>> bool((sums.amplification <= 3).all())  # 1 + 2 / gamma
@@ -135,7 +135,7 @@ class ResidualSums(Recorder):
     def missing(self, index: int) -> NotApplicable:
         return NotApplicable(
             f"No residual sum was seen in layer {index}: a block without one, a CNN, or a forward pass without "
-            "gradients. Trace with a backward pass: cv.trace(model, images, recorders=(cv.ResidualSums,))."
+            "gradients. Trace with a backward pass: cv.trace(model, images, recorders=(cv.recorders.ResidualSums,))."
         )
 
     def release(self) -> None:

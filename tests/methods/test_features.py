@@ -232,7 +232,9 @@ class FewerTokens(nn.Module):
 
 def test_a_layer_without_a_grid_is_refused_and_left_out_of_all() -> None:
     model, images = cv.wrap(FewerTokens().eval()), torch.randn(2, 3, 32, 32)
-    with pytest.raises(cv.NotApplicable, match=r"block 2 of FewerTokens do not lie on a grid.*layers that do: 0"):
+    with pytest.raises(
+        cv.errors.NotApplicable, match=r"block 2 of FewerTokens do not lie on a grid.*layers that do: 0"
+    ):
         cv.features(model, images)
     features = cv.features(model, images, layer="all")
     assert features.layer_name == "block 0"
@@ -250,7 +252,7 @@ def test_half_precision_tokens_are_widened() -> None:
 
 def test_images_that_are_too_small_are_refused() -> None:
     model = cv.wrap(small_resnet())
-    with pytest.raises(cv.BadInput, match="2 patches of 512 channels in all; expected 4 or more"):
+    with pytest.raises(cv.errors.BadInput, match="2 patches of 512 channels in all; expected 4 or more"):
         cv.features(model, torch.randn(1, 3, 32, 64))
     with pytest.raises(cv.ClairError):
         cv.features(wrapped("timm-vit"), torch.randn(1, 3, 4, 4))  # less than a patch
@@ -272,7 +274,7 @@ def test_a_model_without_a_grid_is_refused() -> None:
 
 
 def test_a_model_whose_blocks_are_no_modules_is_refused() -> None:
-    with pytest.raises(cv.NotApplicable, match="No layer of home-loop lies on a grid of patches"):
+    with pytest.raises(cv.errors.NotApplicable, match="No layer of home-loop lies on a grid of patches"):
         cv.features(wrapped("home-loop"), pixels("home-loop"))
 
 
@@ -291,16 +293,16 @@ def test_a_model_whose_blocks_are_no_modules_is_refused() -> None:
     ],
 )
 def test_bad_options_are_refused(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(cv.BadInput, match=message):
+    with pytest.raises(cv.errors.BadInput, match=message):
         cv.features(wrapped("timm-vit"), pixels("timm-vit", 1), **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("patch", [(4, 0), (0, -5), (1.0, 0), (0, True)])
 def test_a_patch_out_of_range_is_refused(patch: tuple[int, int]) -> None:
     features = cv.features(wrapped("timm-vit"), pixels("timm-vit", 1))
-    with pytest.raises(cv.BadInput, match="expected a whole number from 0 to 3"):
+    with pytest.raises(cv.errors.BadInput, match="expected a whole number from 0 to 3"):
         features.similarity(*patch)
-    with pytest.raises(cv.BadInput, match="image=1 was given"):
+    with pytest.raises(cv.errors.BadInput, match="image=1 was given"):
         features.similarity(0, 0, image=1)
 
 
@@ -343,7 +345,7 @@ def test_files_hold_what_the_result_holds(tmp_path: Path) -> None:
         assert np.array_equal(arrays["tokens"], features.tokens.numpy())
         assert np.array_equal(arrays["block 0/norms"], features.layers[0].norms.numpy())
         assert json.loads(str(arrays["about"]))["layer"] == 1
-    with pytest.raises(cv.BadInput, match="write to a name that ends in"):
+    with pytest.raises(cv.errors.BadInput, match="write to a name that ends in"):
         features.save(tmp_path / "f.txt")
 
 

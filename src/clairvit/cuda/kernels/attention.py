@@ -1,4 +1,4 @@
-"""Triton kernels for `attention_reductions.py`: tiles of A and G live in registers, only sums are written.
+"""Triton kernels for sums over A and G of one layer: tiles of A and G live in registers, only sums are written.
 
 Four kernels. Two are a pass over the tiles of one head. The row kernel holds a tile of queries and goes through the
 keys: it computes the logarithm of each row's sum of exponentials with the row sums (a running maximum rescales both).
@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from clairvit._entries import ENTRIES, READS_A, READS_G, Entry, WeightedEntries
+from clairvit.cuda.kernels import Call
 from clairvit.numerics import widened
-from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.attention_reductions import ENTRIES, READS_A, READS_G, Entry, WeightedEntries
 
 SUMS_AT_ONCE = 16  # column sums of one launch: the smallest side of a product in Triton
 ROWS_AT_ONCE, ROW_PRODUCT_COLUMNS = 64, 64  # tiles of products of a few rows
@@ -306,9 +306,7 @@ def row_products(a: Tensor, b: Tensor, rows: Tensor, scale: float = 1.0) -> Tens
     return out
 
 
-def row_sums(
-    call: AttentionCall, gradient: Tensor | None, entries: Sequence[Entry]
-) -> tuple[list[Tensor], Tensor | None]:
+def row_sums(call: Call, gradient: Tensor | None, entries: Sequence[Entry]) -> tuple[list[Tensor], Tensor | None]:
     """Return sum_j f(A_hij, G_hij) of each entry, and log sum_j exp(S_hij) if one reads A, [B, H, queries] each."""
     tensors = _Operands(call, gradient)
     shape = (call.lead, call.v.shape[1], call.queries)
@@ -326,7 +324,7 @@ def row_sums(
 
 
 def column_sums(
-    call: AttentionCall, gradient: Tensor | None, log_sums: Tensor | None, weighted: Sequence[WeightedEntries]
+    call: Call, gradient: Tensor | None, log_sums: Tensor | None, weighted: Sequence[WeightedEntries]
 ) -> list[Tensor]:
     """Return sum_h sum_i w_hi f(A_hij, G_hij) of each pair of an entry and weights [B, H, queries], [B, keys] each."""
     order = sorted(range(len(weighted)), key=lambda place: ENTRIES.index(weighted[place].entry))
@@ -339,7 +337,7 @@ def column_sums(
 
 
 def weighted_heads(
-    call: AttentionCall,
+    call: Call,
     gradient: Tensor | None,
     log_sums: Tensor | None,
     entry: Entry,
@@ -362,7 +360,7 @@ def weighted_heads(
 
 
 def _column_sums(
-    call: AttentionCall, gradient: Tensor | None, log_sums: Tensor | None, weighted: Sequence[WeightedEntries]
+    call: Call, gradient: Tensor | None, log_sums: Tensor | None, weighted: Sequence[WeightedEntries]
 ) -> Tensor:
     """Return the column sums of each head, [B, H, sums, keys], of pairs in the order of their entries."""
     entries = [pair.entry for pair in weighted]
@@ -382,7 +380,7 @@ def _column_sums(
 class _Operands:
     """The arguments that both kernels share: q, k, v, dO and the mask, their strides and sizes, and the tile sizes."""
 
-    def __init__(self, call: AttentionCall, gradient: Tensor | None) -> None:
+    def __init__(self, call: Call, gradient: Tensor | None) -> None:
         assert call.q is not None
         assert call.k is not None
         operands = [call.q.detach(), call.k.detach(), call.v.detach()]

@@ -1,4 +1,4 @@
-"""A Triton kernel for `decomposition.py`: norms of y_i − T_ij, the N × N vectors of which live in registers only.
+"""A Triton kernel for `methods/decomposition.py`: norms of y_i − T_ij, whose N × N vectors live in registers only.
 
 T_ij = sum_h A_ij^h f_j^h + delta_ij x_i. A program holds a tile of rows i and goes through some columns j: for each of
 them the heads' sum is a product [rows, H] · [H, d], taken in tiles of the width d and added up as |…| or squares.

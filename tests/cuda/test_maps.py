@@ -16,7 +16,7 @@ import timm
 import torch
 
 import clairvit as cv
-from clairvit.methods.cuda_graphs import EAGER_RUNS
+from clairvit.cuda.graphs import EAGER_RUNS
 from helpers.method_conditions import METHODS, allow_declared_zeros, method_of, short
 from helpers.rounding import assert_same, growth, magnified
 from helpers.tiny_models import strange

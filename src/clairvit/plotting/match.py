@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from clairvit.methods.explanation_files import npz_bytes
-from clairvit.methods.similarity import Similarity
+from clairvit.methods.match import ImageMatch
 from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, Canvas
 from clairvit.plotting.labels import format_number
 from clairvit.plotting.overlay import overlay, to_numpy
@@ -20,10 +20,10 @@ from clairvit.plotting.tiles import FOOT, aspect_ratio, explanation_photo, map_s
 TILE = 2.3  # inches
 
 
-def similarity_figure(similarity: Similarity, style: PlotStyle | None = None) -> Figure:
+def match_figure(match: ImageMatch, style: PlotStyle | None = None) -> Figure:
     """Return a figure with a column per image: its photo, and below it its map over the photo."""
     style = style or PlotStyle()
-    explanation = frame_strip(similarity.explanation, style)
+    explanation = frame_strip(match.explanation, style)
     maps = to_numpy(explanation.maps)
     scales = map_scales(explanation, maps, style)
     height = TILE * aspect_ratio(explanation)
@@ -32,7 +32,7 @@ def similarity_figure(similarity: Similarity, style: PlotStyle | None = None) ->
     for item in range(2):
         left = MARGIN + item * (TILE + BAR)
         photo = explanation_photo(explanation, item)
-        canvas.heading(short_name(explanation, item), f"cosine {format_number(similarity.cosine)}", left, MARGIN, TILE)
+        canvas.heading(short_name(explanation, item), f"cosine {format_number(match.cosine)}", left, MARGIN, TILE)
         canvas.image(photo, left, MARGIN + HEADING, TILE, height)
         top = MARGIN + line
         canvas.heading(explanation.targets[item], explanation.method, left, top, TILE)
@@ -43,18 +43,18 @@ def similarity_figure(similarity: Similarity, style: PlotStyle | None = None) ->
     return canvas.figure
 
 
-def save_similarity(similarity: Similarity, path: Path, **display: Any) -> Path:
+def save_match(match: ImageMatch, path: Path, **display: Any) -> Path:
     """Write the figure, the record with the cosine, or the raw maps, as the suffix says."""
     style = plot_style(display)
     return write_result(
-        similarity,
+        match,
         path,
-        lambda: similarity_figure(similarity, style),
-        lambda: npz_bytes({"": similarity.explanation}),
+        lambda: match_figure(match, style),
+        lambda: npz_bytes({"": match.explanation}),
         style,
     )
 
 
-def similarity_png(similarity: Similarity) -> bytes:
+def match_png(match: ImageMatch) -> bytes:
     """Return the figure as PNG bytes."""
-    return figure_bytes(similarity_figure(similarity), ".png")
+    return figure_bytes(match_figure(match), ".png")

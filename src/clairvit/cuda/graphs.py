@@ -121,6 +121,24 @@ class PassesRequest:
         return (*model, methods, self.seed, self.layers, form, target, _precision())
 
 
+def graph_request(
+    model: Model,
+    specs: Sequence[MethodSpec],
+    pixels: Tensor,
+    named: Sequence[Any] | None,
+    score: str | None,
+    seed: int,
+    layers: bool,
+) -> PassesRequest | None:
+    """Return the passes of a batch if a CUDA graph could serve them: for one class target of a classifier, on a GPU."""
+    targets = named or (None,)
+    label = targets[0]
+    if not pixels.is_cuda or len(targets) > 1 or isinstance(label, bool) or not isinstance(label, int | str | None):
+        return None
+    request = PassesRequest(model, tuple(specs), pixels, label, "logit" if score is None else score, seed, layers)
+    return request if request.is_capturable else None
+
+
 def _is_capturable(spec: MethodSpec) -> bool:
     """Return whether a method reads the shared passes alone, or, a baseline, none."""
     if spec.method.family == "baseline":
@@ -142,12 +160,16 @@ class ClassIndexTarget(TargetBatch):
 
 @dataclass(frozen=True, eq=False)
 class ReplayResult:
-    """What a replay gave: scores, one result per method and target, their checks, and the weights that they are of."""
+    """What a replay gave: scores, one result per method and target, their checks, and the weights that they are of.
+
+    What the host reads is on the CPU: the logits, and the numbers of results and checks. They are there once
+    `structure_holds` has waited for the GPU; maps stay on it.
+    """
 
     recording: Recording
+    logits: Tensor
     results: Results
     checks: list[MapChecks]
-    on_host: Callable[[Tensor], Tensor]  # the copy of a tensor on the CPU; waits for the GPU
     weights_hash: Callable[[], str]  # waits for the GPU
     structure_holds: Callable[[], bool]  # whether the model is still built as it was captured; waits for the GPU
 
@@ -199,6 +221,7 @@ class PassesGraph:
     state: Any  # of the module, as `module_state` tells it
     weights: list[Tensor]  # keeps what the graph reads at its addresses
     specs: tuple[MethodSpec, ...]  # keeps the methods of the key alive
+    stream: Any  # that it was captured on; no other living graph has it
     memory: int = 0  # bytes that it holds
     weights_hash: tuple[bytes, str] | None = None  # checksums, and the hash of the weights that have them
     sums: bytes | None = None  # of weights for which the structure is known to hold
@@ -217,26 +240,24 @@ class PassesGraph:
             copies, hosts = self.outputs.copied(), self.numbers.copied_to_host()
             done = self.copy_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        host_copies = {id(copies[key]): (copies[key], host) for key, host in hosts.items()}  # ids of living tensors
-
-        def on_host(tensor: Tensor) -> Tensor:
-            done.synchronize()
-            return host_copies[id(tensor)][1] if id(tensor) in host_copies else tensor.cpu()
 
         def copy(tensor: Tensor) -> Tensor:
-            return copies[id(tensor)]
+            return hosts[id(tensor)] if id(tensor) in hosts else copies[id(tensor)]
 
-        recording = self.recording(model=request.model, pixels=request.pixels, logits=copy(self.logits))
+        def sums() -> Tensor:
+            done.synchronize()
+            return hosts[id(self.checksums)]
+
+        recording = self.recording(model=request.model, pixels=request.pixels, logits=copies[id(self.logits)])
         results = {text: [_copied(result, copy) for result in group] for text, group in self.results.items()}
         checks = [replace(check, answers=copy(check.answers)) for check in self.checks]
-        sums = copy(self.checksums)
         return ReplayResult(
             recording,
+            hosts[id(self.logits)],
             results,
             checks,
-            on_host,
-            weights_hash=lambda: self.hash_of(request.model.module, on_host(sums)),
-            structure_holds=lambda: self.structure_holds(request, on_host(sums)),
+            weights_hash=lambda: self.hash_of(request.model.module, sums()),
+            structure_holds=lambda: self.structure_holds(request, sums()),
         )
 
     def structure_holds(self, request: PassesRequest, sums: Tensor) -> bool:

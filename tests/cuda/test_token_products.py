@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clairvit.methods.token_products import inner_products, kernel_applies, products_and_norms
+from clairvit.cuda import kernels
+from clairvit.cuda.kernels.token_products import inner_products, products_and_norms
 from helpers.rounding import assert_same
 from helpers.token_cases import CASES, largest_excess
 from helpers.triton_interpreter import interpreted_lines
@@ -14,7 +15,7 @@ from helpers.triton_interpreter import interpreted_lines
 def test_without_a_kernel_half_precision_is_widened_first() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(2, 5, 40, generator=generator).bfloat16() for _ in range(2))
-    assert not kernel_applies(a, b)
+    assert not kernels.tokens_apply(a, b)
     wide = products_and_norms(a.double(), b.double())
     assert products_and_norms(a, b).dtype == inner_products(a, b).dtype == torch.float32
     assert torch.allclose(products_and_norms(a, b).double(), wide, rtol=1e-5, atol=1e-5)

@@ -6,26 +6,22 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from clairvit.numerics import has_triton, widened
+from clairvit.cuda import kernels
+from clairvit.numerics import widened
 
 
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
     """Return sum_d a_d b_d of every token, [B, N], in float32 at least."""
-    if kernel_applies(a, b):
+    if kernels.tokens_apply(a, b):
         return products_and_norms(a, b)[:, 0]
     return (widened(a) * widened(b)).sum(-1)
 
 
 def products_and_norms(a: Tensor, b: Tensor) -> Tensor:
     """Return a·b, ||a|| and ||b|| of every token, [B, 3, N], in float32 at least."""
-    if kernel_applies(a, b):
-        from clairvit.methods import token_kernels
+    if kernels.tokens_apply(a, b):
+        from clairvit.cuda.kernels import tokens
 
-        return token_kernels.products_and_norms(a, b)
+        return tokens.products_and_norms(a, b)
     a, b = widened(a), widened(b)
     return torch.stack([torch.linalg.vecdot(a, b), vector_norm(a, dim=-1), vector_norm(b, dim=-1)], 1)
-
-
-def kernel_applies(*tensors: Tensor) -> bool:
-    """Return whether the Triton kernel can compute them: on CUDA, in half precision."""
-    return all(tensor.is_cuda and tensor.dtype.itemsize == 2 for tensor in tensors) and has_triton()

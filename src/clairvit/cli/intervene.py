@@ -1,4 +1,4 @@
-"""`clairvit patch`: replace every head or layer by itself, and show how much the score owes to each."""
+"""`clairvit intervene`: replace every head or layer by itself, and show how much the score owes to each."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from clairvit.cli.command import Command
 from clairvit.cli.console import is_printed, print_line, table
 from clairvit.cli.declare import option
 from clairvit.cli.finish import print_paths
-from clairvit.cli.image_job import DEFAULT_BATCH_SIZE, OutputPath, output_path, read_images
+from clairvit.cli.image_job import OutputPath, output_path
+from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
-    from clairvit.perturbation.patching import PatchSweep
+    from clairvit.methods.intervention import InterventionSweep
 
 STRONGEST = 10  # sites in the table
 EXAMPLES = """[bold]Examples[/bold]
 
-clairvit patch demo
+clairvit intervene demo
 
-clairvit patch photos/ --kind mlp --value mean --target Bengal --out mlp.png
+clairvit intervene photos/ --kind mlp --value mean --target Bengal --out mlp.png
 
-clairvit patch cat.jpg --source dog.jpg --target cat
+clairvit intervene cat.jpg --source dog.jpg --target cat
 
-clairvit patch street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --json
+clairvit intervene street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --json
 """
 
 
-def patch(
+def intervene(
     images: list[str] = options.IMAGES,
     *,
     kind: str = option(
@@ -58,8 +59,9 @@ def patch(
     output: options.OutputOptions,
 ) -> None:
     import clairvit as cv
+    from clairvit.data.dataset import photo_dataset
+    from clairvit.methods.intervention import check_sweep
     from clairvit.models.image_files import read_image
-    from clairvit.perturbation.patching import PatchSweep, check_sweep
 
     chosen = value or ("zero" if source is None else "source")
     check_sweep(kind, chosen, source)
@@ -67,33 +69,28 @@ def patch(
     path = output_path(out)
     model_options.preprocess()
     typed_readouts = readouts.readouts()
-    command = Command("patch", "patched", output)
+    command = Command("intervene", "used", output)
     paths = command.image_files(images)
     net = model_options.load(model)
     explained = read_single_target(target, net, typed_readouts)
-    size = batch_size or DEFAULT_BATCH_SIZE
-    sweeps: list[PatchSweep] = []
-    notes: list[str] = []
-    with command.progress(f"{kind} → {chosen}", len(paths)) as advance:
-        for start in range(0, len(paths), size):
-            listed = paths[start : start + size]
-            batch = read_images(listed, net, command.failures)
-            if batch is not None:
-                arguments: dict[str, Any] = {"kind": kind, "target": explained, "value": chosen, "score": score}
-                sweeps.append(cv.patch_sweep(net, batch, source=other, **arguments))
-                notes += [note for note in batch.notes if note not in notes]
-            advance(len(listed))
-        if not sweeps:
+    replaced: dict[str, Any] = {"kind": kind, "value": chosen, "source": other}
+    scored = {"target": explained, "score": score, "batch_size": batch_size, "on_error": command.on_error}
+    missing = len(command.failures)
+    with command.progress(f"{kind} → {chosen}"):
+        try:
+            sweep = cv.intervene_sweep(net, photo_dataset(paths, net), **replaced, **scored)
+        except BadInput:
+            if len(command.failures) < missing + len(paths):
+                raise
             command.stop()
-        sweep = PatchSweep.concat(sweeps)
         files = _write(sweep, path)
 
     def document() -> dict[str, Any]:
-        return {**sweep.to_dict(), "notes": notes, "files": [str(file) for file in files]}
+        return {**sweep.to_dict(), "files": [str(file) for file in files]}
 
     def show() -> None:
         _print_strongest(sweep)
-        for note in notes:
+        for note in sweep.notes:
             if not is_printed(note):
                 print_line(f"Note: {note}")
         print_paths(files)
@@ -101,16 +98,16 @@ def patch(
     command.finish(len(sweep.names), document, show)
 
 
-patch.__doc__ = f"Show what a score owes to each head or layer, by replacing one at a time.\n\n{EXAMPLES}"
+intervene.__doc__ = f"Show what a score owes to each head or layer, by replacing one at a time.\n\n{EXAMPLES}"
 
 
-def _write(sweep: PatchSweep, out: OutputPath) -> list[Path]:
-    """Write the file that the user named, or three files 'patch-head-zero' in a folder."""
-    paths = [out.path] if out.is_file else out.files(f"patch-{sweep.kind}-{sweep.value}")
+def _write(sweep: InterventionSweep, out: OutputPath) -> list[Path]:
+    """Write the file that the user named, or three files 'intervene-head-zero' in a folder."""
+    paths = [out.path] if out.is_file else out.files(f"intervene-{sweep.kind}-{sweep.value}")
     return [sweep.save(path) for path in paths]
 
 
-def _print_strongest(sweep: PatchSweep) -> None:
+def _print_strongest(sweep: InterventionSweep) -> None:
     """Print the sites whose replacement changes the score most, by the mean over the images."""
     import torch
 

@@ -1,4 +1,4 @@
-"""The verb `similar`: which parts of two images make them alike, in both directions."""
+"""The verb `match`: which parts of two images make them alike, in both directions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clairvit.targets.similar import Similar
 
 
 @dataclass(frozen=True, eq=False)
-class Similarity(Tabular):
+class ImageMatch(Tabular):
     """Two images, their cosine, and the map of each: what in it makes it like the other.
 
     Args:
@@ -29,8 +29,8 @@ class Similarity(Tabular):
 
     Example:
         >>> import clairvit as cv
-        >>> cv.similar("pets", "demo", "demo", "ixg")
-        Similarity(demo, demo: cosine 1.000 by ixg)
+        >>> cv.match("pets", "demo", "demo", "ixg")
+        ImageMatch(demo, demo: cosine 1.000 by ixg)
     """
 
     explanation: Explanation
@@ -38,7 +38,7 @@ class Similarity(Tabular):
 
     def __repr__(self) -> str:
         names = ", ".join(self.explanation.names)
-        return f"Similarity({names}: cosine {self.cosine:.3f} by {self.explanation.method})"
+        return f"ImageMatch({names}: cosine {self.cosine:.3f} by {self.explanation.method})"
 
     def to_dict(self, values: bool = True) -> dict[str, Any]:
         """Return the cosine and both maps as JSON values.
@@ -65,18 +65,18 @@ class Similarity(Tabular):
         Returns:
             The path.
         """
-        from clairvit.plotting.similarity import save_similarity  # drawing comes after methods
+        from clairvit.plotting.match import save_match  # drawing comes after methods
 
-        return save_similarity(self, Path(path), **display)
+        return save_match(self, Path(path), **display)
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows."""
-        from clairvit.plotting.similarity import similarity_png
+        from clairvit.plotting.match import match_png
 
-        return similarity_png(self)
+        return match_png(self)
 
 
-def with_other_direction(model: Model, explanation: Explanation, other: Any, name: str) -> Similarity:
+def with_other_direction(model: Model, explanation: Explanation, other: Any, name: str) -> ImageMatch:
     """Return both directions from the explanation of one image by its similarity to another.
 
     Args:
@@ -89,7 +89,7 @@ def with_other_direction(model: Model, explanation: Explanation, other: Any, nam
     first = Batch(explanation.pixels, explanation.names)  # a batch, as the axes of a clip's tensor are ambiguous
     back = explain(model, batch, explanation.method, target=Similar(first))
     both = concat([explanation, back])
-    return Similarity(both, _cosine(both))
+    return ImageMatch(both, _cosine(both))
 
 
 def _cosine(explanation: Explanation) -> float:
@@ -97,13 +97,13 @@ def _cosine(explanation: Explanation) -> float:
     return float(explanation.logits[0].double() @ explanation.logits[1].double())
 
 
-def similar(
+def match(
     model: ModelLike,
     first: Any,
     second: Any,
     method: str | MethodSpec | None = None,
     **arguments: Any,
-) -> Similarity:
+) -> ImageMatch:
     """Explain which parts of two images make them alike, by the cosine of their embeddings, in both directions.
 
     Args:
@@ -113,7 +113,7 @@ def similar(
         **arguments: Further arguments of `explain`: seed=, batch_size=, options of the method.
 
     Returns:
-        A `Similarity`: two maps and the cosine.
+        A `ImageMatch`: two maps and the cosine.
 
     Raises:
         BadInput: An image cannot be read, or more than two were given.
@@ -121,7 +121,7 @@ def similar(
 
     Example:
         >>> import clairvit as cv
-        >>> pair = cv.similar("pets", "demo", "demo", "ixg")
+        >>> pair = cv.match("pets", "demo", "demo", "ixg")
         >>> pair.explanation.targets, round(pair.cosine, 3)
         (('similar to demo', 'similar to demo'), 1.0)
     """
@@ -132,4 +132,4 @@ def similar(
         raise BadInput(f"{len(batch)} images were given to compare; expected two.")
     others = [Similar(Batch(batch.pixels[[other]], (batch.names[other],))) for other in (1, 0)]
     explanation = explain(question.model, batch, method, target=others, **arguments)
-    return Similarity(explanation, _cosine(explanation))
+    return ImageMatch(explanation, _cosine(explanation))

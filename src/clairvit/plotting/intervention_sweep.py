@@ -1,4 +1,4 @@
-"""Draw the table of a patch sweep, layers × heads, as a heat map, and write it."""
+"""Draw the table of an intervention sweep, layers × heads, as a heat map, and write it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from clairvit._io import dumps_json
 from clairvit.methods.explanation_files import arrays_as_bytes
-from clairvit.perturbation.patching import PatchSweep
+from clairvit.methods.intervention import InterventionSweep
 from clairvit.plotting.overlay import to_numpy
 from clairvit.plotting.save import write_result
 
@@ -24,7 +24,7 @@ def figure_size(layers: int, columns: int) -> tuple[float, float]:
     return max(3.0, CELL * columns + FRAME), max(2.4, CELL * layers + FRAME)
 
 
-def plot_patch_sweep(sweep: PatchSweep, ax: Any = None) -> Axes:
+def plot_intervention_sweep(sweep: InterventionSweep, ax: Any = None) -> Axes:
     """Draw the mean effect over the images on one axes and return it; zero is white."""
     table = to_numpy(sweep.table)
     layers, columns = table.shape
@@ -49,13 +49,13 @@ def plot_patch_sweep(sweep: PatchSweep, ax: Any = None) -> Axes:
     return ax  # type: ignore[no-any-return]
 
 
-def save_patch_sweep(sweep: PatchSweep, path: Path) -> Path:
+def save_intervention_sweep(sweep: InterventionSweep, path: Path) -> Path:
     """Write the heat map, the record, the table, or the effects [B, L, H] with the record as `about`, by the suffix."""
 
     def draw() -> Figure:
         layers, columns = sweep.effects.shape[1:]
         figure = Figure(figsize=figure_size(layers, columns), layout="constrained")
-        plot_patch_sweep(sweep, figure.subplots())
+        plot_intervention_sweep(sweep, figure.subplots())
         return figure
 
     def npz() -> bytes:

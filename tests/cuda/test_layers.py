@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import clairvit as cv
-from clairvit.methods import executor as run
+from clairvit.cuda import layers as gpu_layers
+from clairvit.methods import executor
 from clairvit.methods.explanation import Comparison
+from clairvit.methods.layer_view import LayerView
 from helpers.covering import covering_array, method_model_pairs, some_models
 from helpers.method_conditions import METHODS, fits
 from helpers.reference_kernels import use_reference_kernels
@@ -19,7 +21,7 @@ from helpers.tiny_models import TINY, pixels, wrapped
 TARGET = 3
 EVERY = [f"{name}(relu=false)" if method.relu else name for name, method in METHODS.items() if not method.slow]
 COMBINED = ["genatt+plus", "genatt+skipplus", "ixg+skipplus", "legrad+plus", "rollout(preset=joita)", "focusvit(m=1)"]
-OPTIONS = ["attcat(pair=output)", "rollout(alpha=0.3)", "rollout(preset=jacobgil)", "grad-rollout(preset=jacobgil)"]
+OPTIONS = ["attcat(pair=output)", "rollout(residual=0.3)", "rollout(preset=jacobgil)", "grad-rollout(preset=jacobgil)"]
 TEXTS = [*EVERY, *COMBINED, *OPTIONS]
 PAIRS = method_model_pairs(TEXTS, TINY, seed="planner")
 
@@ -63,15 +65,15 @@ def maps_of(kind: str, texts: list[str], layers: bool = False) -> Comparison:
 def show_together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Show layers together, as on a GPU; return a list of how many were shown at once."""
     seen: list[int] = []
-    show = run._visit
+    shown = executor._shown
 
-    def watched(passes: object, view: object, indices: list[int]) -> object:
+    def watched(view: LayerView, indices: list[int]) -> object:
         seen.append(len(indices))
-        return show(passes, view, indices)  # type: ignore[arg-type]
+        return shown(view, indices)
 
-    monkeypatch.setattr(run, "_launch_bound", lambda trace: True)
-    monkeypatch.setattr(run, "STACKED_SHARE", 1e9)
-    monkeypatch.setattr(run, "_visit", watched)
+    monkeypatch.setattr(gpu_layers, "is_launch_bound", lambda trace: True)
+    monkeypatch.setattr(gpu_layers, "STACKED_SHARE", 1e9)
+    monkeypatch.setattr(executor, "_shown", watched)
     return seen
 
 
@@ -91,9 +93,8 @@ UNLIKE = [kind for kind in TINY if any(word in kind for word in ("beit", "sam", 
 
 def test_groups_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     tr = cv.trace(wrapped("timm-deep"), pixels("timm-deep"), target=TARGET)
-    monkeypatch.setattr(run, "_launch_bound", lambda trace: True)
     share = tr.layers[0].A.numel() * 4 / (5 * tr.layers[0].v.numel() * 4)  # in parts of the values of all five layers
-    monkeypatch.setattr(run, "STACKED_SHARE", 2 * share)
-    assert list(run.layer_groups([4, 3, 2, 1, 0], tr)) == [[4, 3], [2, 1], [0]]
-    monkeypatch.setattr(run, "STACKED_SHARE", 0.9 * share)
-    assert list(run.layer_groups([2, 1, 0], tr)) == [[2], [1], [0]]
+    monkeypatch.setattr(gpu_layers, "STACKED_SHARE", 2 * share)
+    assert list(gpu_layers.layer_groups([4, 3, 2, 1, 0], tr)) == [[4, 3], [2, 1], [0]]
+    monkeypatch.setattr(gpu_layers, "STACKED_SHARE", 0.9 * share)
+    assert list(gpu_layers.layer_groups([2, 1, 0], tr)) == [[2], [1], [0]]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import clairvit as cv
-from clairvit.methods import cuda_graphs
-from clairvit.methods.cuda_graphs import (
+from clairvit.cuda import graphs as cuda_graphs
+from clairvit.cuda.graphs import (
     EAGER_RUNS,
     GRAPHS,
     ClassIndexTarget,
@@ -27,6 +27,7 @@ from clairvit.methods.cuda_graphs import (
     module_state,
     without_cuda_graphs,
 )
+from clairvit.methods import passes
 from clairvit.methods.spec import resolve_method
 from clairvit.targets.base import class_agnostic_target
 from clairvit.targets.resolve import resolve_for
@@ -159,9 +160,9 @@ def test_the_state_of_a_module_changes_with_what_a_graph_depends_on() -> None:
     assert module_state(module) != state
 
 
-def run_once(cache: GraphCache, passes_request: PassesRequest) -> None:
+def run_once(cache: GraphCache, requested: PassesRequest) -> None:
     recording: Any = SimpleNamespace(calls=(), structure=SimpleNamespace(written=frozenset()))
-    cache.count(passes_request, class_agnostic_target(2), recording, {})
+    cache.count(requested, class_agnostic_target(2), recording, {})
 
 
 @pytest.fixture
@@ -169,9 +170,9 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
     """A cache whose captures are plain objects that hold 1 byte."""
     captured: list[Any] = []
 
-    def capture(passes_request: PassesRequest, target: Any, results: Any, structure: Any) -> Any:
-        state = module_state(passes_request.model.module, structure.written)
-        graph = SimpleNamespace(memory=1, pixels=passes_request.pixels, state=state, structure=structure)
+    def capture(requested: PassesRequest, target: Any, results: Any, structure: Any) -> Any:
+        state = module_state(requested.model.module, structure.written)
+        graph = SimpleNamespace(memory=1, pixels=requested.pixels, state=state, structure=structure)
         graph.replay = lambda _: SimpleNamespace(
             number=len(captured), results={}, checks=[], recording=None, structure_holds=lambda: True
         )
@@ -263,6 +264,78 @@ def graphs() -> Iterator[GraphCache]:
     GRAPHS.clear()
 
 
+def passes_request(
+    model: cv.Model, specs: Any, pixels: Tensor, named: Any, score: str | None, seed: int, layers: bool
+) -> PassesRequest:
+    """Return what could be captured if the pixels were on a GPU."""
+    return PassesRequest(model, tuple(specs), pixels, named[0], "logit" if score is None else score, seed, layers)
+
+
+class EmptyGraph:
+    """A CUDA graph whose outputs stay those of the captured images."""
+
+    def replay(self) -> None:
+        """Run nothing."""
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let passes on a CPU be captured, by graphs that run nothing; return what events were asked to do."""
+    graph_request: list[str] = []
+
+    def event() -> SimpleNamespace:
+        return SimpleNamespace(
+            record=lambda: graph_request.append("record"), synchronize=lambda: graph_request.append("synchronize")
+        )
+
+    cuda: dict[str, Any] = {
+        "CUDAGraph": EmptyGraph,
+        "graph": lambda *args, **options: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: None,
+        "memory_reserved": lambda device: 0,
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=40),
+        "current_stream": lambda: SimpleNamespace(
+            wait_event=lambda event: graph_request.append("wait"), wait_stream=lambda other: None
+        ),
+        "Stream": lambda *args: SimpleNamespace(wait_event=lambda event: None, cuda_stream=len(graph_request)),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "Event": event,
+    }
+    for name, stand_in in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(passes, "graph_request", passes_request)
+    return graph_request
+
+
+def test_a_replay_is_collected_as_an_ordinary_run(graphs: GraphCache, on_a_cpu: list[str]) -> None:
+    """Scores, marks, notes and checks are read from copies on the host, maps from copies where they were computed."""
+    model = small_model()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    methods = ["rollout", "genatt", "fullgrad", "attnlrp+plus", "random"]
+    runs = [cv.compare(model, images, methods, target=3) for _ in range(EAGER_RUNS + 3)]
+    assert len(graphs) == 1
+    (graph,) = graphs._graphs.values()
+    captured = {
+        result.maps.data_ptr() for group in graph.results.values() for result in group if result.maps is not None
+    }
+    assert (graph.stream.cuda_stream in cuda_graphs.STREAMS._taken, graph.memory) == (True, 0)
+    assert on_a_cpu.count("wait") == 2  # each replay waits until the outputs of the one before have been copied
+    assert "synchronize" in on_a_cpu
+    for name in methods:
+        ordinary, *replays = (run[name] for run in (runs[0], *runs[-2:]))
+        for replayed in replays:
+            assert torch.equal(replayed.maps, ordinary.maps), name
+            assert replayed.maps.data_ptr() not in captured
+            assert torch.equal(replayed.logits, ordinary.logits)
+            assert (replayed.targets, replayed.probabilities, replayed.weights_hash, replayed.notes) == (
+                ordinary.targets,
+                ordinary.probabilities,
+                ordinary.weights_hash,
+                ordinary.notes,
+            )
+
+
 def _random_images(seed: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(4, 3, 224, 224, generator=generator).to("cuda", dtype)
@@ -320,7 +393,7 @@ def test_a_capture_that_fails_frees_its_memory_and_is_not_tried_again(graphs: Gr
     from clairvit.methods.aggregation import Total
 
     @cv.method("reads-a-number", output="tokens", aggregation=Total())
-    def reads_a_number(layer: cv.LayerView) -> Tensor:
+    def reads_a_number(layer: cv.extend.LayerView) -> Tensor:
         return layer.x.norm(dim=-1) * float(layer.x.abs().max())
 
     model = cv.load("pets", device="cuda")

@@ -1,0 +1,38 @@
+"""Results: the classes of what the verbs return, for annotations and `isinstance`."""
+
+from clairvit._cost import Cost
+from clairvit.diagnostics.report import Check, Diagnosis
+from clairvit.methods.explanation import Comparison, Explanation, Heads, TextRelevance
+from clairvit.methods.features import PatchFeatures
+from clairvit.methods.intervention import InterventionScores, InterventionSweep
+from clairvit.methods.match import ImageMatch
+from clairvit.methods.recipe import Recipe
+from clairvit.methods.recommended import Recommendation
+from clairvit.metrics.check_result import CheckResult, MapCheck, RemovalEffect
+from clairvit.metrics.score import Curve, Score, Scores
+from clairvit.selection.result import Selection
+from clairvit.selection.start_layer import StartLayer
+
+__all__ = [
+    "Check",
+    "CheckResult",
+    "Comparison",
+    "Cost",
+    "Curve",
+    "Diagnosis",
+    "Explanation",
+    "Heads",
+    "ImageMatch",
+    "InterventionScores",
+    "InterventionSweep",
+    "MapCheck",
+    "PatchFeatures",
+    "Recipe",
+    "Recommendation",
+    "RemovalEffect",
+    "Score",
+    "Scores",
+    "Selection",
+    "StartLayer",
+    "TextRelevance",
+]
