@@ -268,12 +268,7 @@ def _evaluate(
     together = [metric for metric in metrics if metric.metric.scope == "set"]
     per_image = [metric for metric in metrics if metric.metric.scope == "image"]
     _check_one_output(together, models)
-    settings = {
-        "target": question.targets.kind,
-        "maps": normalize,
-        "activation": ", ".join(dict.fromkeys(model.activation for model in models)),
-    }
-    accumulator = ScoreAccumulator(model.name, question.seed, settings)
+    accumulator = ScoreAccumulator(model.name, question.seed, question.settings(normalize))
     specs = [*methods.values(), *(resolve_method(name) for name in baselines if name not in methods)]
     accumulator.skipped |= misfits(specs, models, skip=skip)
     specs = [spec for spec in specs if spec.text not in accumulator.skipped]
