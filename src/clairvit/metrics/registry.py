@@ -329,12 +329,12 @@ def resolve_metric(metric: str | MetricSpec, **options: Any) -> MetricSpec:
 
 def resolve_parsed(parsed: ParsedSpec) -> MetricSpec:
     """Return the spec of a name and options."""
-    metric, settings, typed = with_preset(find_metric(parsed.name), parsed.options)
+    metric, settings, typed = with_preset(METRICS.resolve(parsed.name), parsed.options)
     options = {option.name: option for option in metric.option_list}
-    defaults = metric.options
+    defaults = {name: option.default for name, option in options.items()}
     values = dict(defaults)
     for key, value in {**settings, **typed}.items():
-        moved = moved_option(find_metric(metric.name), metric, key, value)
+        moved = moved_option(METRICS.resolve(metric.name), metric, key, value)
         if moved:
             raise UnknownName(moved)
         if key not in options:
