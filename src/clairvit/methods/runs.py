@@ -246,6 +246,11 @@ class Question:
         """Return the different models whose scores the targets are about."""
         return list({id(model): model for models in self.readouts for model in models}.values())
 
+    def settings(self, maps: str) -> dict[str, str]:
+        """Return what every score of maps of this question depends on, given what is done to each map first."""
+        activations = dict.fromkeys(model.activation for model in self.models)
+        return {"target": self.targets.kind, "maps": maps, "activation": ", ".join(activations)}
+
     def of_one_output(self) -> Question:
         """Return the same question to the one model that all targets are about; raise BadInput for several."""
         if len(self.models) > 1:

@@ -267,12 +267,7 @@ def _evaluate(
             f"{together[0].text} is a score of all images together, and the targets of the list read different outputs "
             "of the model (regions, queries or tokens of their own for each image); expected one that all images share."
         )
-    settings = {
-        "target": question.targets.kind,
-        "maps": normalize,
-        "activation": ", ".join(dict.fromkeys(model.activation for model in models)),
-    }
-    accumulator = ScoreAccumulator(model.name, question.seed, settings)
+    accumulator = ScoreAccumulator(model.name, question.seed, question.settings(normalize))
     specs = [*methods.values(), *(resolve_method(name) for name in baselines if name not in methods)]
     accumulator.skipped |= misfits(specs, models, skip=skip)
     specs = [spec for spec in specs if spec.text not in accumulator.skipped]

@@ -340,7 +340,9 @@ def _curve_of_run(
         "deletion": deletion_curve(context, schedule, request.removal, "prob", "deletion"),
         "insertion": insertion_curve(context, schedule, request.removal, "prob", "insertion"),
     }
-    bands = {name: _bands(x, y[:, 0], counts, higher_is_better=name == "insertion") for name, (x, y) in curves.items()}
+    bands = {
+        name: curve_bands(x, y[:, 0], counts, higher_is_better=name == "insertion") for name, (x, y) in curves.items()
+    }
     return CurveResponse(
         photo=photo.id,
         model=run.model.name,
@@ -369,7 +371,7 @@ def _random_map(grid: tuple[int, int], seed: int, k: int) -> Tensor:
     return torch.rand(1, *grid, generator=make_generator(seed, "page/random map", k), dtype=torch.float32, device="cpu")
 
 
-def _bands(x: Tensor, y: Tensor, counts: list[int], higher_is_better: bool) -> CurveBands:
+def curve_bands(x: Tensor, y: Tensor, counts: list[int], higher_is_better: bool) -> CurveBands:
     """Return the curve y[0] of the map and the band of the random orders y[1:], [1 + orders, S]."""
     method, random = _band(x, y[:1]), _band(x, y[1:])
     verdict: CurveVerdict | None = None
