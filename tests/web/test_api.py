@@ -23,6 +23,7 @@ from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.web import handlers
 from clairvit.web.app import create_app
 from clairvit.web.job_queue import JobQueue
+from clairvit.web.result_cache import ResultCache
 from clairvit.web.schemas import CurveRequest, ExplainRequest
 from clairvit.web.state import AppState, create_state, resolve_request
 from helpers.app_lifespan import unclosed
@@ -299,9 +300,9 @@ def test_few_perturbed_images_are_in_memory_at_once(state: AppState, monkeypatch
     handle = model.module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     try:
         for text in ("smoothgrad(n=20)", "integrated-gradients(steps=20)", "rise(samples=20,removal=mean)"):
-            handlers.explain_photo(model, photo, [resolve_method(text)], ExplainRequest())
+            handlers.explain_photo(ResultCache(), model, photo, [resolve_method(text)], ExplainRequest())
         spec = resolve_method("rollout")
-        (explanation,) = handlers.explain_photo(model, photo, [spec], ExplainRequest()).values()
+        (explanation,) = handlers.explain_photo(ResultCache(), model, photo, [spec], ExplainRequest()).values()
         handlers.curve_response(model, photo, spec, explanation, CurveRequest(steps=3, removal="mean"))
     finally:
         handle.remove()

@@ -329,10 +329,10 @@ def resolve_metric(metric: str | MetricSpec, **options: Any) -> MetricSpec:
 
 def resolve_parsed(parsed: ParsedSpec) -> MetricSpec:
     """Return the spec of a name and options."""
-    metric, settings, typed = with_preset(find_metric(parsed.name), parsed.options)
+    metric, settings, typed = with_preset(METRICS.resolve(parsed.name), parsed.options)
     given = {**settings, **typed}
     for key, value in given.items():
-        moved = moved_option(find_metric(metric.name), metric, key, value)
+        moved = moved_option(METRICS.resolve(metric.name), metric, key, value)
         if moved:
             raise UnknownName(moved)
     values, changed = settled_options(metric.name, metric.option_list, given)
