@@ -1,4 +1,4 @@
-"""Check how the packages are put together: names are those of the field. Imports: `make lint`, import-linter."""
+"""Check how the packages are put together; names are those of the field. Imports: `make lint`, import-linter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tokenize
 from pathlib import Path
 
 from clairvit.methods.registry import list_methods
-from helpers.source_files import violations
+from helpers.source_files import TESTS, violations
 
 SOURCE = Path(__file__).parent.parent / "src" / "clairvit"
 
@@ -43,6 +43,43 @@ def test_names_are_no_metaphors() -> None:
         if METAPHORS & set(name.lower().strip("_").split("_"))
     }
     assert used == set()
+
+
+VAGUE = {"asked", "found", "known", "made", "own", "said", "told"}
+VAGUE_IN_SENTENCES = {"said", "told"}  # the name of a test is a sentence, in which "found" and "own" may be plain words
+ALLOWED = {"own_code"}  # the code of methods that are the user's own: `clairvit.metrics.own_code`
+
+
+def given_names(tree: ast.Module) -> set[str]:
+    """Return the names that a file gives: to variables, parameters, imports, functions, classes and attributes."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.ExceptHandler(name=str(name)) | ast.alias(asname=str(name)) | ast.alias(name=str(name)):
+                names.add(name)
+    return names
+
+
+def vague_names(tree: ast.Module) -> list[str]:
+    """Return the names that do not say what they hold, such as `found_maps` or `as_told`."""
+    return sorted(
+        name
+        for name in given_names(tree) - ALLOWED
+        if (VAGUE_IN_SENTENCES if name.startswith("test_") else VAGUE) & set(name.lower().split("_"))
+    )
+
+
+def test_names_in_tests_say_what_they_hold() -> None:
+    """`explanation`, `scores`, `message`, `expected`: what a reader of PyTorch code guesses and can search for."""
+    code = "def test_it_is_told(known_maps):\n    for made, (*OWN, _) in known_maps:\n        self.found_here = unknown"
+    assert vague_names(ast.parse(code)) == ["OWN", "found_here", "known_maps", "made", "test_it_is_told"]
+    assert vague_names(ast.parse("def own_code(unknown): return explanation.found")) == []
+    assert vague_names(ast.parse("import said.so as well, told\ndef test_the_best_is_found(): pass")) == ["told"]
+    assert violations(vague_names, root=TESTS) == {}
 
 
 LOWER_PACKAGES = ("models", "targets", "data", "tracing", "perturbation")

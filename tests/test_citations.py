@@ -149,14 +149,14 @@ def test_unknown_names_and_other_things_are_refused() -> None:
     with pytest.raises(cv.errors.BadInput, match="3 cannot be cited; expected a method or metric"):
         cv.cite(3)  # type: ignore[arg-type]
     with METHODS.restored():
-        cv.method("mine-too", paper="Me, 2026", output="image")(_own)
+        cv.method("mine-too", paper="Me, 2026", output="image")(_user_method)
         with pytest.raises(
             cv.errors.UnknownName, match=r"'mine-too' has no BibTeX entry.* names its source as: Me, 2026"
         ):
             cv.cite("mine-too")
 
 
-def _own(trace: cv.Trace) -> object:
+def _user_method(trace: cv.Trace) -> object:
     """Return nothing: only its name is used."""
 
 

@@ -61,7 +61,7 @@ def collected(suite: Path, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_machine_without_chromium_is_told_what_to_install(suite: Path, workers: str) -> None:
+def test_a_machine_without_chromium_is_advised_what_to_install(suite: Path, workers: str) -> None:
     printed = run_pytest(suite, "-n", workers, path=str(suite))
     line = "6 browser tests were skipped: no chromium found. Install it with: apt-get install chromium"
     assert printed.splitlines().count(line) == 1

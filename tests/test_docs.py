@@ -23,7 +23,7 @@ from clairvit.cli.arguments import split_methods
 from clairvit.methods.plain_language import plain_language
 from clairvit.methods.registry import METHODS
 from clairvit.models.image_files import read_image
-from helpers.executed_code import isolated, python_blocks, run_command, run_page, write_own_files
+from helpers.executed_code import isolated, python_blocks, run_command, run_page, write_user_files
 from helpers.page_setup import PAGES as SETUPS
 from helpers.page_setup import PageSetup, photos
 
@@ -80,8 +80,8 @@ def test_methods_are_added_to_kept_results_of_the_same_images_only(monkeypatch: 
     def run(**means: float) -> dict[str, Any]:
         rows = [{"method": method, "metric": "ap", "mean": mean} for method, mean in means.items()]
         gaps = [{"method": row["method"], "metric": "ap", "gap": 0.1} for row in rows if row["method"] != keep.DEFAULT]
-        known = {"title": "a run", "images": 3, "pairs": [], "skipped": {}, "better": {"ap": "higher"}}
-        return {**known, "scores": rows, "to_default": gaps}
+        content = {"title": "a run", "images": 3, "pairs": [], "skipped": {}, "better": {"ap": "higher"}}
+        return {**content, "scores": rows, "to_default": gaps}
 
     kept, more = run(**{keep.DEFAULT: 0.5, "ixg": 0.3}), run(**{keep.DEFAULT: 0.5004, "ixg": 0.9, "lime": 0.7})
     more["scores"].append({"method": "lime", "metric": "faf", "mean": 1.0})  # a metric that was not kept
@@ -130,8 +130,10 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     printed = done.stdout.decode()
     assert re.findall(r"# (\('Bengal.*?\)): one", blocks[0])[0] in printed
     for pattern, unit in ((r"falls from (\d+) % to (\d+) %", 1.0), (r" (0\.\d\d)\S*; random (0\.\d\d)", 0.01)):
-        (quoted,), (found,) = re.findall(pattern, blocks[0]), re.findall(pattern, printed)
-        for comment, value in zip(quoted, found, strict=True):  # both are rounded or cut: one unit of the last digit
+        (quoted,), (printed_output,) = re.findall(pattern, blocks[0]), re.findall(pattern, printed)
+        for comment, value in zip(
+            quoted, printed_output, strict=True
+        ):  # both are rounded or cut: one unit of the last digit
             assert abs(float(comment) - float(value)) < 1.5 * unit, f"{comment} is said, {value} is printed"
 
 
@@ -142,8 +144,8 @@ def test_the_sentence_on_the_page_about_checks_is_what_is_printed() -> None:
     printed = str(clairvit.explain("pets", "demo").check())
     numbers = re.compile(r"\d+(?= %)")
     assert numbers.sub("…", quoted) == numbers.sub("…", printed)
-    for said, found in zip(numbers.findall(quoted), numbers.findall(printed), strict=True):
-        assert abs(int(said) - int(found)) <= 1
+    for number_quoted, number_printed in zip(numbers.findall(quoted), numbers.findall(printed), strict=True):
+        assert abs(int(number_quoted) - int(number_printed)) <= 1
 
 
 @pytest.mark.slow
@@ -207,7 +209,7 @@ def commands(page: Path) -> list[str]:
 def test_commands_have_the_options_of_the_command_line(page: Path, tmp_path: Path) -> None:
     """Parse each command as the command line does, without running it, and the methods and metrics that it names."""
     group = typer.main.get_command(app)
-    write_own_files(page, tmp_path)
+    write_user_files(page, tmp_path)
     for line in commands(page):
         arguments = shlex.split(line, comments=True)[1:]
         with isolated(tmp_path), group.make_context("clairvit", list(arguments)) as context:
@@ -256,7 +258,7 @@ def test_each_decision_is_one_line_with_a_link_to_its_code() -> None:
 def test_the_write_a_method_example_works(tmp_path: Path) -> None:
     """The file, its facts and the study of the page; each of its commands runs, but the server."""
     page = ROOT / "docs" / "write-a-method.md"
-    write_own_files(page, tmp_path)
+    write_user_files(page, tmp_path)
     photos(tmp_path, "photos/a.jpg", "photos/b.jpg")
     with isolated(tmp_path):
         for line in commands(page):

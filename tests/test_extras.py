@@ -55,7 +55,7 @@ CORE_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("calibrate", "--model", "scenes", "--data", "scenes", "--limit", "8", "--out", "recipe.json"),
     ("doctor", "scenes"),
     ("features", "demo", "--model", "scenes", "--out", "features.png"),
-    ("patch", "demo", "--model", "scenes"),
+    ("intervene", "demo", "--model", "scenes"),
     ("finetune", "photos", *TINY, "--epochs", "1", "--out", "weights.safetensors"),
     ("methods",),
     ("methods", "rollout"),

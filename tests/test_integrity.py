@@ -141,14 +141,14 @@ def test_a_verb_that_is_stopped_leaves_everything_as_it_was(verb: str, failure: 
 @pytest.mark.parametrize("failure", [None, *FAILURES])
 def test_a_study_leaves_the_model_as_it_was(tmp_path: Path, failure: str | None) -> None:
     """What `clairvit bench` does with each model."""
-    own = study(tmp_path, 2)
-    worker = Worker(own.resolved())
+    small_study = study(tmp_path, 2)
+    worker = Worker(small_study.resolved())
     worker.open()
     module: nn.Module = worker.model(0).module
     module.train()
-    run_study(own, Store.open(tmp_path / "first"), worker=worker)
+    run_study(small_study, Store.open(tmp_path / "first"), worker=worker)
     with FailAt(Stop) as counting:
-        run_study(own, Store.open(tmp_path / "counted"), worker=worker)
+        run_study(small_study, Store.open(tmp_path / "counted"), worker=worker)
     for point in range(3):
         kind = None if failure is None else FAILURES[failure]
         at = None if kind is None else 1 + LAST * counting.calls // 100 * point // 2
@@ -156,7 +156,7 @@ def test_a_study_leaves_the_model_as_it_was(tmp_path: Path, failure: str | None)
         with unchanged(module):
             try:
                 with mode:
-                    run_study(own, Store.open(tmp_path / f"store{point}"), worker=worker)
+                    run_study(small_study, Store.open(tmp_path / f"store{point}"), worker=worker)
             except (Stop, KeyboardInterrupt, torch.OutOfMemoryError, ClairError):
                 assert failure is not None
             else:

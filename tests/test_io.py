@@ -31,7 +31,7 @@ def test_numbers_that_are_not_finite_become_null_at_any_depth() -> None:
     assert json.loads(dumps_json(content)) == to_json(content)
 
 
-def test_json_keeps_letters_and_refuses_unknown_types_unless_told_how_to_convert_them() -> None:
+def test_json_keeps_letters_and_refuses_unknown_types_without_a_converter() -> None:
     assert dumps_json({"name": "Käfer"}, indent=None) == '{"name": "Käfer"}'
     with pytest.raises(TypeError):
         dumps_json({"day": date(2026, 1, 2)})
@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_the_previous_file_and_no_temporary_one(tmp_path: 
     assert file.read_text(encoding="utf-8") == '{\n "x": null\n}\n'
     with pytest.raises(TypeError):
         atomic_write(file, b"half", "text")  # type: ignore[arg-type]
-    assert [one.name for one in file.parent.iterdir()] == ["a.json"]
+    assert [path.name for path in file.parent.iterdir()] == ["a.json"]
     assert file.read_text(encoding="utf-8") == '{\n "x": null\n}\n'
     with pytest.raises(BadInput, match="choose a place you may write to"):
         atomic_write(file / "below.json", b"")

@@ -65,7 +65,7 @@ def raised_strings(tree: ast.AST) -> Iterator[str]:
         for inner in ast.walk(node)
         if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)
     }
-    made = {
+    called_errors = {
         node.func.id
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith(("Error", "Input"))
@@ -75,7 +75,7 @@ def raised_strings(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             builds = any(
-                isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id in made
+                isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id in called_errors
                 for inner in ast.walk(node)
             )
             if node.name in called or builds:
@@ -152,7 +152,7 @@ def parsed(text: str, command: str) -> None:
 
 @pytest.mark.parametrize("piece", advice_of_the_library(), ids=str)
 def test_advice_is_an_option_that_exists_or_stays_python(piece: Advice) -> None:
-    """Of every command: what the command line prints can be typed as it is, and no command is told what it lacks."""
+    """Of every command: what is printed can be typed as it is, and each command advises options that it has."""
     reached = []
     for name in GROUP.commands:
         text = worded(Message(piece), typed(name))
@@ -276,7 +276,9 @@ def properties_that_raise() -> frozenset[str]:
     names = set()
     for tree in source_trees().values():
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and any("property" in ast.unparse(one) for one in node.decorator_list):
+            if isinstance(node, ast.FunctionDef) and any(
+                "property" in ast.unparse(decorator) for decorator in node.decorator_list
+            ):
                 calls = {
                     inner.func.attr
                     for inner in ast.walk(node)

@@ -70,7 +70,7 @@ def test_no_intermediate_is_larger_than_the_map() -> None:
         scores = spearman(maps[0].flatten(1), maps[1].flatten(1))
         studied = stats.ranks(maps[0].flatten(1).double().numpy())
     assert largest.elements <= len(maps) * maps[0].numel(), largest.operation
-    expected = sum(rankdata(one.flatten(1).numpy(), axis=1) - 1 for one in maps) / 2 / (SIDE**2 - 1)
+    expected = sum(rankdata(heatmap.flatten(1).numpy(), axis=1) - 1 for heatmap in maps) / 2 / (SIDE**2 - 1)
     np.testing.assert_allclose(merged.flatten(1).numpy(), expected, rtol=0, atol=torch.finfo(torch.float32).eps)
     assert scores.abs().max() < 0.05
     assert np.array_equal(studied, rankdata(-maps[0].flatten(1).numpy(), axis=1))
@@ -81,8 +81,8 @@ def test_an_ensemble_of_pixel_maps_runs_at_224() -> None:
     model = cv.wrap(timm.create_model("vit_tiny_patch16_224", **size))
     image = torch.randn(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     with LargestResult() as largest:
-        made = cv.explain(model, image, "ensemble(saliency(level=pixel),lrp(level=pixel))", target=1)
-    assert made.maps.shape == (1, SIDE, SIDE)
+        explanation = cv.explain(model, image, "ensemble(saliency(level=pixel),lrp(level=pixel))", target=1)
+    assert explanation.maps.shape == (1, SIDE, SIDE)
     assert largest.elements < 100 * SIDE**2, largest.operation
 
 

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 import clairvit as cv
 from clairvit.bench.specs import Specs
 from clairvit.cli import main
+from clairvit.errors import UnknownName
 from clairvit.methods import spec as methods
 from clairvit.methods.registry import METHODS
 from clairvit.metrics import registry as metrics
@@ -107,5 +108,5 @@ def test_specs_are_those_of_the_present_registry() -> None:
         exec(METHOD, namespace)
         assert specs.method("token-length").method is METHODS.resolve("token-length"), "of the function as it is now"
         assert specs.method("token-length") is not first
-    with pytest.raises(cv.UnknownName, match="token-length"):
+    with pytest.raises(UnknownName, match="token-length"):
         specs.method("token-length")

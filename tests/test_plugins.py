@@ -170,7 +170,7 @@ answer = ["token-length" in listed for listed in lists]
 
 
 def test_the_code_of_an_installed_package_is_part_of_what_it_computes(tmp_path: Path) -> None:
-    """Also what its other modules define; what is said of a method changes no number."""
+    """Also what its other modules define; the facts of a method change no number."""
     method = METHOD.replace("layer.x", "halved(layer.x)").replace(
         "import clairvit", "from .sums import halved\nimport clairvit"
     )

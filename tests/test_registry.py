@@ -89,8 +89,10 @@ def test_a_method_of_the_users_own() -> None:
     assert cv.list_methods("mi*") == ["mine"]
     assert cv.parse_method("mine").method.family == "custom"
     model, images = wrapped(KIND), pixels(KIND)
-    made = cv.compare(model, images, ["mine", "mine+skipplus", "mine(power=2)"], target=3)
-    assert all(one.maps.shape[0] == len(images) and bool(one.maps.any()) for one in made.values())
+    comparison = cv.compare(model, images, ["mine", "mine+skipplus", "mine(power=2)"], target=3)
+    assert all(
+        explanation.maps.shape[0] == len(images) and bool(explanation.maps.any()) for explanation in comparison.values()
+    )
     exact, images = double(KIND)
     assert_same(cv.explain(exact, images, "mine", target=3).maps, cv.explain(exact, images, "genatt", target=3).maps)
     register()  # a notebook cell that is run twice

@@ -150,10 +150,10 @@ def tiny() -> cv.Model:
     return wrapped("timm-vit")
 
 
-def interventions(asked: Any = None) -> InterventionScores:
+def interventions(classes: Any = None) -> InterventionScores:
     names = tuple(f"{row}.jpg" for row in range(COUNT))
     sites = (cv.Site(1), cv.Site(0, head=1))
-    return InterventionScores(numbers(COUNT, 5), numbers(COUNT, 5) + 1, sites, names, tiny(), asked, ("a note",))
+    return InterventionScores(numbers(COUNT, 5), numbers(COUNT, 5) + 1, sites, names, tiny(), classes, ("a note",))
 
 
 def index_target() -> ClassIndexTarget:

@@ -75,8 +75,8 @@ def test_four_threads_get_the_maps_of_one(kind: str) -> None:
     model = cv.wrap(module)
 
     def work(number: int) -> list[Tensor]:
-        own = images[number::THREADS]
-        return [cv.explain(model, image, method, target=TARGET).maps for image in own]
+        share = images[number::THREADS]
+        return [cv.explain(model, image, method, target=TARGET).maps for image in share]
 
     with unchanged(module):
         maps = at_once(work)
@@ -133,8 +133,8 @@ def test_models_that_share_a_backbone_wait_for_each_other() -> None:
     models = [cv.wrap(module) for module in modules]
     with unchanged(modules[0]), unchanged(modules[1]):
         maps = at_once(lambda number: [cv.explain(models[number % 2], x, "attnlrp", target=1).maps for x in images])
-    for number, own in enumerate(maps):
-        for ours, theirs in zip(own, expected[number % 2], strict=True):
+    for number, thread_maps in enumerate(maps):
+        for ours, theirs in zip(thread_maps, expected[number % 2], strict=True):
             assert_same(ours, theirs)
 
 

@@ -125,7 +125,7 @@ class Registry(Generic[T]):
 
     def registered_so_far(self, name: str) -> T | None:
         """Return the value of a name of the package, or of what others registered already; import no other package."""
-        self.load_own()
+        self._load(others=False)
         return self._values.get(name)
 
     def registered(self, name: str) -> T | None:
@@ -180,18 +180,15 @@ class Registry(Generic[T]):
             self._values, self._position = values, position
             self._changes += 1
 
-    def load_own(self) -> None:
-        """Import the modules of the package that register values, once; those of other packages are not asked."""
+    def _load(self, others: bool = True) -> None:
+        """Import the modules that register values, once; where `others` is false, none of other packages."""
         if not self._loaded:
             with recorded():  # to nobody: these stay, whoever asked first
                 for module in self._modules:
                     importlib.import_module(module)
             self._loaded = True  # at the end: until then, another thread imports (and waits) too
-
-    def _load(self) -> None:
-        """Import all that registers values, once."""
-        self.load_own()
-        self._load_others()
+        if others:
+            self._load_others()
 
     def __contains__(self, name: object) -> bool:
         self._load()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clairvit._facts import NO_FACTS, Facts
-from clairvit.errors import BadInput, did_you_mean
+from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.option_types import Option
 
 
@@ -107,6 +107,31 @@ def _code(function: Any) -> Any:
     if isinstance(function, functools.partial):
         return function.func, function.args, function.keywords
     return (function.__func__, function.__self__) if inspect.ismethod(function) else function
+
+
+def settled_options(
+    name: str, options: Sequence[Option], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return every option with its value, and those that are not the default.
+
+    Args:
+        name: What has the options.
+        options: What it takes.
+        given: Options by name, checked here; the others have their defaults.
+
+    Raises:
+        UnknownName: An option that it does not have.
+        BadInput: A value that an option cannot have.
+    """
+    by_name = {option.name: option for option in options}
+    defaults = {option.name: option.default for option in options}
+    values = dict(defaults)
+    for key, value in given.items():
+        if key not in by_name:
+            listed = ", ".join(by_name) or "none"
+            raise UnknownName(f"'{name}' has no option '{key}'; it has {listed}.{did_you_mean(key, by_name)}")
+        values[key] = by_name[key].checked(value)
+    return values, changed_options(values, defaults)
 
 
 def changed_options(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,10 +120,15 @@ class Option:
         """What it means; empty where the type does not say."""
         return next((doc.text for doc in _metadata(self.type, Doc)), "")
 
-    @property
+    @functools.cached_property
     def range(self) -> Range | None:
         """The bounds of its number."""
         return next(_metadata(self.type, Range), None)
+
+    @functools.cached_property
+    def words_beside_paths(self) -> tuple[str, ...] | None:
+        """The words of an option that otherwise is a path on this machine; None: it is no path."""
+        return next((path.words for path in _metadata(self.type, LocalPath)), None)
 
     @property
     def alternatives(self) -> list[Any]:
@@ -247,12 +252,8 @@ def check_fields(instance: Any) -> None:
 
 def local_paths(owner: Any, options: Mapping[str, Any]) -> list[str]:
     """Return the options of a function that name a path on this machine: a server does not read these for others."""
-    return [
-        name
-        for name, option in _options_of(owner).items()
-        for path in _metadata(option.type, LocalPath)
-        if name in options and options[name] not in path.words
-    ]
+    words = {name: option.words_beside_paths for name, option in _options_of(owner).items() if name in options}
+    return [name for name, allowed in words.items() if allowed is not None and options[name] not in allowed]
 
 
 def _metadata(hint: Any, kind: type[M]) -> Iterator[M]:

@@ -22,7 +22,7 @@ def refusal(folder: Path, text: str) -> str:
     return str(caught.value).removeprefix(str(folder / "study.toml"))
 
 
-def test_everything_that_can_be_said(tmp_path: Path) -> None:
+def test_every_setting_is_read(tmp_path: Path) -> None:
     text = """
     models = ["pets", {spec = "file:a.safetensors", arch = "timm:vit_tiny", labels = ["a", "b"], pretrained = false}]
     data = [{spec = "pets:/p", split = "test", limit = 3}, {spec = "folder:x", masks = "m", mask_kind = "voc"}]
@@ -57,10 +57,10 @@ def test_one_number_stands_for_three_channels_and_void_pixels_may_count(tmp_path
 
 def test_tables_may_be_written_out_and_one_needs_no_list(tmp_path: Path) -> None:
     text = '[[models]]\nspec = "pets"\n[[models]]\nspec = "timm:a"\nlabels = "names.json"\n[data]\nspec = "folder:x"\n'
-    found = read(tmp_path, text)
-    assert found.models == (ModelConfig("pets"), ModelConfig("timm:a", labels="names.json"))
-    assert found.data == (DataConfig("folder:x"),)
-    assert (found.methods, found.seed) == (None, None)
+    config = read(tmp_path, text)
+    assert config.models == (ModelConfig("pets"), ModelConfig("timm:a", labels="names.json"))
+    assert config.data == (DataConfig("folder:x"),)
+    assert (config.methods, config.seed) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_tables_may_be_written_out_and_one_needs_no_list(tmp_path: Path) -> None
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
-    said = refusal(tmp_path, text)
-    assert said.startswith(f", line {line}: "), said
-    assert words in said
+    message = refusal(tmp_path, text)
+    assert message.startswith(f", line {line}: "), message
+    assert words in message
 
 
 def test_what_is_not_toml_and_what_is_not_there(tmp_path: Path) -> None:

@@ -26,18 +26,18 @@ VALUES = "select image, method, metric, value from results order by all"
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_study_on_a_gpu_has_the_numbers_of_the_cpu(tmp_path: Path, workers: int) -> None:
-    found = {}
+    rows_by_device = {}
     for device in ("cpu", "cuda"):
-        own = study(tmp_path, metrics=("deletion(steps=3)", "sparseness", "faithfulness-correlation(runs=20)"))
+        small_study = study(tmp_path, metrics=("deletion(steps=3)", "sparseness", "faithfulness-correlation(runs=20)"))
         store = Store.open(tmp_path / device)
         engine = in_process if device == "cpu" or workers == 1 else local(workers, device=device)
-        outcome = run_study(own, store, engine, Worker(own.resolved(), device))
+        outcome = run_study(small_study, store, engine, Worker(small_study.resolved(), device))
         assert (outcome.computed, outcome.failed) == (3, ())
-        found[device] = store.query(VALUES)[1]
-    assert [row[:3] for row in found["cuda"]] == [row[:3] for row in found["cpu"]]
-    undefined = [row for row in found["cpu"] if row[3] is None]
-    assert len(undefined) < len(found["cpu"]) / 4
-    for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
+        rows_by_device[device] = store.query(VALUES)[1]
+    assert [row[:3] for row in rows_by_device["cuda"]] == [row[:3] for row in rows_by_device["cpu"]]
+    undefined = [row for row in rows_by_device["cpu"] if row[3] is None]
+    assert len(undefined) < len(rows_by_device["cpu"]) / 4
+    for ours, theirs in zip(rows_by_device["cuda"], rows_by_device["cpu"], strict=True):
         assert (ours[3] is None) == (theirs[3] is None)
         assert theirs[3] is None or ours[3] == pytest.approx(theirs[3], rel=1e-3, abs=1e-4), theirs
 
@@ -45,8 +45,8 @@ def test_a_study_on_a_gpu_has_the_numbers_of_the_cpu(tmp_path: Path, workers: in
 def test_a_study_on_a_gpu_is_the_same_twice(tmp_path: Path) -> None:
     stores = [Store.open(tmp_path / name) for name in ("one", "two")]
     for store in stores:
-        own = study(tmp_path)
-        run_study(own, store, worker=Worker(own.resolved(), "cuda"))
+        small_study = study(tmp_path)
+        run_study(small_study, store, worker=Worker(small_study.resolved(), "cuda"))
     assert table(stores[0]) == table(stores[1])
 
 

@@ -61,10 +61,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Any
 
 
 def deadly(folder: Path, flags: Path, times: int) -> Study:
-    own = study(folder, at_once=3)
-    (model,) = own.models
+    small_study = study(folder, at_once=3)
+    (model,) = small_study.models
     flags.mkdir()
-    return dataclasses.replace(own, models=(Deadly(model.spec, model.arch, flags=str(flags), times=times),))
+    return dataclasses.replace(small_study, models=(Deadly(model.spec, model.arch, flags=str(flags), times=times),))
 
 
 def waited(ready: Callable[[], bool], seconds: float) -> bool:
@@ -138,7 +138,7 @@ if __name__ == "__main__":
 
 
 def children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def alive(pid: int) -> bool:
@@ -198,8 +198,8 @@ def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def interrupted(executor: Executor, after: int, event: Callable[[], None]) -> Executor:
     """Something happens when so many units are done."""
 
-    def run(own: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
-        for number, answer in enumerate(executor(own, units, worker), 1):
+    def run(small_study: Study, units: Iterable[Unit], worker: Worker) -> Iterator[Answer]:
+        for number, answer in enumerate(executor(small_study, units, worker), 1):
             yield answer
             if number == after:
                 event()
@@ -219,9 +219,9 @@ def cluster() -> Iterator[Any]:
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patched.setenv("PYTHONPATH", os.pathsep.join(PATHS))
         patched.setenv("OMP_NUM_THREADS", "1")
-        made = Cluster(initialize_head=True, head_node_args={**FEW, "include_dashboard": False})
-        yield made
-        made.shutdown()
+        ray_cluster = Cluster(initialize_head=True, head_node_args={**FEW, "include_dashboard": False})
+        yield ray_cluster
+        ray_cluster.shutdown()
 
 
 @pytest.mark.ray
@@ -259,7 +259,7 @@ def test_actors_for_which_there_is_no_room_are_not_waited_for(
     store = Store.open(tmp_path / "store")
     with pytest.raises(ClairError, match="Each actor is to have 1 CPU and 64 GPUs"):
         run_study(study(home[0]), store, on_ray(1, address=cluster.address, num_gpus=64))
-    assert [one.name for one in (store.path / "claims").iterdir()] == ["store"]
+    assert [path.name for path in (store.path / "claims").iterdir()] == ["store"]
 
 
 @pytest.mark.ray
@@ -275,7 +275,7 @@ class Nodes:
 
     def __init__(self, *nodes: dict[str, float]) -> None:
         gone = {"Alive": False, "Resources": {"CPU": 9.0, "GPU": 9.0}}
-        self.listed = [*({"Alive": True, "Resources": one} for one in nodes), gone]
+        self.listed = [*({"Alive": True, "Resources": node} for node in nodes), gone]
 
     def nodes(self) -> list[dict[str, Any]]:
         return self.listed

@@ -28,7 +28,7 @@ from clairvit.metrics import registry as metrics
 from clairvit.metrics.own_code import Codes, code_hash, codes_of
 from helpers.small_study import study
 
-OWN = """
+METHODS_SOURCE = """
 import clairvit as cv
 import torch
 from clairvit.methods.aggregation import Total
@@ -80,23 +80,23 @@ def register(source: str) -> types.ModuleType:
     return module
 
 
-def run(own: Study, store: Store) -> tuple[Outcome, list[str]]:
-    """Return the outcome and what was said of changed code."""
+def run(small_study: Study, store: Store) -> tuple[Outcome, list[str]]:
+    """Return the outcome and the notes on changed code."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome = run_study(own, store, worker=Worker(own.resolved()))
+        outcome = run_study(small_study, store, worker=Worker(small_study.resolved()))
     assert outcome.failed == ()
     return outcome, [str(w.message) for w in caught if "code" in str(w.message)]
 
 
-def stored(own: Study, store: Store, outcome: Outcome) -> dict[tuple[str, str], list[float]]:
-    scores = read_scores(store, outcome.plan.hashes[0], "", settings_of(own), outcome.plan.images[0])
+def stored(small_study: Study, store: Store, outcome: Outcome) -> dict[tuple[str, str], list[float]]:
+    scores = read_scores(store, outcome.plan.hashes[0], "", settings_of(small_study), outcome.plan.images[0])
     return {key: score.values.tolist() for key, score in scores.items()}
 
 
-def fresh(own: Study) -> dict[tuple[str, str], list[float]]:
-    worker = Worker(own.resolved())
-    scores = cv.evaluate(worker.model(0), worker.dataset(0), list(METHODS), list(METRICS), seed=own.seed)
+def fresh(small_study: Study) -> dict[tuple[str, str], list[float]]:
+    worker = Worker(small_study.resolved())
+    scores = cv.evaluate(worker.model(0), worker.dataset(0), list(METHODS), list(METRICS), seed=small_study.seed)
     return {key: score.values.tolist() for key, score in scores.items()}
 
 
@@ -107,15 +107,15 @@ def computed_cells(outcome: Outcome) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edited_method_or_metric_is_computed_again_and_nothing_else(tmp_path: Path, edit: str) -> None:
     before, after, changed = EDITS[edit]
-    own = study(tmp_path, images=3, methods=METHODS, metrics=METRICS, at_once=3)
+    small_study = study(tmp_path, images=3, methods=METHODS, metrics=METRICS, at_once=3)
     store = Store.open(tmp_path / "store")
-    register(OWN)
-    first, notes = run(own, store)
+    register(METHODS_SOURCE)
+    first, notes = run(small_study, store)
     assert notes == []
-    assert stored(own, store, first).items() >= fresh(own).items()
-    assert OWN.count(before) == 1
-    register(OWN.replace(before, after))
-    second, notes = run(own, store)
+    assert stored(small_study, store, first).items() >= fresh(small_study).items()
+    assert METHODS_SOURCE.count(before) == 1
+    register(METHODS_SOURCE.replace(before, after))
+    second, notes = run(small_study, store)
     assert notes == [f"The code of '{changed}' changed since the store '{store.path}' got its numbers; computed again."]
     expected = {
         (method, metric)
@@ -124,22 +124,22 @@ def test_an_edited_method_or_metric_is_computed_again_and_nothing_else(tmp_path:
         if changed in (method, metric)
     }
     assert computed_cells(second) == expected
-    assert stored(own, store, second).items() >= fresh(own).items()
-    third, notes = run(own, store)
+    assert stored(small_study, store, second).items() >= fresh(small_study).items()
+    third, notes = run(small_study, store)
     assert (third.plan.units, notes) == ((), [])
-    register(OWN)  # back again: these numbers are still there
-    fourth, notes = run(own, store)
+    register(METHODS_SOURCE)  # back again: these numbers are still there
+    fourth, notes = run(small_study, store)
     assert fourth.plan.units == ()
-    assert stored(own, store, fourth).items() >= fresh(own).items()
+    assert stored(small_study, store, fourth).items() >= fresh(small_study).items()
 
 
 def test_comments_and_line_breaks_are_no_edit(tmp_path: Path) -> None:
-    own = study(tmp_path, images=2, methods=METHODS, metrics=METRICS, at_once=2)
+    small_study = study(tmp_path, images=2, methods=METHODS, metrics=METRICS, at_once=2)
     store = Store.open(tmp_path / "store")
-    register(OWN)
-    run(own, store)
-    register("# moved\n\n\n" + OWN.replace("    return values", "    # as in the paper\n    return values"))
-    outcome, notes = run(own, store)
+    register(METHODS_SOURCE)
+    run(small_study, store)
+    register("# moved\n\n\n" + METHODS_SOURCE.replace("    return values", "    # as in the paper\n    return values"))
+    outcome, notes = run(small_study, store)
     assert (outcome.plan.units, notes) == ((), [])
 
 
@@ -154,7 +154,7 @@ def test_built_in_ones_have_no_code() -> None:
 )
 def test_code_is_seen_through_wrappers(text: str) -> None:
     hashes = []
-    for source in (OWN, OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"), OWN):
+    for source in (METHODS_SOURCE, METHODS_SOURCE.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"), METHODS_SOURCE):
         register(source)
         hashes.append(code_hash(resolve_method(text)))
     assert hashes[0] == hashes[2] != hashes[1] != ""
@@ -198,10 +198,10 @@ def test_a_recursive_function_has_a_hash() -> None:
 
 def test_numbers_of_a_store_that_kept_no_code_are_computed_again(tmp_path: Path) -> None:
     """A store of an earlier version: its parts have no column `code`, and built-in cells stay done."""
-    own = study(tmp_path, images=3, methods=METHODS, metrics=METRICS, at_once=3)
+    small_study = study(tmp_path, images=3, methods=METHODS, metrics=METRICS, at_once=3)
     store = Store.open(tmp_path / "store")
-    register(OWN)
-    run(own, store)
+    register(METHODS_SOURCE)
+    run(small_study, store)
     for part in store.parts()[0]:
         table = parquet.read_table(part).drop_columns(["code"])
         part.unlink()
@@ -213,50 +213,50 @@ def test_numbers_of_a_store_that_kept_no_code_are_computed_again(tmp_path: Path)
     del document["codes"]
     (store.path / "store.json").write_text(json.dumps(document), encoding="utf-8")
     assert len(store.cells()) == 3 * 4 * 2  # readable as ever
-    register(OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
-    outcome, notes = run(own, store)
+    register(METHODS_SOURCE.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
+    outcome, notes = run(small_study, store)
     assert [note.partition("by which code")[2] for note in notes] == [
         " the numbers of 'own-norm' were computed; computed again.",
         " the numbers of 'own-share' were computed; computed again.",
     ]
     assert ("raw-attention", "sparseness") not in computed_cells(outcome)
-    assert stored(own, store, outcome).items() >= fresh(own).items()
+    assert stored(small_study, store, outcome).items() >= fresh(small_study).items()
     assert store.compact() > 0
-    assert stored(own, store, outcome).items() >= fresh(own).items()
+    assert stored(small_study, store, outcome).items() >= fresh(small_study).items()
 
 
 def test_a_cache_that_a_method_fills_is_no_edit_while_it_runs(tmp_path: Path) -> None:
-    source = OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 2.0\nSEEN = {}").replace(
+    source = METHODS_SOURCE.replace("SHARPNESS = 2.0", "SHARPNESS = 2.0\nSEEN = {}").replace(
         "    return values **", "    SEEN[len(SEEN)] = 1\n    return values **"
     )
-    own = study(tmp_path, images=4, methods=METHODS, metrics=METRICS, at_once=1)
+    small_study = study(tmp_path, images=4, methods=METHODS, metrics=METRICS, at_once=1)
     register(source)
-    outcome, notes = run(own, Store.open(tmp_path / "store"))
+    outcome, notes = run(small_study, Store.open(tmp_path / "store"))
     assert (outcome.computed, notes) == (4, [])
 
 
 def test_a_worker_with_other_code_computes_nothing(tmp_path: Path) -> None:
-    register(OWN)
-    own = study(tmp_path, images=2, methods=METHODS, metrics=METRICS, at_once=2).resolved()
-    plan, worker = plan_study(own, None)
-    register(OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
-    worker.study = pickle.loads(pickle.dumps(own))  # as a worker of another process has it
+    register(METHODS_SOURCE)
+    small_study = study(tmp_path, images=2, methods=METHODS, metrics=METRICS, at_once=2).resolved()
+    plan, worker = plan_study(small_study, None)
+    register(METHODS_SOURCE.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
+    worker.study = pickle.loads(pickle.dumps(small_study))  # as a worker of another process has it
     with pytest.raises(ClairError, match="The code of 'own-norm' is another one here than where the study was planned"):
         worker.rows(plan.units[0])
 
 
 def test_shards_of_own_methods_are_merged_and_what_is_missing_is_known(tmp_path: Path) -> None:
-    own = study(tmp_path, images=3, methods=METHODS, metrics=METRICS, at_once=1)
-    register(OWN)
+    small_study = study(tmp_path, images=3, methods=METHODS, metrics=METRICS, at_once=1)
+    register(METHODS_SOURCE)
     store, other = (Store.open(tmp_path / name) for name in ("store", "other"))
-    outcome, _ = run(own, other)
+    outcome, _ = run(small_study, other)
     assert store.merge(other) > 0
     assert store.codes() == other.codes() != Codes()
-    assert run(own, store)[0].plan.units == ()
-    plan = StoredPlan.of(own.resolved(), outcome.plan)
+    assert run(small_study, store)[0].plan.units == ()
+    plan = StoredPlan.of(small_study.resolved(), outcome.plan)
     assert find_missing(plan, store.cells()) == []
-    register(OWN.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
-    store.add_codes(own.resolved(), codes_of(METHODS, METRICS))
+    register(METHODS_SOURCE.replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
+    store.add_codes(small_study.resolved(), codes_of(METHODS, METRICS))
     (missing,) = find_missing(plan, store.cells())
     assert {method for _, named, _ in missing.missing_scores for method in named} == {"own-norm"}
 
@@ -282,16 +282,16 @@ if __name__ == "__main__":
 def test_worker_processes_compute_edited_code_again(tmp_path: Path) -> None:
     """As users do it: a file of own methods is edited, and the same script runs again, with a worker process."""
     tests = str(Path(__file__).parents[1])
-    script, own = tmp_path / "run.py", tmp_path / "own_methods.py"
+    script, methods_file = tmp_path / "run.py", tmp_path / "own_methods.py"
     script.write_text(SCRIPT.format(tests=tests, folder=str(tmp_path), methods=METHODS, metrics=METRICS))
 
     def run_script() -> tuple[str, str]:
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=True)
         return done.stdout.strip(), done.stderr
 
-    own.write_text(textwrap.dedent(OWN))
+    methods_file.write_text(textwrap.dedent(METHODS_SOURCE))
     assert run_script()[0] == "2 2 0"
-    own.write_text(textwrap.dedent(OWN).replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
+    methods_file.write_text(textwrap.dedent(METHODS_SOURCE).replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
     output, errors = run_script()
     assert output == "2 2 0"
     assert "The code of 'own-norm' changed" in errors

@@ -37,13 +37,13 @@ def study(**others: Any) -> Study:
     return Study((ModelConfig("pets"),), (DataConfig("folder:x"),), **usual | others).resolved()
 
 
-def planned(own: Study, marks: Sequence[str], done: frozenset[Cell] = frozenset(), weights: str = "w") -> Plan:
-    return make_plan(own, [weights], [dataset(marks)], done)
+def planned(small_study: Study, marks: Sequence[str], done: frozenset[Cell] = frozenset(), weights: str = "w") -> Plan:
+    return make_plan(small_study, [weights], [dataset(marks)], done)
 
 
-def cells(own: Study, plan: Plan) -> list[Cell]:
+def cells(small_study: Study, plan: Plan) -> list[Cell]:
     return [
-        Cell(unit.weights, mark, method, metric, settings_of(own), unit.image_set)
+        Cell(unit.weights, mark, method, metric, settings_of(small_study), unit.image_set)
         for unit in plan.units
         for mark in unit.image_hashes
         for method in unit.methods
@@ -52,64 +52,66 @@ def cells(own: Study, plan: Plan) -> list[Cell]:
 
 
 def test_every_cell_is_in_one_unit() -> None:
-    own = study()
-    plan = planned(own, "abcde")
+    small_study = study()
+    plan = planned(small_study, "abcde")
     assert [unit.rows for unit in plan.units] == [(0, 1), (2, 3), (4,)]
-    assert own.methods == ("legrad", "rollout", "random", "center")
-    found = cells(own, plan)
-    assert len(found) == len(set(found)) == plan.cells == 5 * 4 * 2
+    assert small_study.methods == ("legrad", "rollout", "random", "center")
+    plan_cells = cells(small_study, plan)
+    assert len(plan_cells) == len(set(plan_cells)) == plan.cells == 5 * 4 * 2
     assert plan.done == 0
     assert plan.images == (tuple((f"{mark}.png", mark) for mark in "abcde"),)
 
 
 def test_what_is_done_is_not_planned() -> None:
-    own = study()
-    everything = frozenset(cells(own, planned(own, "abcde")))
-    again = planned(own, "abcde", everything)
+    small_study = study()
+    everything = frozenset(cells(small_study, planned(small_study, "abcde")))
+    again = planned(small_study, "abcde", everything)
     assert (again.units, again.done, again.cells) == ((), 40, 40)
 
 
 def test_images_that_move_to_other_units_are_not_computed_again() -> None:
-    own = study()
-    everything = frozenset(cells(own, planned(own, "abcde")))
-    assert planned(own, "edcba", everything).units == ()
-    assert planned(own, "bde", everything).units == ()
+    small_study = study()
+    everything = frozenset(cells(small_study, planned(small_study, "abcde")))
+    assert planned(small_study, "edcba", everything).units == ()
+    assert planned(small_study, "bde", everything).units == ()
     assert planned(study(at_once=5), "abcde", everything).units == ()
-    (more,) = planned(own, "xabcde", everything).units
+    (more,) = planned(small_study, "xabcde", everything).units
     assert (more.image_hashes, more.rows) == (("x",), (0,))
 
 
 def test_an_image_that_changed_is_computed_alone() -> None:
-    own = study()
-    everything = frozenset(cells(own, planned(own, "abcde")))
-    plan = planned(own, "abXde", everything)
-    assert [(unit.rows, unit.methods, unit.metrics) for unit in plan.units] == [((2,), own.methods, own.metrics)]
+    small_study = study()
+    everything = frozenset(cells(small_study, planned(small_study, "abcde")))
+    plan = planned(small_study, "abXde", everything)
+    assert [(unit.rows, unit.methods, unit.metrics) for unit in plan.units] == [
+        ((2,), small_study.methods, small_study.metrics)
+    ]
     assert plan.done == 32
 
 
 def test_a_method_or_metric_that_is_added_is_computed_alone() -> None:
-    own = study()
-    everything = frozenset(cells(own, planned(own, "abcde")))
+    small_study = study()
+    everything = frozenset(cells(small_study, planned(small_study, "abcde")))
     more = study(methods=("legrad", "rollout", "genatt"))
     assert {(unit.methods, unit.metrics) for unit in planned(more, "abcde", everything).units} == {
-        (("genatt",), own.metrics)
+        (("genatt",), small_study.metrics)
     }
     more = study(metrics=("deletion", "sparseness", "complexity"))
     assert {(unit.methods, unit.metrics) for unit in planned(more, "abcde", everything).units} == {
-        (own.methods, ("complexity",))
+        (small_study.methods, ("complexity",))
     }
     both = study(methods=("legrad", "genatt"), metrics=("deletion", "complexity"))
-    found = cells(both, planned(both, "ab", everything))
-    assert len(found) == len(set(found)) == 2 * (4 * 1 + 1 * 1)
-    assert not set(found) & everything
+    plan_cells = cells(both, planned(both, "ab", everything))
+    assert len(plan_cells) == len(set(plan_cells)) == 2 * (4 * 1 + 1 * 1)
+    assert not set(plan_cells) & everything
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"target": "label"}, {"maps": "abs"}])
 def test_what_a_number_depends_on_is_in_its_cell(change: dict[str, Any]) -> None:
-    own = study()
-    everything = frozenset(cells(own, planned(own, "ab")))
+    small_study = study()
+    everything = frozenset(cells(small_study, planned(small_study, "ab")))
     assert planned(study(**change), "ab", everything).done == 0
-    assert planned(own, "ab", everything, weights="other").done == 0
+    assert planned(small_study, "ab", everything, weights="other").done == 0
 
 
 @pytest.mark.parametrize(
@@ -127,13 +129,13 @@ def test_a_unit_has_another_key_if_any_of_its_numbers_may_differ(change: dict[st
 
 @pytest.mark.parametrize("metric", ["grid-pointing-game", "part-completeness"])
 def test_a_metric_of_a_whole_set_is_of_that_set_only(metric: str) -> None:
-    own = study(metrics=("sparseness", metric))
-    plan = planned(own, "abcde")
+    small_study = study(metrics=("sparseness", metric))
+    plan = planned(small_study, "abcde")
     (whole,) = (unit for unit in plan.units if unit.image_set)
     assert (whole.rows, whole.metrics) == ((0, 1, 2, 3, 4), (metric,))
-    everything = frozenset(cells(own, plan))
-    assert planned(own, "abcde", everything).units == ()
-    (again,) = planned(own, "abcd", everything).units  # its scores of five images are no scores of four
+    everything = frozenset(cells(small_study, plan))
+    assert planned(small_study, "abcde", everything).units == ()
+    (again,) = planned(small_study, "abcd", everything).units  # its scores of five images are no scores of four
     assert (again.rows, again.metrics) == ((0, 1, 2, 3), (metric,))
 
 
@@ -144,13 +146,13 @@ def test_an_image_that_is_not_there_costs_only_itself(error: Exception) -> None:
             raise error
         return "abc"[row]
 
-    own = study()
+    small_study = study()
     there = dataclasses.replace(dataset("abc"), content_hash=mark)
-    plan = make_plan(own, ["w"], [there], frozenset())
-    everything = frozenset(cells(own, plan))
-    assert make_plan(own, ["w"], [there], everything).units == ()
-    (found,) = make_plan(own, ["w"], [dataset("abc")], everything).units  # now it is there
-    assert found.image_hashes == ("b",)
+    plan = make_plan(small_study, ["w"], [there], frozenset())
+    everything = frozenset(cells(small_study, plan))
+    assert make_plan(small_study, ["w"], [there], everything).units == ()
+    (unit,) = make_plan(small_study, ["w"], [dataset("abc")], everything).units  # now it is there
+    assert unit.image_hashes == ("b",)
 
 
 def test_the_hash_of_a_model_is_of_all_that_decides_what_it_says() -> None:
@@ -167,18 +169,21 @@ def test_the_hash_of_a_model_is_of_all_that_decides_what_it_says() -> None:
 
 
 def test_names_that_are_files_are_still_names(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = study()
-    before = planned(own, "ab")
+    small_study = study()
+    before = planned(small_study, "ab")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").write_text("weights")
-    (tmp_path / settings_of(own)).write_text("settings")
-    assert planned(own, "ab") == before
+    (tmp_path / settings_of(small_study)).write_text("settings")
+    assert planned(small_study, "ab") == before
 
 
 def test_the_cost_is_of_maps_and_metrics() -> None:
     assert forwards_of(["legrad"], ["sparseness"]) == 1
-    one, two = forwards_of(["legrad"], ["deletion(steps=4)"]), forwards_of(["legrad", "rollout"], ["deletion(steps=4)"])
-    assert two - 1 == 2 * (one - 1) > 0
+    one_method, two_methods = (
+        forwards_of(["legrad"], ["deletion(steps=4)"]),
+        forwards_of(["legrad", "rollout"], ["deletion(steps=4)"]),
+    )
+    assert two_methods - 1 == 2 * (one_method - 1) > 0
     unit, *_ = planned(study(), "abc").units
     assert unit.forwards == 2 * forwards_of(study().methods, study().metrics)
 

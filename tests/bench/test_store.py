@@ -24,9 +24,9 @@ def unit(key: str = "k1", marks: tuple[str, str] = ("a", "b")) -> Unit:
     return Unit(key, "w", 0, 0, (0, 1), marks, ("legrad",), ("deletion",), 2)
 
 
-def rows(own: Unit, value: float = 0.5) -> list[dict[str, Any]]:
-    shared = {"unit": own.key, "model_hash": "w", "settings": "s", "method": "legrad", "metric": "deletion"}
-    return [{**shared, "image_hash": mark, "value": value, "y": [0.0, value]} for mark in own.image_hashes]
+def rows(work_unit: Unit, value: float = 0.5) -> list[dict[str, Any]]:
+    shared = {"unit": work_unit.key, "model_hash": "w", "settings": "s", "method": "legrad", "metric": "deletion"}
+    return [{**shared, "image_hash": mark, "value": value, "y": [0.0, value]} for mark in work_unit.image_hashes]
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def test_what_is_written_is_read(store: Store) -> None:
 def test_a_store_remembers_each_study_once(store: Store) -> None:
     store.add_study(STUDY)
     store.add_study(STUDY)
-    (found,) = store.studies()
-    assert found["methods"] == ["legrad"]
+    (study,) = store.studies()
+    assert study["methods"] == ["legrad"]
 
 
 @pytest.mark.parametrize("harm", ["a bit", "the end", "everything", "another"])
@@ -122,8 +122,8 @@ def test_a_cell_that_two_studies_computed_at_once_is_seen_once(store: Store) -> 
     """Cut in other units, so that neither knew of the other's claims."""
     store.write(unit("k1"), rows(unit("k1")))
     store.write(unit("k2", ("b", "c")), rows(unit("k2", ("b", "c"))))
-    found = store.query("select image_hash, unit from results order by all")[1]
-    assert found == [("a", "k1"), ("b", "k1"), ("c", "k2")]
+    stored_rows = store.query("select image_hash, unit from results order by all")[1]
+    assert stored_rows == [("a", "k1"), ("b", "k1"), ("c", "k2")]
 
 
 def test_a_store_may_be_shared(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_store_may_be_shared(tmp_path: Path) -> None:
 
 def test_a_failure_is_kept_until_it_works(store: Store) -> None:
     store.write_failure(unit(), "out of luck")
-    (found,) = store.failures()
-    assert (found["unit"], found["error"], found["rows"]) == ("k1", "out of luck", [0, 1])
+    (failure,) = store.failures()
+    assert (failure["unit"], failure["error"], failure["rows"]) == ("k1", "out of luck", [0, 1])
     store.write(unit(), rows(unit()))
     assert store.failures() == []
 
@@ -323,8 +323,8 @@ def test_a_wrong_query_says_what_there_is(store: Store) -> None:
 def filled(store: Store, count: int = 5) -> list[tuple[Any, ...]]:
     """Write so many units of two cells and return all rows."""
     for number in range(count):
-        own = unit(f"k{number}", (f"a{number}", f"b{number}"))
-        store.write(own, rows(own, number / 8))
+        work_unit = unit(f"k{number}", (f"a{number}", f"b{number}"))
+        store.write(work_unit, rows(work_unit, number / 8))
     return contents(store)
 
 
@@ -344,8 +344,8 @@ def test_compacted_parts_have_the_same_rows_and_units(store: Store) -> None:
     assert store.cells() == cells == {Cell("w", f"{m}{n}", "legrad", "deletion", "s") for m in "ab" for n in range(5)}
     assert all(store.has(unit(f"k{number}")) for number in range(5))
     assert not store.has(unit("k5"))
-    own = unit("k9", ("x", "y"))
-    store.write(own, rows(own))
+    work_unit = unit("k9", ("x", "y"))
+    store.write(work_unit, rows(work_unit))
     assert store.compact(rows=100) == 3, "what was compacted before is compacted again with what is new"
     (name,) = part_names(store)
     assert name.startswith("units-")
@@ -388,11 +388,11 @@ def test_a_query_whose_parts_are_compacted_meanwhile_reads_the_large_file(
     before, kept, calls = filled(store), Store.parts, []
 
     def listed_then_compacted(self: Store) -> Any:
-        found = kept(self)
-        calls.append(len(found[0]))
+        listing = kept(self)
+        calls.append(len(listing[0]))
         if len(calls) == 1:
             Store(self.path).compact()  # by another process, between the listing and the query
-        return found
+        return listing
 
     monkeypatch.setattr(Store, "parts", listed_then_compacted)
     assert sorted(store.query("select unit, image_hash, value, y from results")[1]) == before
@@ -418,8 +418,8 @@ def test_compacted_stores_merge_and_copies_are_kept_once(tmp_path: Path) -> None
     filled(second)
     first.compact()
     assert first.merge(second) == 0, "its units are in the large file"
-    own = unit("k7", ("x", "y"))
-    second.write(own, rows(own))
+    work_unit = unit("k7", ("x", "y"))
+    second.write(work_unit, rows(work_unit))
     assert first.merge(second) == 1
     second.compact()
     assert first.merge(second) == 0

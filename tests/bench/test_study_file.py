@@ -79,7 +79,7 @@ def test_what_a_study_names_not_is_the_default_of_the_command_line() -> None:
         study_of(StudyConfig(data=study.data, methods=()))
 
 
-def test_what_is_said_beside_the_file_wins_and_zero_is_said() -> None:
+def test_options_beside_the_file_win_also_where_they_are_zero() -> None:
     config = StudyConfig(data=(DataConfig("scenes:9", limit=5),), methods=("rollout",), seed=7, maps="abs")
     study = study_of(config, StudyConfig(seed=0, limit=2, metrics=("sparseness",)))
     assert (study.seed, study.data[0].limit, study.methods, study.maps) == (0, 2, ("rollout",), "abs")

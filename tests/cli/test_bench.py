@@ -41,15 +41,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: Captured, *arguments: str, status: int = 0) -> str:
+def output_of(capsys: Captured, *arguments: str, status: int = 0) -> str:
     assert main(["bench", *arguments]) == status
     return capsys.readouterr().out
 
 
 def answer(capsys: Captured, *arguments: str, status: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said(capsys, *arguments, "--json", status=status))
-    assert (found["command"], bool(found["clairvit"])) == ("bench", True)
-    return found
+    document: dict[str, Any] = json.loads(output_of(capsys, *arguments, "--json", status=status))
+    assert (document["command"], bool(document["clairvit"])) == ("bench", True)
+    return document
 
 
 def refusal(capsys: Captured, *arguments: str) -> str:
@@ -75,7 +75,7 @@ def file(**others: str) -> Path:
 
 
 def test_the_plan_is_shown_and_nothing_is_done(capsys: Captured) -> None:
-    shown = said(capsys, *USUAL, "--plan")
+    shown = output_of(capsys, *USUAL, "--plan")
     assert "0 of 48 cells are done already; 1 unit to do, about " in shown
     assert not Path("store").exists()
     plan = answer(capsys, *USUAL, "--plan")["plan"]
@@ -85,23 +85,23 @@ def test_the_plan_is_shown_and_nothing_is_done(capsys: Captured) -> None:
     assert plan["forwards"] == share["forwards"] > 6
 
 
-def test_a_study_is_run_shown_and_asked(capsys: Captured) -> None:
-    shown = said(capsys, *USUAL)
+def test_a_study_is_run_shown_and_queried(capsys: Captured) -> None:
+    shown = output_of(capsys, *USUAL)
     assert shown.index("The plan") < shown.index("6 images, file:tiny.safetensors") < shown.index("1 unit was computed")
     assert "legrad" in shown
     assert "random (baseline)" in shown
-    again = said(capsys, *USUAL, "--plan")
+    again = output_of(capsys, *USUAL, "--plan")
     assert "48 of 48 cells are done already; nothing is left to do." in again
 
     sql = (
         "select method, count(*) n, avg(value) a, null b from results where metric = 'sparseness' group by 1 order by 1"
     )
-    shown = said(capsys, "--out", "store", "--sql", sql)
+    shown = output_of(capsys, "--out", "store", "--sql", sql)
     assert "4 rows" in shown
     assert "raw-attention" in shown
-    found = answer(capsys, "--out", "store", "--sql", sql)
-    assert found["columns"] == ["method", "n", "a", "b"]
-    assert [row[:2] for row in found["rows"]] == [["center", 6], ["legrad", 6], ["random", 6], ["raw-attention", 6]]
+    document = answer(capsys, "--out", "store", "--sql", sql)
+    assert document["columns"] == ["method", "n", "a", "b"]
+    assert [row[:2] for row in document["rows"]] == [["center", 6], ["legrad", 6], ["random", 6], ["raw-attention", 6]]
     odd = answer(capsys, "--out", "store", "--sql", "select 'nan'::double, 1.5::decimal(3, 1), [1.0, 'inf'::double]")
     assert odd["rows"] == [[None, "1.5", [1.0, None]]]
 
@@ -111,16 +111,18 @@ def test_the_table_is_of_this_study_whatever_else_is_in_the_store(capsys: Captur
     assert everything["images"] == [f"{n % 3}/{n:03}.png" for n in (0, 3, 1, 4, 2, 5)]
     few = answer(capsys, *ARCH, *DATA, "--out", "store", "--method", "legrad", "--metric", "sparseness", "--limit", "3")
     assert few["computed"] == 0
-    (found,) = few["results"]
-    assert len(found["images"]) == 3
-    assert [(one["method"], one["baseline"]) for one in found["scores"]] == [
+    (result,) = few["results"]
+    assert len(result["images"]) == 3
+    assert [(score["method"], score["baseline"]) for score in result["scores"]] == [
         ("legrad", False),
         ("random", True),
         ("center", True),
     ]
-    (whole,) = (one for one in everything["scores"] if (one["method"], one["metric"]) == ("legrad", "sparseness"))
+    (whole,) = (
+        score for score in everything["scores"] if (score["method"], score["metric"]) == ("legrad", "sparseness")
+    )
     values = dict(zip(everything["images"], whole["values"], strict=True))
-    assert found["scores"][0]["values"] == [values[image] for image in found["images"]]
+    assert result["scores"][0]["values"] == [values[image] for image in result["images"]]
 
 
 def test_a_file_says_the_same_as_options_and_options_win(capsys: Captured) -> None:
@@ -136,7 +138,7 @@ def test_a_file_says_the_same_as_options_and_options_win(capsys: Captured) -> No
     assert (plan["cells"], plan["done"]) == (12, 0)
     other = ("--model", "pets", "--data", "folder:photos/1,folder:photos/2")
     shares = answer(capsys, str(file()), "--out", "store", *other, "--plan")["plan"]["shares"]
-    assert [(one["model"], one["data"], one["images"]) for one in shares] == [
+    assert [(share["model"], share["data"], share["images"]) for share in shares] == [
         ("pets", "folder:photos/1", 2),
         ("pets", "folder:photos/2", 2),
     ]
@@ -151,7 +153,7 @@ def test_options_keep_the_other_keys_of_a_data_set_in_the_file() -> None:
 def test_an_architecture_is_of_the_files_among_the_models(capsys: Captured) -> None:
     arguments = ("--model", "pets,file:tiny.safetensors", *ARCH[2:], *DATA, *QUICK, "--out", "store", "--plan")
     shares = answer(capsys, *arguments)["plan"]["shares"]
-    assert [one["model"] for one in shares] == ["pets", "file:tiny.safetensors"]
+    assert [share["model"] for share in shares] == ["pets", "file:tiny.safetensors"]
 
 
 def test_all_methods_are_those_that_are_not_slow(capsys: Captured) -> None:
@@ -184,7 +186,7 @@ def test_a_unit_that_fails_is_named_and_the_next_run_tries_it_again(
     assert answer(capsys, *arguments)["computed"] == 1
 
 
-def test_what_is_left_out_is_said(capsys: Captured) -> None:
+def test_what_is_left_out_is_reported(capsys: Captured) -> None:
     Path("photos/1/001.png").write_text("no picture")
     arguments = (*ARCH, *DATA, "--method", "legrad,cam", "--metric", "sparseness", "--out", "store")
     assert main(["bench", *arguments]) == 2
@@ -198,7 +200,7 @@ def test_what_is_left_out_is_said(capsys: Captured) -> None:
     assert "Left out cam: 'cam' is defined for models whose head reads" in shown
 
 
-def test_what_is_odd_about_a_folder_is_said_once(home: Path, capsys: Captured) -> None:
+def test_what_is_odd_about_a_folder_is_reported_once(home: Path, capsys: Captured) -> None:
     """Too few masks and too many, one of another size, a class without images: the rest is scored."""
     (home / "photos" / "empty").mkdir()
     (home / "masks").mkdir()
@@ -250,7 +252,7 @@ def test_one_unreadable_image_of_three_hundred_costs_only_itself(home: Path, cap
 
 
 def test_a_store_of_another_version_is_refused_and_left_alone(home: Path, capsys: Captured) -> None:
-    said(capsys, *USUAL)
+    output_of(capsys, *USUAL)
     about = home / "store" / "store.json"
     about.write_text(about.read_text().replace('"format": 1', '"format": 99'))
     before = {path: path.stat().st_mtime_ns for path in (home / "store").rglob("*")}
@@ -266,7 +268,7 @@ def test_quiet_prints_nothing(capsys: Captured) -> None:
 
 
 def test_a_damaged_part_is_named(capsys: Captured) -> None:
-    said(capsys, *USUAL)
+    output_of(capsys, *USUAL)
     (part,) = Path("store/parts").iterdir()
     part.write_bytes(part.read_bytes()[:100])
     assert main(["bench", *USUAL]) == 0
@@ -313,7 +315,7 @@ def test_mistakes_in_the_file_have_a_line(capsys: Captured) -> None:
 
 
 def test_a_wrong_query_says_what_there_is(capsys: Captured) -> None:
-    said(capsys, *USUAL)
+    output_of(capsys, *USUAL)
     assert "The table is 'results' with the columns unit, model" in refusal(
         capsys, "--out", "store", "--sql", "select valeu from results"
     )
@@ -329,15 +331,15 @@ def test_ray_gives_the_same_table(home: Path, capsys: Captured, monkeypatch: pyt
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     arguments = (str(file(at_once="2")), "--out")
     alone = answer(capsys, *arguments, "alone")
-    found = answer(capsys, *arguments, "store", "--engine", "ray", "--workers", "1")
-    assert (found["computed"], found["failed"]) == (3, [])
-    values = [[one["values"] for one in run["results"][0]["scores"]] for run in (found, alone)]
+    document = answer(capsys, *arguments, "store", "--engine", "ray", "--workers", "1")
+    assert (document["computed"], document["failed"]) == (3, [])
+    values = [[score["values"] for score in run["results"][0]["scores"]] for run in (document, alone)]
     assert values[0] == values[1]
     assert table(Store.open("store")) == table(Store.open("alone"))
     assert not ray.is_initialized()
     assert answer(capsys, *arguments, "store", "--engine", "ray", "--workers", "1")["computed"] == 0
-    said = refusal(capsys, *arguments, "new", "--engine", "ray", "--address", "127.0.0.1:1", "--quiet")
-    assert "There is no Ray cluster at address '127.0.0.1:1'" in said
+    message = refusal(capsys, *arguments, "new", "--engine", "ray", "--address", "127.0.0.1:1", "--quiet")
+    assert "There is no Ray cluster at address '127.0.0.1:1'" in message
 
 
 def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> None:
@@ -361,7 +363,7 @@ def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> Non
     assert running.returncode == 130
     assert errors.splitlines()[-1] == "clairvit: stopped; what was written until now is complete."
     assert "Traceback" not in errors
-    assert [one.name for one in Path("store/claims").iterdir()] == ["store"]
+    assert [claim.name for claim in Path("store/claims").iterdir()] == ["store"]
     left = answer(capsys, *options[:-2], "--plan")["plan"]
     assert 0 < left["units"] < 6
     assert left["done"] > 0
@@ -371,13 +373,13 @@ def test_progress_and_means_are_logged_and_parts_compacted(home: Path, capsys: C
     logged: list[tuple[dict[str, float], int]] = []
     with LOGGERS.restored():
         run_logger("fake")(lambda place: FunctionLogger(lambda *step: logged.append(step), lambda: None))
-        said(capsys, *USUAL, "--log", "fake", "--quiet")
+        output_of(capsys, *USUAL, "--log", "fake", "--quiet")
         assert "There is no logger 'fak'. Did you mean 'fake'" in refusal(capsys, *USUAL, "--log", "fak")
     assert [values["study/units"] for values, _ in logged[:-1]] == [float(step) for _, step in logged[:-1]] == [1.0]
     means = answer(capsys, "--out", "store", "--sql", "select method, avg(value) from results group by all")["rows"]
     assert len(means) == 4
     assert len(logged[-1][0]) == 8, "every method and baseline by every metric"
-    assert json.loads(said(capsys, "--out", "store", "--compact", "--json"))["parts"] == 1
+    assert json.loads(output_of(capsys, "--out", "store", "--compact", "--json"))["parts"] == 1
 
 
 def test_a_log_says_now_and_then_how_far_it_is() -> None:
@@ -417,7 +419,7 @@ def test_a_study_at_a_url_goes_on_where_it_was(capsys: Captured) -> None:
         again = answer(capsys, *arguments)
         assert memory.find("/bucket/study/parts") == parts
         assert again["results"] == first["results"]
-        counted = said(capsys, "--out", "memory://bucket/study", "--sql", "select count(*) from results")
+        counted = output_of(capsys, "--out", "memory://bucket/study", "--sql", "select count(*) from results")
         assert "0" not in counted.split()
     finally:
         memory.store.clear()

@@ -27,8 +27,8 @@ QUICK = ("--method", "rollout,genatt+skipplus", "--metric", METRIC)
 
 
 def stored(path: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return document
 
 
 def refusal(capsys: Captured, *arguments: str) -> str:
@@ -50,7 +50,7 @@ def test_a_ranking_and_its_recipe(capsys: Captured) -> None:
     files = [f"photos/cat{number}.png" for number in range(3)]
     pick = cv.choose(cv.load("pets"), files, ["rollout", "genatt+skipplus"], [METRIC])
     for row in pick.ranking:
-        (line,) = [one for one in printed.splitlines() if one.split()[:2] == [str(row.rank), row.method]]
+        (line,) = [row_text for row_text in printed.splitlines() if row_text.split()[:2] == [str(row.rank), row.method]]
         assert f"{row.mean:.3g} ± {row.standard_error:.2g}" in line
         assert math.isnan(row.interval[0]), "three images have no interval"
         assert ("●" in line) == row.is_pareto_optimal
@@ -69,42 +69,42 @@ def test_a_ranking_and_its_recipe(capsys: Captured) -> None:
 
 
 def test_the_best_start_is_shown_and_kept(capsys: Captured) -> None:
-    asked = ["--method", "rollout", "--metric", "insertion-deletion(steps=1)", "--tune-start", "focusvit"]
-    assert main(["choose", "photos/cat0.png", *asked]) == 0
+    options = ["--method", "rollout", "--metric", "insertion-deletion(steps=1)", "--tune-start", "focusvit"]
+    assert main(["choose", "photos/cat0.png", *options]) == 0
     printed = capsys.readouterr().out
     again = stored("recipe.json")
     (tuned,) = again["tuned"]
     assert len(tuned["curve"]) == 12
     assert again["starts"] == {"focusvit": tuned["method"]}
     assert "focusvit from each layer on" in printed
-    for one in tuned["curve"]:
-        (line,) = [row for row in printed.splitlines() if row.split()[:2] == [str(one["start"]), one["method"]]]
-        assert f"{one['mean']:.3g}" in line
-        assert ("best" in line) == (one["start"] == tuned["best"])
-        assert ("ceil(L/2)" in line) == (one["start"] == 6)
+    for point in tuned["curve"]:
+        (line,) = [row for row in printed.splitlines() if row.split()[:2] == [str(point["start"]), point["method"]]]
+        assert f"{point['mean']:.3g}" in line
+        assert ("best" in line) == (point["start"] == tuned["best"])
+        assert ("ceil(L/2)" in line) == (point["start"] == 6)
 
 
 def test_json_for_machines(capsys: Captured) -> None:
     assert main(["choose", "photos", *QUICK, "--out", "new/best.json", "--json", "--limit", "2", "--seed", "3"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["command"] == "choose"
-    assert found["best"] == stored("new/best.json")["method"] == found["ranking"][0]["method"]
-    assert found["clear"] is False
-    assert len(found["images"]) == 2
-    assert found["files"] == ["new/best.json"]
-    assert {row["method"] for row in found["ranking"]} == {"rollout", "genatt+skipplus", "random", "center"}
-    assert found["seed"] == 3
-    assert found["answer"][0].startswith("No significant winner: ")
-    assert found["failed"] == []
+    document = json.loads(capsys.readouterr().out)
+    assert document["command"] == "choose"
+    assert document["best"] == stored("new/best.json")["method"] == document["ranking"][0]["method"]
+    assert document["clear"] is False
+    assert len(document["images"]) == 2
+    assert document["files"] == ["new/best.json"]
+    assert {row["method"] for row in document["ranking"]} == {"rollout", "genatt+skipplus", "random", "center"}
+    assert document["seed"] == 3
+    assert document["answer"][0].startswith("No significant winner: ")
+    assert document["failed"] == []
 
 
 def test_what_to_type_next_can_be_typed(capsys: Captured) -> None:
     weights(Path("tiny.safetensors"))
     model = ["--model", "file:tiny.safetensors", "--arch", f"timm:{ARCHITECTURE}", "--labels", "a cat,b,c"]
     assert main(["choose", "photos", *QUICK, *model]) == 0
-    said = capsys.readouterr().out.partition("use it by: ")[2].strip()
-    assert said.startswith("clairvit explain IMAGE ")
-    _, *typed = ["photos/cat0.png" if part == "IMAGE" else part for part in shlex.split(said)]
+    command = capsys.readouterr().out.partition("use it by: ")[2].strip()
+    assert command.startswith("clairvit explain IMAGE ")
+    _, *typed = ["photos/cat0.png" if part == "IMAGE" else part for part in shlex.split(command)]
     assert main(typed) == 0
 
 
@@ -121,19 +121,19 @@ def test_masks_and_another_ranking(capsys: Captured) -> None:
         picture = Image.new("L", size)
         picture.paste(1, (0, 0, size[0] // 2, 300))
         picture.save(f"masks/cat{number}.png")
-    asked = ["--method", "rollout", "--metric", f"{METRIC},ap", "--masks", "masks", "--by", "ap"]
-    assert main(["choose", "photos", *asked]) == 0
+    options = ["--method", "rollout", "--metric", f"{METRIC},ap", "--masks", "masks", "--by", "ap"]
+    assert main(["choose", "photos", *options]) == 0
     assert stored("recipe.json")["by"] == "ap"
     assert "faithfulness, localisation and cost" in " ".join(capsys.readouterr().out.split())
 
 
 def test_masks_that_do_not_match(capsys: Captured) -> None:
-    """One of another size, one that is missing, then none at all: said, and nothing is chosen by nothing."""
+    """One of another size, one that is missing, then none at all: an error, and nothing is chosen."""
     Path("masks").mkdir()
     Image.new("L", (451, 300), 1).save("masks/cat0.png")
     Image.new("L", (10, 7), 1).save("masks/cat1.png")
-    asked = ["choose", "photos", "--method", "rollout", "--metric", f"{METRIC},ap", "--masks", "masks"]
-    assert main(asked) == 2
+    arguments = ["choose", "photos", "--method", "rollout", "--metric", f"{METRIC},ap", "--masks", "masks"]
+    assert main(arguments) == 2
     printed, errors = capsys.readouterr()
     assert "1 of 2 images have no mask, so no ap: photos/cat2.png." in " ".join(printed.split())
     assert "1 of 3 could not be scored" in errors
@@ -141,8 +141,8 @@ def test_masks_that_do_not_match(capsys: Captured) -> None:
     Path("recipe.json").unlink()
     for name in ("cat0", "cat1"):
         Path(f"masks/{name}.png").rename(f"masks/other-{name}.png")
-    said = refusal(capsys, *asked, "--by", "ap")
-    assert "None of the 2 masks in 'masks' is called like one of the 3 images; expected 'cat0.png'" in said
+    message = refusal(capsys, *arguments, "--by", "ap")
+    assert "None of the 2 masks in 'masks' is called like one of the 3 images; expected 'cat0.png'" in message
     assert not Path("recipe.json").exists()
 
 
@@ -222,11 +222,11 @@ def test_explain_follows_what_was_chosen(capsys: Captured) -> None:
     assert main(["choose", "photos", "--method", "rollout", "--metric", METRIC, "--quiet"]) == 0
     assert main(["explain", "photos", "--recipe", "recipe.json", "--json"]) == 0
     printed, errors = capsys.readouterr()
-    assert [one["method"] for one in json.loads(printed)["results"]] == ["rollout"] * 3
+    assert [result["method"] for result in json.loads(printed)["results"]] == ["rollout"] * 3
     assert errors == ""  # the same weights: nothing to warn of
 
 
-def test_other_weights_are_said_once(capsys: Captured) -> None:
+def test_other_weights_are_reported_once(capsys: Captured) -> None:
     assert main(["explain", "photos", "--recipe", written(), "--batch-size", "1", "--quiet"]) == 0
     errors = capsys.readouterr().err
     assert errors.count("The recipe was made for pets (weights 000000000000)") == 1
@@ -237,10 +237,10 @@ def test_m_auto_reads_the_recipe(capsys: Captured) -> None:
     path = written(starts={"focusvit": "focusvit(m=9)"})
     assert main(["explain", "demo", "--method", "focusvit(m=auto)", "--recipe", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["method"] == "focusvit(m=9)"
-    said = refusal(capsys, "explain", "demo", "--method", "focusvit(m=auto)")
-    assert "clairvit choose IMAGES --tune-start focusvit --out recipe.json" in said
-    said = refusal(capsys, "explain", "demo", "--method", "rollout", "--recipe", path)
-    assert "'rollout' and a recipe for 'rollout' were given; expected one of the two" in said
+    message = refusal(capsys, "explain", "demo", "--method", "focusvit(m=auto)")
+    assert "clairvit choose IMAGES --tune-start focusvit --out recipe.json" in message
+    message = refusal(capsys, "explain", "demo", "--method", "rollout", "--recipe", path)
+    assert "'rollout' and a recipe for 'rollout' were given; expected one of the two" in message
     assert "cannot be read: No such file" in refusal(capsys, "explain", "demo", "--recipe", "none.json")
 
 

@@ -225,9 +225,9 @@ def test_all_one_trace_methods_share_their_passes_family_by_family(photos: Path,
     run = [resolve_method(name).method for name in result["methods"]]
     skipped = {"cam"}  # the built-in model reads a class token
     assert {method.name for method in run} == {method.name for method in list_methods() if not method.slow} - skipped
-    own = sum((method.own_cost(**method.options) for method in run), Cost())
+    total = sum((method.own_cost(**method.options) for method in run), Cost())
     tables = {table for method in run for table in method.tables}
-    assert (own.forwards, own.backwards) == (0, 0), "the others are slow and left out"
+    assert (total.forwards, total.backwards) == (0, 0), "the others are slow and left out"
     assert (result["cost"]["forwards"], result["cost"]["backwards"]) == (1, len(tables))
     families = [record["family"] for record in result["methods"].values()]
     assert [families[place] for place in by_family(families)] == families
@@ -302,9 +302,9 @@ def test_heads_of_a_method_that_has_none_are_the_attentions(photos: Path, capsys
 def test_several_images_keep_their_own_heads(photos: Path) -> None:
     assert main(["explain", "photos", "--method", "genatt", "--heads", "--out", "all.npz", "-q"]) == 0
     assert main(["explain", "photos/more", "--method", "genatt", "--heads", "--out", "one.npz", "-q"]) == 0
-    with np.load(photos / "all.npz") as both, np.load(photos / "one.npz") as one:
-        assert_same(both["heads"][:, :, 1:], one["heads"])
-        assert_same(both["fused_whole"][:, 1:], one["fused_whole"])
+    with np.load(photos / "all.npz") as both, np.load(photos / "one.npz") as arrays:
+        assert_same(both["heads"][:, :, 1:], arrays["heads"])
+        assert_same(both["fused_whole"][:, 1:], arrays["fused_whole"])
 
 
 def test_class_names_are_listed(capsys: Captured) -> None:
@@ -322,7 +322,7 @@ def test_class_names_are_listed(capsys: Captured) -> None:
 def test_a_method_says_what_its_options_take(capsys: Captured) -> None:
     assert main(["methods", "rollout", "--json"]) == 0
     (rollout,) = json.loads(capsys.readouterr().out)
-    assert rollout["choices"]["normalise"] == "rows | none | columns"
+    assert rollout["choices"]["normalise"] == "rows | none"
     assert rollout["choices"]["start_layer"] == "whole number"
     assert main(["methods", "--json"]) == 0
     for method in json.loads(capsys.readouterr().out):

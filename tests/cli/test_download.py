@@ -22,20 +22,20 @@ COMMANDS = {
 def test_what_is_not_there_is_asked_for(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[Path] = []
+    requested_roots: list[Path] = []
 
     def no_network(root: Path, **_: object) -> None:
-        asked.append(root)
+        requested_roots.append(root)
         raise URLError("no route to host")
 
     monkeypatch.setattr(torchvision.datasets, "OxfordIIITPet", no_network)
     monkeypatch.chdir(tmp_path)
     assert main(COMMANDS[name]) == 2
     assert "or let it be downloaded there (--download)." in capsys.readouterr().err
-    assert asked == []
+    assert requested_roots == []
     assert main([*COMMANDS[name], "--download"]) == 2
     assert "Oxford-IIIT Pet could not be downloaded (URLError" in capsys.readouterr().err
-    assert asked == [Path("new")]
+    assert requested_roots == [Path("new")]
 
 
 def test_images_of_ones_own_are_not_downloaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

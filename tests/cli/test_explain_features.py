@@ -44,6 +44,6 @@ def test_several_targets_have_the_features_once(photos: Path) -> None:
 
 def test_attention_on_a_cnn_is_refused_in_a_sentence(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "demo", *RESNET, "--method", "rollout"]) != 0
-    said = capsys.readouterr().err
-    assert "no attention" in said
-    assert "gradcam" in said
+    error_output = capsys.readouterr().err
+    assert "no attention" in error_output
+    assert "gradcam" in error_output

@@ -72,8 +72,8 @@ def test_killed_after_an_epoch_and_typed_again_it_ends_with_the_same_bytes(photo
     here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(cv.__file__).parent.parent)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=here) as run:
         assert run.stderr is not None
-        for said in run.stderr:
-            if "epoch 2:" in said:
+        for line in run.stderr:
+            if "epoch 2:" in line:
                 run.kill()
                 break
         assert run.wait() == -9
@@ -98,13 +98,13 @@ def test_the_json_document_says_what_was_done_and_the_file_loads_by_itself(capsy
     assert main(["finetune", "photos", *TINY, *SHAPE, "--epochs", "6", "--held-out", "0.25", "--json"]) == 0
     printed, errors = capsys.readouterr()
     assert errors == ""
-    found = json.loads(printed)
-    assert found["command"] == "finetune"
-    assert found["classes"] == ["blue", "green", "red"]
-    assert (found["images"], found["validation_images"]) == (18, 6)
-    assert len(found["epochs"]) <= 6
-    assert found["accuracy"] == max(epoch["accuracy"] for epoch in found["epochs"])
-    model = cv.load(f"file:{found['file']}")
+    document = json.loads(printed)
+    assert document["command"] == "finetune"
+    assert document["classes"] == ["blue", "green", "red"]
+    assert (document["images"], document["validation_images"]) == (18, 6)
+    assert len(document["epochs"]) <= 6
+    assert document["accuracy"] == max(epoch["accuracy"] for epoch in document["epochs"])
+    model = cv.load(f"file:{document['file']}")
     assert model.labels == ("blue", "green", "red")
     assert model.preprocess.resize == 36
     assert cv.explain(model, "photos/red/0.png", "legrad").maps.shape == (1, 4, 4)
@@ -131,8 +131,8 @@ def test_what_is_printed_names_the_best_epoch_and_the_next_step(capsys: Captured
 def test_a_recipe_has_a_name_and_options_change_it(capsys: Captured) -> None:
     arguments = ["finetune", "photos", *TINY, *SHAPE, "--epochs", "1", "--json", "--out"]
     rates = []
-    for own in (["a.safetensors"], ["b.safetensors", "--warmup", "0"]):
-        assert main([*arguments, *own]) == 0
+    for options in (["a.safetensors"], ["b.safetensors", "--warmup", "0"]):
+        assert main([*arguments, *options]) == 0
         rates.append(json.loads(capsys.readouterr().out)["epochs"][0]["rate"])
     assert rates[0] < rates[1], "still rising in the first epoch"
     assert "Choose one of: default, focusvit." in refusal(capsys, "photos", *TINY, *SHAPE, "--recipe", "vit")
@@ -145,11 +145,11 @@ def test_train_and_val_folders_are_taken_as_they_are(photos: Path, capsys: Captu
     for name, colour in COLOURS.items():
         make(photos / "all" / "val" / name, colour, 2)
     assert main(["finetune", "all", *TINY, *SHAPE, "--epochs", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["images"], found["validation_images"]) == (24, 6)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["images"], document["validation_images"]) == (24, 6)
 
 
-def test_an_image_that_cannot_be_read_is_left_out_and_said_at_the_end(photos: Path, capsys: Captured) -> None:
+def test_an_image_that_cannot_be_read_is_left_out_and_reported_at_the_end(photos: Path, capsys: Captured) -> None:
     (photos / "photos" / "red" / "3.png").write_bytes(b"nothing")
     assert main(["finetune", "photos", *TINY, *SHAPE, "--epochs", "1"]) == 2
     printed, errors = capsys.readouterr()
@@ -171,10 +171,10 @@ def test_a_data_set_is_trained_on_its_own_training_split(photos: Path, capsys: C
     (photos / "set" / "annotations" / "trainval.txt").write_text("\n".join(lines[:6] + lines[8:14]))
     (photos / "set" / "annotations" / "test.txt").write_text("\n".join(lines[6:8] + lines[14:]))
     assert main(["finetune", "pets:set", *TINY, *SHAPE, "--epochs", "8", "--rotation", "0", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["classes"] == ["Abyssinian", "Beagle"]
-    assert (found["images"], found["validation_images"]) == (10, 2)
-    assert found["accuracy"] == 1.0
+    document = json.loads(capsys.readouterr().out)
+    assert document["classes"] == ["Abyssinian", "Beagle"]
+    assert (document["images"], document["validation_images"]) == (10, 2)
+    assert document["accuracy"] == 1.0
 
 
 def test_a_data_set_with_a_validation_split_is_validated_on_it(photos: Path) -> None:
@@ -211,8 +211,8 @@ def test_mistakes_are_one_sentence(photos: Path, capsys: Captured) -> None:
 
 
 def test_options_of_the_model_are_read_as_what_they_are() -> None:
-    found = read_options(" patch_size=8, qk_norm=True,mlp_ratio=2.5,global_pool=avg ")
-    assert found == {"patch_size": 8, "qk_norm": True, "mlp_ratio": 2.5, "global_pool": "avg"}
+    options = read_options(" patch_size=8, qk_norm=True,mlp_ratio=2.5,global_pool=avg ")
+    assert options == {"patch_size": 8, "qk_norm": True, "mlp_ratio": 2.5, "global_pool": "avg"}
     assert read_options("") == {}
     with pytest.raises(BadInput, match="NAME=VALUE"):
         read_options("depth=")

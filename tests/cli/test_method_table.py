@@ -31,11 +31,11 @@ def test_there_is_one_row_for_each_method_family_by_family() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: cells(row)[0].split("`")[1])
 def test_every_cell_is_filled(row: str) -> None:
-    found = cells(row)
-    assert len(found) == 6
-    assert all(found)
-    assert re.fullmatch(r"`[^`]+`(<br>layers: .+)?", found[1]), "a formula as code"
-    assert re.fullmatch(r"(signed|not negative|signed with `relu=False`)(; the same for all classes)?", found[2])
+    columns = cells(row)
+    assert len(columns) == 6
+    assert all(columns)
+    assert re.fullmatch(r"`[^`]+`(<br>layers: .+)?", columns[1]), "a formula as code"
+    assert re.fullmatch(r"(signed|not negative|signed with `relu=False`)(; the same for all classes)?", columns[2])
 
 
 def test_what_papers_disagree_about_is_in_the_details() -> None:

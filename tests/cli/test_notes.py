@@ -1,4 +1,4 @@
-"""What is odd about a folder (an empty class, images without masks, masks of nobody) is said by every command."""
+"""What is odd about a folder (an empty class, images without masks, masks of no image) is noted by every command."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def test_a_note_of_the_library_is_printed_in_terms_of_commands(capsys: pytest.Ca
 
 def test_masks_and_images_that_do_not_match(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BENCH, "--masks", "masks"]) == 0
-    said = capsys.readouterr().err
+    error_output = capsys.readouterr().err
     assert (
-        "note: 5 of 6 images have no mask in 'masks': 'cat/cat1.png', 'cat/cat2.png', 'dog/dog0.png' and 2 more" in said
+        "note: 5 of 6 images have no mask in 'masks': 'cat/cat1.png', 'cat/cat2.png', 'dog/dog0.png' and 2 more"
+        in error_output
     )
-    assert "note: 1 of 2 masks in 'masks' belong to no image: 'fox7.png'." in said
+    assert "note: 1 of 2 masks in 'masks' belong to no image: 'fox7.png'." in error_output

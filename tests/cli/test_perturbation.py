@@ -21,8 +21,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_samples_and_removal_reach_the_method(capsys: Captured) -> None:
-    asked = ["--method", "lime", "--samples", "30", "--removal", "black", "--seed", "5", "--json"]
-    assert main(["explain", "demo", *asked, *SMALL]) == 0
+    options = ["--method", "lime", "--samples", "30", "--removal", "black", "--seed", "5", "--json"]
+    assert main(["explain", "demo", *options, *SMALL]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["method"] == "lime(removal=black,samples=30)"
     assert (result["seed"], result["score"]) == (5, "prob")
@@ -52,7 +52,7 @@ def test_methods_without_the_option_say_which_they_have(capsys: Captured) -> Non
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         ("--removal", "blurr", "Did you mean 'blur'?"),
         ("--autocast", "int8", "autocast='int8' was given; expected bfloat16 or float16"),
@@ -60,9 +60,9 @@ def test_methods_without_the_option_say_which_they_have(capsys: Captured) -> Non
         ("--batch-size", "0", "greater than or equal to 1"),
     ],
 )
-def test_bad_values_are_refused(option: str, value: str, said: str, capsys: Captured) -> None:
+def test_bad_values_are_refused(option: str, value: str, message: str, capsys: Captured) -> None:
     assert main(["explain", "demo", "--method", "lime", option, value]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_compare_hands_options_to_the_methods_that_have_them() -> None:
@@ -83,7 +83,7 @@ def test_rougher_passes_give_about_the_same_map(capsys: Captured) -> None:
     for rough in ([], ["--autocast", "bf16"]):
         assert main(["explain", "demo", "--method", "lime(samples=200,cells=7)", "--json", *rough]) == 0
         maps.append(json.loads(capsys.readouterr().out)["results"][0]["maps"][0])
-    one, other = ([value for row in found for value in row] for found in maps)
-    assert one != other
-    spread = max(one) - min(one)
-    assert max(abs(a - b) for a, b in zip(one, other, strict=True)) < 0.1 * spread
+    exact_values, rough_values = ([value for row in rows for value in row] for rows in maps)
+    assert exact_values != rough_values
+    spread = max(exact_values) - min(exact_values)
+    assert max(abs(a - b) for a, b in zip(exact_values, rough_values, strict=True)) < 0.1 * spread

@@ -1,4 +1,4 @@
-"""Preprocessing on the command line and in study files: stated, said, kept in results; which images are read."""
+"""Preprocessing on the command line and in study files: stated, printed, kept in results; which images are read."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_explain_keeps_preprocessing_and_weights(capsys: Captured, here: Path) -
 def test_compare_evaluate_and_choose_keep_them_too(capsys: Captured, here: Path) -> None:
     options = [*MODEL, *STATED]
     (compared,) = printed(capsys, "compare", "photos/0/000.png", *options, "--method", "ixg,saliency")["results"]
-    assert {json.dumps(one["preprocess"]) for one in compared["methods"].values()} == {json.dumps(SEEN)}
+    assert {json.dumps(method["preprocess"]) for method in compared["methods"].values()} == {json.dumps(SEEN)}
     scored = printed(capsys, "evaluate", "photos", *options, "--method", "ixg", "--metric", "sparseness")
     assert scored["preprocess"] == SEEN
     assert scored["assumptions"] == []
@@ -98,7 +98,7 @@ def test_compare_evaluate_and_choose_keep_them_too(capsys: Captured, here: Path)
 def test_the_command_that_choose_prints_has_the_options(capsys: Captured) -> None:
     arguments = ["choose", "photos", *MODEL, *STATED, "--method", "ixg,saliency", "--metric", "sparseness"]
     assert main(arguments) == 0
-    (line,) = (one for one in capsys.readouterr().out.splitlines() if "use it by: " in one)
+    (line,) = (text for text in capsys.readouterr().out.splitlines() if "use it by: " in text)
     command = line.partition("use it by: clairvit ")[2].replace("IMAGE", "photos/0/000.png").split()
     assert command[command.index("--mean") + 1] == "0.485,0.456,0.406"
     assert main(command) == 0
@@ -206,10 +206,10 @@ def test_finetune_trains_with_the_mean_it_is_given_and_writes_it(capsys: Capture
     assert (model.activation, model.activation_reason) == ("softmax", "the weights file states it")
 
 
-# said -----------------------------------------------------------------------------------------------------------------
+# printed --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_assumed_is_said_once(capsys: Captured) -> None:
+def test_what_was_assumed_is_reported_once(capsys: Captured) -> None:
     assert main(["explain", "photos", *MODEL, "--method", "ixg"]) == 0
     out, errors = capsys.readouterr()
     assert out.count("were assumed: timm's for test_vit") == 1
@@ -231,7 +231,7 @@ def test_pets_is_found_by_its_name(capsys: Captured) -> None:
     assert "pets" in out
     assert "37 breeds" in out
     document = printed(capsys, "models", "scene*")
-    assert [one["name"] for one in document] == ["scenes"]
+    assert [entry["name"] for entry in document] == ["scenes"]
     assert sources.sources("timm:pets") == []
 
 
@@ -265,7 +265,7 @@ def test_hidden_folders_and_files_are_skipped_by_every_command(capsys: Captured,
     (here / "labels.json").write_text('["0", "1", "2"]')
     model = [*MODEL, "--labels", "labels.json"]
     explained = printed(capsys, "explain", "photos", *model, "--method", "ixg", "--out", "maps")
-    names = sorted(one["image"] for one in explained["results"])
+    names = sorted(result["image"] for result in explained["results"])
     assert names == [f"photos/{number % 3}/{number:03}.png" for number in (0, 3, 1, 4, 2, 5)]
     by_label = ["--truth", "folders", "--target", "label", "--method", "ixg", "--metric", "sparseness"]
     assert sorted(printed(capsys, "evaluate", "photos", *model, *by_label)["images"]) == names

@@ -38,7 +38,7 @@ def test_one_page_is_written(store: Store, tmp_path: Path, capsys: pytest.Captur
     file = tmp_path / "pages" / "v1.2.html"
     assert main(["report", str(store.path), "--out", str(file)]) == 0
     assert capsys.readouterr().out == f"Wrote {file}\n"
-    assert [one.name for one in file.parent.iterdir()] == ["v1.2.html"]
+    assert [path.name for path in file.parent.iterdir()] == ["v1.2.html"]
     page = Reader(file.read_text(encoding="utf-8"))
     assert page.all("img")
     assert "legrad" in page.section("Ranking")
@@ -48,16 +48,16 @@ def test_one_page_is_written(store: Store, tmp_path: Path, capsys: pytest.Captur
 def test_all_formats_have_the_same_numbers(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["report", str(store.path), "--out", str(tmp_path / "r.html"), "--format", "html,md,csv", "--json"]
     assert main(command) == 0
-    said = json.loads(capsys.readouterr().out)
-    files = {Path(file).name for file in said["files"]}
-    assert files == {one.name for one in tmp_path.iterdir()}
+    document = json.loads(capsys.readouterr().out)
+    files = {Path(file).name for file in document["files"]}
+    assert files == {path.name for path in tmp_path.iterdir()}
     assert {"r.html", "r.md", "r-ranking.csv", "r-classes.csv", "r-agreement.csv", "r-cost.csv"} <= files
     with (tmp_path / "r-ranking.csv").open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
-    assert [float(row["mean"]) for row in rows] == [record["mean"] for record in said["tables"]["ranking"]]
+    assert [float(row["mean"]) for row in rows] == [record["mean"] for record in document["tables"]["ranking"]]
     assert "| legrad |" in (tmp_path / "r.md").read_text(encoding="utf-8")
-    assert said["command"] == "report"
-    assert said["store"] == str(store.path)
+    assert document["command"] == "report"
+    assert document["store"] == str(store.path)
 
 
 def test_what_out_ends_in_decides_and_a_folder_gets_report_html(store: Store, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_report_without_images_is_still_a_report(
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--format", "htlm"], "There is no format 'htlm'; expected html, md, csv. Did you mean 'html'"),
         (["--format", ","], "No format was given; write e.g. --format html,csv."),
@@ -91,10 +91,10 @@ def test_a_report_without_images_is_still_a_report(
     ],
 )
 def test_what_cannot_be_written_is_refused(
-    store: Store, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    store: Store, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(store.path), *more]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,8 +57,8 @@ def refusal(capsys: Captured, *arguments: str) -> str:
 
 def document(capsys: Captured, *arguments: str) -> dict[str, Any]:
     assert main(["reproduce", *arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
 
 
 # --check
@@ -69,17 +69,17 @@ def test_check_needs_no_data(name: str, capsys: Captured) -> None:
     assert main(["reproduce", name, "--check"]) == 0
     printed, errors = capsys.readouterr()
     findings = find_paper(name).check()
-    held = sum(one.holds for one in findings)
+    held = sum(finding.holds for finding in findings)
     assert f"{held} of {len(findings)} hold when computed again" in printed
     assert printed.count("NO ") >= len(findings) - held
     assert errors == ""
 
 
 def test_check_as_json(capsys: Captured) -> None:
-    found = document(capsys, "cmi", "--check")
-    assert found["paper"] == "cmi"
-    assert [one["holds"] for one in found["check"]] == [True] * 5
-    assert "0.38245" in found["check"][2]["seen"]
+    content = document(capsys, "cmi", "--check")
+    assert content["paper"] == "cmi"
+    assert [check["holds"] for check in content["check"]] == [True] * 5
+    assert "0.38245" in content["check"][2]["seen"]
 
 
 # Runs
@@ -128,12 +128,12 @@ def test_without_out_nothing_is_kept(folder: Path, capsys: Captured) -> None:
 def test_quiet_and_json(capsys: Captured) -> None:
     assert main(["reproduce", "cmi", *DATA, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
-    found = document(capsys, "cmi", *DATA)
-    assert found["numbers_on"] == "11 images"
-    assert [row["method"] for row in found["rows"]][:2] == ["Attention Rollout", "Gradient Attention Rollout"]
-    assert found["rows"][0]["cells"]["FAF"]["paper"] == pytest.approx(0.38245, abs=1e-5)
-    assert found["claims"][0]["comparisons"] == 2
-    assert found["differences"]
+    content = document(capsys, "cmi", *DATA)
+    assert content["numbers_on"] == "11 images"
+    assert [row["method"] for row in content["rows"]][:2] == ["Attention Rollout", "Gradient Attention Rollout"]
+    assert content["rows"][0]["cells"]["FAF"]["paper"] == pytest.approx(0.38245, abs=1e-5)
+    assert content["claims"][0]["comparisons"] == 2
+    assert content["differences"]
 
 
 def test_a_paper_without_numbers_has_one_row_a_method(capsys: Captured) -> None:
@@ -152,10 +152,10 @@ def test_another_method_and_a_torn_image(folder: Path, capsys: Captured) -> None
     arguments = ["reproduce", "joita", *DATA, "--method", "LeGrad=ixg", "--out", "kept", "--json"]
     assert main(arguments) == 2
     printed, errors = capsys.readouterr()
-    found = json.loads(printed)
-    assert found["images"] == 2
-    assert next(row for row in found["rows"] if row["method"] == "LeGrad")["ours"] == "ixg"
-    assert "1.png" in found["failed"][0]
+    content = json.loads(printed)
+    assert content["images"] == 2
+    assert next(row for row in content["rows"] if row["method"] == "LeGrad")["ours"] == "ixg"
+    assert "1.png" in content["failed"][0]
     assert "some numbers could not be computed" in errors
     assert (folder / "kept" / "joita.md").exists()
 
@@ -189,9 +189,9 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
 
     square = np.zeros((SIZE, SIZE), dtype=np.uint8)
     square[8:16, 8:16] = 255
-    found = places.Foreground(Image.fromarray(square), (("cat", 0.9),))
+    foreground = places.Foreground(Image.fromarray(square), (("cat", 0.9),))
     monkeypatch.setattr(places, "load_detector", lambda *_, **__: Detector(nn.Identity(), "tiny", ("cat",)))
-    monkeypatch.setattr(places, "foreground", lambda *_, **__: found)
+    monkeypatch.setattr(places, "foreground", lambda *_, **__: foreground)
     wish = ReproductionConfig(find_paper("cmi"), ModelConfig("tiny"), DataConfig("folder:photos", limit=2))
     shown = detected_data(wish, Annotations(masks="mask-rcnn"), wrapped("timm-vit"))
     other = detected_data(wish, Annotations(masks="mask-rcnn(score=0.7)"), wrapped("timm-vit"))

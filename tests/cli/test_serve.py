@@ -26,7 +26,7 @@ def test_without_its_extra_it_says_what_to_type(
     assert 'type: pip install "clairvit[web]", or in' in message
 
 
-def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 2
@@ -34,7 +34,7 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no such machine"])
-def test_a_host_that_is_not_this_machine_is_told(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_that_is_not_this_machine_is_an_error(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--host", host, "--port", "0"]) == 2
     assert "--host 127.0.0.1 is this machine" in capsys.readouterr().err
 
@@ -52,9 +52,9 @@ def test_a_short_token_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_labels_are_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "-m", "pets", "-m", "timm:vit_tiny_patch16_224", "--labels", "a,b"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "one by one" in said
-    assert "-m mymodels:first -m mymodels:second" in said
+    text = " ".join(capsys.readouterr().err.split())
+    assert "one by one" in text
+    assert "-m mymodels:first -m mymodels:second" in text
 
 
 HANGING = """
@@ -80,17 +80,17 @@ def test_it_serves_until_it_is_stopped_in_the_middle_of_work() -> None:
     ) as server:
         try:
             assert server.stdout is not None
-            found = re.search(r"Open (http://127\.0\.0\.1:\d+/)#token=(\S+)", server.stdout.readline())
-            assert found is not None
-            address, token = found.groups()
+            match = re.search(r"Open (http://127\.0\.0\.1:\d+/)#token=(\S+)", server.stdout.readline())
+            assert match is not None
+            address, token = match.groups()
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(f"{address}api/models", timeout=120)
-            asked = urllib.request.Request(f"{address}api/models", headers={"Authorization": f"Bearer {token}"})
-            with urllib.request.urlopen(asked, timeout=120) as reply:
+            http_request = urllib.request.Request(f"{address}api/models", headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(http_request, timeout=120) as reply:
                 assert b"pets" in reply.read()
-            zero = urllib.request.Request(f"{address}api/explain", b"method=vanilla", dict(asked.header_items()))
+            zero = urllib.request.Request(f"{address}api/explain", b"method=vanilla", dict(http_request.header_items()))
             with urllib.request.urlopen(zero, timeout=120) as reply:
-                assert b"zero everywhere" in reply.read()  # told to whom it concerns, and not to the terminal
+                assert b"zero everywhere" in reply.read()  # in the reply, and not on the terminal
             slow = subprocess.Popen(
                 [sys.executable, "-c", HANGING, f"{address}api/explain", token], stdout=subprocess.PIPE, text=True
             )

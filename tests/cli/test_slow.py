@@ -22,14 +22,14 @@ WINDOWS = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
 
 def test_all_is_all_but_the_slow_ones() -> None:
     assert "attention-flow" in SLOW
-    wanted = [str(spec) for spec in resolve_methods("all")]
-    assert sorted(wanted) == sorted(OTHERS)
+    expanded = [str(spec) for spec in resolve_methods("all")]
+    assert sorted(expanded) == sorted(OTHERS)
     assert left_out(["all"]) == {name: f"it is slow; --method all,{name} adds it." for name in SLOW}
 
 
 def test_slow_ones_come_by_name() -> None:
-    wanted = [str(spec) for spec in resolve_methods("all", "attention-flow")]
-    assert sorted(wanted) == sorted([*OTHERS, "attention-flow"])
+    expanded = [str(spec) for spec in resolve_methods("all", "attention-flow")]
+    assert sorted(expanded) == sorted([*OTHERS, "attention-flow"])
     families = [spec.method.family for spec in resolve_methods("all", "attention-flow")]
     assert families == sorted(families, key=list(dict.fromkeys(families)).index), "among its family"
     assert "attention-flow" not in left_out(["all", "attention-flow"])

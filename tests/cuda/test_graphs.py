@@ -76,15 +76,15 @@ def test_which_methods_can_be_captured(methods: list[str], capturable: bool) -> 
 
 @pytest.mark.usefixtures("on_cuda")
 def test_graphs_are_switched_off_inside_a_with_alone() -> None:
-    asked = request("genatt")
+    graph_request = request("genatt")
     with without_cuda_graphs():
-        assert not asked.is_capturable
+        assert not graph_request.is_capturable
         with ThreadPoolExecutor() as pool:
-            assert pool.submit(lambda: asked.is_capturable).result(), "another thread is not affected"
+            assert pool.submit(lambda: graph_request.is_capturable).result(), "another thread is not affected"
         with contextlib.suppress(KeyError), without_cuda_graphs():
             raise KeyError
-        assert not asked.is_capturable
-    assert asked.is_capturable
+        assert not graph_request.is_capturable
+    assert graph_request.is_capturable
 
 
 @pytest.mark.usefixtures("on_cuda")
@@ -93,10 +93,10 @@ def test_nothing_is_captured_while_a_function_mode_is_active() -> None:
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
-    asked = request("genatt")
-    assert asked.is_capturable
+    graph_request = request("genatt")
+    assert graph_request.is_capturable
     with PassThrough():
-        assert not asked.is_capturable
+        assert not graph_request.is_capturable
 
 
 def test_requests_that_run_other_operations_have_other_keys() -> None:
@@ -160,23 +160,23 @@ def test_the_state_of_a_module_changes_with_what_a_graph_depends_on() -> None:
     assert module_state(module) != state
 
 
-def run_once(cache: GraphCache, asked: PassesRequest) -> None:
+def run_once(cache: GraphCache, requested: PassesRequest) -> None:
     recording: Any = SimpleNamespace(calls=(), structure=SimpleNamespace(written=frozenset()))
-    cache.count(asked, class_agnostic_target(2), recording, {})
+    cache.count(requested, class_agnostic_target(2), recording, {})
 
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
     """A cache whose captures are plain objects that hold 1 byte."""
-    made: list[Any] = []
+    captured: list[Any] = []
 
-    def capture(asked: PassesRequest, target: Any, results: Any, structure: Any) -> Any:
-        state = module_state(asked.model.module, structure.written)
-        graph = SimpleNamespace(memory=1, pixels=asked.pixels, state=state, structure=structure)
+    def capture(requested: PassesRequest, target: Any, results: Any, structure: Any) -> Any:
+        state = module_state(requested.model.module, structure.written)
+        graph = SimpleNamespace(memory=1, pixels=requested.pixels, state=state, structure=structure)
         graph.replay = lambda _: SimpleNamespace(
-            number=len(made), results={}, checks=[], recording=None, structure_holds=lambda: True
+            number=len(captured), results={}, checks=[], recording=None, structure_holds=lambda: True
         )
-        made.append(graph)
+        captured.append(graph)
         return graph
 
     monkeypatch.setattr(cuda_graphs, "capture_graph", capture)
@@ -186,48 +186,48 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
 
 
 def test_a_graph_is_captured_after_some_runs_and_replayed(cache: GraphCache) -> None:
-    asked = request("genatt")
+    graph_request = request("genatt")
     for _ in range(EAGER_RUNS):
-        assert cache.replay(asked) is None
-        run_once(cache, asked)
+        assert cache.replay(graph_request) is None
+        run_once(cache, graph_request)
         assert len(cache) == 0
-    run_once(cache, asked)
+    run_once(cache, graph_request)
     assert len(cache) == 1
-    assert getattr(cache.replay(asked), "number", None) == 1
+    assert getattr(cache.replay(graph_request), "number", None) == 1
 
 
 def test_large_layers_are_not_captured(cache: GraphCache) -> None:
     call, _ = attention_call(1, 2, 1200, width=8)  # A takes more than two tiles of 4 MiB
     recording: Any = SimpleNamespace(calls=(call,))
-    asked = request("genatt")
+    graph_request = request("genatt")
     for _ in range(EAGER_RUNS + 3):
-        cache.count(asked, class_agnostic_target(2), recording, {})
+        cache.count(graph_request, class_agnostic_target(2), recording, {})
     assert len(cache) == 0
 
 
 def test_a_graph_of_a_module_that_changed_is_dropped(cache: GraphCache) -> None:
     model = small_model()
-    asked = request("genatt", model=model)
+    graph_request = request("genatt", model=model)
     for _ in range(EAGER_RUNS + 1):
-        run_once(cache, asked)
+        run_once(cache, graph_request)
     handle = model.module.register_forward_hook(lambda *_: None)
-    assert cache.replay(asked) is None
+    assert cache.replay(graph_request) is None
     assert len(cache) == 0
     handle.remove()
 
 
 def test_graphs_within_the_memory_are_kept_and_those_that_made_room_wait_longer(cache: GraphCache) -> None:
-    asked = [request("genatt", seed=seed) for seed in range(12)]
-    for each in asked:
+    graph_requests = [request("genatt", seed=seed) for seed in range(12)]
+    for each in graph_requests:
         for _ in range(EAGER_RUNS + 1):
             run_once(cache, each)
     assert len(cache) == 10  # a quarter of 40 bytes
-    assert cache.replay(asked[0]) is None
+    assert cache.replay(graph_requests[0]) is None
     for _ in range(2 * EAGER_RUNS):
-        run_once(cache, asked[0])
-        assert cache.replay(asked[0]) is None
-    run_once(cache, asked[0])
-    assert cache.replay(asked[0]) is not None
+        run_once(cache, graph_requests[0])
+        assert cache.replay(graph_requests[0]) is None
+    run_once(cache, graph_requests[0])
+    assert cache.replay(graph_requests[0]) is not None
 
 
 def test_no_two_living_graphs_have_a_stream_and_those_of_dead_ones_are_used_again(
@@ -246,12 +246,12 @@ def test_no_two_living_graphs_have_a_stream_and_those_of_dead_ones_are_used_agai
 
 def test_graphs_go_with_their_module(cache: GraphCache) -> None:
     model = small_model()
-    asked = request("genatt", model=model)
+    graph_request = request("genatt", model=model)
     for _ in range(EAGER_RUNS + 1):
-        run_once(cache, asked)
+        run_once(cache, graph_request)
     assert len(cache) == 1
     alive = weakref.ref(model.module)
-    del model, asked
+    del model, graph_request
     gc.collect()
     assert alive() is None
     assert len(cache) == 0
@@ -281,10 +281,12 @@ class EmptyGraph:
 @pytest.fixture
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let passes on a CPU be captured, by graphs that run nothing; return what events were asked to do."""
-    asked: list[str] = []
+    graph_request: list[str] = []
 
     def event() -> SimpleNamespace:
-        return SimpleNamespace(record=lambda: asked.append("record"), synchronize=lambda: asked.append("synchronize"))
+        return SimpleNamespace(
+            record=lambda: graph_request.append("record"), synchronize=lambda: graph_request.append("synchronize")
+        )
 
     cuda: dict[str, Any] = {
         "CUDAGraph": EmptyGraph,
@@ -293,9 +295,9 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "memory_reserved": lambda device: 0,
         "get_device_properties": lambda device: SimpleNamespace(total_memory=40),
         "current_stream": lambda: SimpleNamespace(
-            wait_event=lambda event: asked.append("wait"), wait_stream=lambda other: None
+            wait_event=lambda event: graph_request.append("wait"), wait_stream=lambda other: None
         ),
-        "Stream": lambda *args: SimpleNamespace(wait_event=lambda event: None, cuda_stream=len(asked)),
+        "Stream": lambda *args: SimpleNamespace(wait_event=lambda event: None, cuda_stream=len(graph_request)),
         "stream": lambda stream: contextlib.nullcontext(),
         "Event": event,
     }
@@ -303,7 +305,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
     monkeypatch.setattr(passes, "graph_request", passes_request)
-    return asked
+    return graph_request
 
 
 def test_a_replay_is_collected_as_an_ordinary_run(graphs: GraphCache, on_a_cpu: list[str]) -> None:

@@ -80,10 +80,10 @@ def show_together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def assert_same_maps(together: Comparison, apart: Comparison) -> None:
     assert together.skipped.keys() == apart.skipped.keys()
-    for name, made in apart.items():
-        assert_same(together[name].maps, made.maps, dtype=torch.float64, label=name)
-        if made.layers is not None:
-            assert_same(together[name].layers, made.layers, dtype=torch.float64, label=name)
+    for name, explanation in apart.items():
+        assert_same(together[name].maps, explanation.maps, dtype=torch.float64, label=name)
+        if explanation.layers is not None:
+            assert_same(together[name].layers, explanation.layers, dtype=torch.float64, label=name)
 
 
 # Attention that is not computed by torch's fused function, and blocks whose tokens are not seen.
@@ -94,8 +94,8 @@ UNLIKE = [kind for kind in TINY if any(word in kind for word in ("beit", "sam", 
 
 def test_groups_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     tr = cv.trace(wrapped("timm-deep"), pixels("timm-deep"), target=TARGET)
-    one = tr.layers[0].A.numel() * 4 / (5 * tr.layers[0].v.numel() * 4)  # in parts of the values of all five layers
-    monkeypatch.setattr(gpu_layers, "STACKED_SHARE", 2 * one)
+    share = tr.layers[0].A.numel() * 4 / (5 * tr.layers[0].v.numel() * 4)  # in parts of the values of all five layers
+    monkeypatch.setattr(gpu_layers, "STACKED_SHARE", 2 * share)
     assert list(gpu_layers.layer_groups([4, 3, 2, 1, 0], tr)) == [[4, 3], [2, 1], [0]]
-    monkeypatch.setattr(gpu_layers, "STACKED_SHARE", 0.9 * one)
+    monkeypatch.setattr(gpu_layers, "STACKED_SHARE", 0.9 * share)
     assert list(gpu_layers.layer_groups([2, 1, 0], tr)) == [[2], [1], [0]]

@@ -69,11 +69,11 @@ def assert_equal_maps(
     on_cpu: cv.Model, on_gpu: cv.Model, single: cv.Model, images: torch.Tensor, names: list[str], depth: int
 ) -> None:
     """In float64. Where a method divides by sums near zero, float32 on the CPU shows how far rounding is magnified."""
-    expected, found = (cv.compare(model, images.double(), names, target=TARGET) for model in (on_cpu, on_gpu))
+    expected, comparison = (cv.compare(model, images.double(), names, target=TARGET) for model in (on_cpu, on_gpu))
     unstable = [name for name in names if method_of(name).caveats.numerically_unstable]
     rough = cv.compare(single, images, unstable, target=TARGET) if unstable else {}
     for name in names:
-        maps, exact = found[name].maps, expected[name].maps
+        maps, exact = comparison[name].maps, expected[name].maps
         assert maps.is_cuda
         magnitude = magnified(rough[name].maps, exact) if name in rough else None
         assert_same(maps, exact, magnitude=magnitude, growth=rounding_growth(depth), dtype=torch.float64, label=name)
@@ -113,10 +113,10 @@ def test_half_precision_of_the_built_in_model(pixels: torch.Tensor, dtype: torch
 
 
 def assert_finite_maps(model: cv.Model, images: torch.Tensor, names: list[str]) -> None:
-    found = cv.compare(model, images, names, target=TARGET)
+    comparison = cv.compare(model, images, names, target=TARGET)
     for name in names:
-        assert found[name].maps.dtype == torch.float32
-        assert found[name].maps.isfinite().all(), name
+        assert comparison[name].maps.dtype == torch.float32
+        assert comparison[name].maps.isfinite().all(), name
 
 
 def test_memory_comes_back(pixels: torch.Tensor) -> None:

@@ -20,12 +20,12 @@ MODEL = wrapped("timm-vit")
 @pytest.fixture
 def photos(tmp_path: Path) -> list[str]:
     generator = np.random.default_rng(0)
-    found = []
+    paths = []
     for number in range(5):
         path = tmp_path / f"photo{number}.png"
         Image.fromarray(generator.integers(0, 255, (40, 60, 3), dtype=np.uint8)).save(path)
-        found.append(str(path))
-    return found
+        paths.append(str(path))
+    return paths
 
 
 def test_only_the_images_of_a_batch_are_read(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ def test_only_the_images_of_a_batch_are_read(photos: list[str], monkeypatch: pyt
 def test_a_broken_image_does_not_stop_the_others(photos: list[str]) -> None:
     Path(photos[1]).write_text("meow")
     errors: list[tuple[str, ClairError]] = []
-    found = list(iter_batches(as_dataset(photos, MODEL), MODEL, 2, lambda name, error: errors.append((name, error))))
-    assert [part.rows for part in found] == [(0,), (2, 3), (4,)]
+    parts = list(iter_batches(as_dataset(photos, MODEL), MODEL, 2, lambda name, error: errors.append((name, error))))
+    assert [part.rows for part in parts] == [(0,), (2, 3), (4,)]
     ((name, error),) = errors
     assert name == photos[1]
     assert "is not an image" in str(error)

@@ -47,19 +47,19 @@ class StubDetector(nn.Module):
     def forward(self, images: list[Tensor]) -> list[Answer]:
         assert not torch.is_grad_enabled()
         self.limits.append(self.roi_heads.score_thresh)
-        return [self.one(image) for image in images]
+        return [self.detect(image) for image in images]
 
-    def one(self, image: Tensor) -> Answer:
-        found = [f for f in self.answer(image) if torch.tensor(f[1]) > self.roi_heads.score_thresh]
+    def detect(self, image: Tensor) -> Answer:
+        detections = [f for f in self.answer(image) if torch.tensor(f[1]) > self.roi_heads.score_thresh]
         return {
-            "labels": torch.tensor([label for label, _, _ in found], dtype=torch.int64),
-            "scores": torch.tensor([score for _, score, _ in found]),
-            "masks": torch.stack([image.new_zeros(image.shape[1:]), *(m for _, _, m in found)])[1:, None],
+            "labels": torch.tensor([label for label, _, _ in detections], dtype=torch.int64),
+            "scores": torch.tensor([score for _, score, _ in detections]),
+            "masks": torch.stack([image.new_zeros(image.shape[1:]), *(m for _, _, m in detections)])[1:, None],
         }
 
 
-def stub_detector(*found: tuple[int, float, Tensor]) -> Detector:
-    return Detector(StubDetector(lambda _: list(found)).eval(), "stub", NAMES)
+def stub_detector(*detections: tuple[int, float, Tensor]) -> Detector:
+    return Detector(StubDetector(lambda _: list(detections)).eval(), "stub", NAMES)
 
 
 def box(rows: slice, columns: slice, probability: float = 0.9) -> Tensor:
@@ -87,17 +87,17 @@ def pixels(mask: Image.Image) -> NDArray[np.bool_]:
 
 
 def test_objects_are_united() -> None:
-    found = foreground(
+    foreground_mask = foreground(
         stub_detector((CAT, 0.6, UPPER), (PERSON, 0.95, LOWER), (DOG, 0.4, box(slice(0, 20), slice(0, 30)))), PICTURE
     )
     by_hand = np.zeros((20, 30), bool)
     by_hand[2:9, 3:14] = True
     by_hand[6:15, 10:25] = True
-    assert np.array_equal(pixels(found.mask), by_hand)
-    assert found.mask.size == PICTURE.size
-    assert [name for name, _ in found.classes] == ["person", "cat"]  # highest first; the dog is too unsure
-    assert [score for _, score in found.classes] == pytest.approx([0.95, 0.6])
-    assert not found.empty
+    assert np.array_equal(pixels(foreground_mask.mask), by_hand)
+    assert foreground_mask.mask.size == PICTURE.size
+    assert [name for name, _ in foreground_mask.classes] == ["person", "cat"]  # highest first; the dog is too unsure
+    assert [score for _, score in foreground_mask.classes] == pytest.approx([0.95, 0.6])
+    assert not foreground_mask.empty
 
 
 @pytest.mark.parametrize("edge", [0.05, 0.5, 0.7, 1.0])
@@ -138,19 +138,19 @@ def test_a_low_score_sets_the_detectors_threshold_and_restores_it() -> None:
     ],
 )
 def test_no_object_is_an_empty_mask_and_no_score(detector: Detector, classes: tuple[Any, ...]) -> None:
-    found = foreground(detector, PICTURE)
-    assert found.empty
-    assert found.mask.size == PICTURE.size
-    assert not pixels(found.mask).any()
-    assert found.classes == classes
-    assert np.isnan(attention_on(found.mask))
+    foreground_mask = foreground(detector, PICTURE)
+    assert foreground_mask.empty
+    assert foreground_mask.mask.size == PICTURE.size
+    assert not pixels(foreground_mask.mask).any()
+    assert foreground_mask.classes == classes
+    assert np.isnan(attention_on(foreground_mask.mask))
 
 
 def test_an_object_all_over_the_picture() -> None:
-    found = foreground(stub_detector((CAT, 0.9, torch.ones(20, 30))), PICTURE)
-    assert pixels(found.mask).all()
-    assert not found.empty
-    assert attention_on(found.mask) == 1
+    foreground_mask = foreground(stub_detector((CAT, 0.9, torch.ones(20, 30))), PICTURE)
+    assert pixels(foreground_mask.mask).all()
+    assert not foreground_mask.empty
+    assert attention_on(foreground_mask.mask) == 1
 
 
 def attention_on(mask: Image.Image) -> float:
@@ -194,9 +194,9 @@ def test_the_mask_lies_on_the_upright_picture(tmp_path: Path) -> None:
     detector = Detector(StubDetector(bright).eval(), "stub", NAMES)
     with Image.open(tmp_path / "turned.png") as stored:
         assert stored.size == (40, 60)
-        found = foreground(detector, stored)
-    assert found.mask.size == (60, 40)
-    assert np.array_equal(pixels(found.mask), np.asarray(scene)[..., 0] == 255)
+        foreground_mask = foreground(detector, stored)
+    assert foreground_mask.mask.size == (60, 40)
+    assert np.array_equal(pixels(foreground_mask.mask), np.asarray(scene)[..., 0] == 255)
 
 
 def test_the_mask_is_preprocessed_as_the_picture() -> None:
@@ -293,11 +293,11 @@ def same_answer(ours: Detector, theirs: nn.Module, picture: Image.Image) -> Answ
     """torchvision's own answer, after it was found to be ours to the last bit."""
     scene = [pil_to_tensor(picture).float() / 255]
     with torch.no_grad():
-        (one,), (other,) = quick(ours.module)(scene), quick(theirs)(scene)
-    assert len(one["scores"]) > 3
+        (ours_output,), (theirs_output,) = quick(ours.module)(scene), quick(theirs)(scene)
+    assert len(ours_output["scores"]) > 3
     for key in ("boxes", "labels", "scores", "masks"):
-        assert torch.equal(one[key], other[key]), key
-    result: Answer = other
+        assert torch.equal(ours_output[key], theirs_output[key]), key
+    result: Answer = theirs_output
     return result
 
 
@@ -319,16 +319,16 @@ def test_the_newer_network_from_torchvisions_cache(tmp_path: Path, newer: dict[s
 
     before = {key: value.clone() for key, value in detector.module.state_dict().items()}
     score = float(raw["scores"][2])
-    found = foreground(detector, cat, score=score)
-    assert np.array_equal(pixels(found.mask), (raw["masks"][:3, 0] >= 0.5).any(0).numpy())
-    assert found.classes == tuple((NAMES[int(raw["labels"][i])], float(raw["scores"][i])) for i in range(3))
+    foreground_mask = foreground(detector, cat, score=score)
+    assert np.array_equal(pixels(foreground_mask.mask), (raw["masks"][:3, 0] >= 0.5).any(0).numpy())
+    assert foreground_mask.classes == tuple((NAMES[int(raw["labels"][i])], float(raw["scores"][i])) for i in range(3))
     assert len(foreground(detector, cat, score=0).classes) == 15  # as many as it gives
 
     tall = cat.resize((50, 90))  # beside it the cat would be padded, and other objects found
     several = foreground(detector, [tall, cat], score=score)
-    for one, alone in zip(several, (foreground(detector, tall, score=score), found), strict=True):
-        assert one.classes == alone.classes
-        assert one.mask.tobytes() == alone.mask.tobytes()
+    for batched, alone in zip(several, (foreground(detector, tall, score=score), foreground_mask), strict=True):
+        assert batched.classes == alone.classes
+        assert batched.mask.tobytes() == alone.mask.tobytes()
     assert several[0].mask.size == (50, 90)
     assert all(torch.equal(value, before[key]) for key, value in detector.module.state_dict().items())
 
@@ -416,10 +416,10 @@ class Explosive:
 )
 def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The server answers, torch.hub asks for the right file with the right hash, and then something goes wrong."""
-    asked: list[tuple[str, str]] = []
+    downloads: list[tuple[str, str]] = []
 
     def download(url: str, _: str, hash_prefix: str, **__: object) -> None:
-        asked.append((url, hash_prefix))
+        downloads.append((url, hash_prefix))
         raise error
 
     monkeypatch.setattr("clairvit.models.sources.torchvision.url_blocked", lambda _: None)
@@ -428,7 +428,7 @@ def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch, error: Exce
         ModelUnavailable, match=r"(reset by peer|invalid hash value).*\(177 MB\) and pass it: load_detector\('FILE'\)"
     ):
         load_detector()
-    assert asked == [(COCO.url, "73cbd019")]
+    assert downloads == [(COCO.url, "73cbd019")]
 
 
 def test_a_large_picture_is_shrunk_before_and_its_mask_enlarged_afterwards() -> None:
@@ -441,9 +441,9 @@ def test_a_large_picture_is_shrunk_before_and_its_mask_enlarged_afterwards() -> 
         seen.append(tuple(picture.shape))
         return bright(picture)
 
-    found = foreground(Detector(StubDetector(watched).eval(), "stub", NAMES), scene)
+    foreground_mask = foreground(Detector(StubDetector(watched).eval(), "stub", NAMES), scene)
     assert seen == [(3, 1000, 1333)]
-    assert found.mask.size == (4000, 3000)
-    edges = found.mask.getbbox()
+    assert foreground_mask.mask.size == (4000, 3000)
+    edges = foreground_mask.mask.getbbox()
     assert edges is not None
     assert np.allclose(edges, (1000, 600, 3000, 1800), atol=6)

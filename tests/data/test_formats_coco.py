@@ -111,7 +111,7 @@ def test_coco_hashes_and_samples(coco: Path) -> None:
     content["annotations"][3]["segmentation"][0][0] = 1
     written(listed, json.dumps(content))
     after = [open_data(f"coco:{coco}").dataset.content_hash(row) for row in range(3)]
-    assert [one == other for one, other in zip(before, after, strict=True)] == [False, True, True]
+    assert [first == second for first, second in zip(before, after, strict=True)] == [False, True, True]
     content["images"] = [{"id": n, "file_name": f"{n}.jpg", "width": 8, "height": 6} for n in range(20)]
     # cats by number of objects, dogs by area, in half of the images
     content["annotations"] = [drawn(n, 17, [[0, 0, 1, 0, 1, 1]], 1.0) for n in range(20) for _ in range(2)]

@@ -26,23 +26,23 @@ def test_download_goes_through_torchvision(
     name: str, theirs: str, inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What torchvision would do is not done; that it is asked, where it puts things and what fails is looked at."""
-    asked: list[Path] = []
+    roots: list[Path] = []
 
     def no_network(root: Path, *_: object, download: bool, **__: object) -> None:
         assert download
-        asked.append(root)
+        roots.append(root)
         raise URLError("no route to host")
 
     monkeypatch.setattr(torchvision.datasets, theirs, no_network)
     place = tmp_path / "new"
     with pytest.raises(BadInput) as raised:
         open_data(f"{name}:{place}", download=True)
-    assert asked == [place]
+    assert roots == [place]
     assert "could not be downloaded (URLError: <urlopen error no route to host>); look at the network" in str(
         raised.value
     )
     assert f"  {place}/\n" in str(raised.value)
-    (data,) = [one for one in list_datasets() if one.name == name]
+    (data,) = [dataset for dataset in list_datasets() if dataset.name == name]
     assert inside in data.archive_folders, "where torchvision puts it is where it is looked for"
 
 

@@ -96,11 +96,11 @@ def test_masks_are_in_another_folder(mine: Path, place: str) -> None:
 def test_ambiguous_or_unmatched_masks_raise(mine: Path, tmp_path: Path) -> None:
     masks = tmp_path / "masks"
     painted(masks / "2.png", np.ones((8, 6)))
-    told: list[tuple[str, str]] = []
+    failures: list[tuple[str, str]] = []
     data = open_data(f"folder:{mine}", masks=masks)
-    (part,) = iter_batches(data.dataset, identity_model(), 9, lambda name, error: told.append((name, str(error))))
+    (part,) = iter_batches(data.dataset, identity_model(), 9, lambda name, error: failures.append((name, str(error))))
     assert part.rows == (1, 2)
-    ((name, error),) = told
+    ((name, error),) = failures
     assert name == "cat/2.png"
     assert "is 6 × 8 pixels and its image 8 × 6" in error
     photo(mine / "dog" / "2.jpg")
@@ -126,7 +126,7 @@ def test_hashes_depend_on_the_class_name(mine: Path) -> None:
     assert [open_data(f"folder:{mine}").dataset.content_hash(row) for row in (1, 2, 3)] == before
     (mine / "cat").rename(mine / "cow")
     after = [open_data(f"folder:{mine}").dataset.content_hash(row) for row in (1, 2, 3)]
-    assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True]
+    assert [first == second for first, second in zip(before, after, strict=True)] == [False, False, True]
 
 
 def test_indoor67(tmp_path: Path) -> None:

@@ -106,10 +106,10 @@ def test_imagenet_s(imagenet_s: Path) -> None:
     """The largest class is the true one, whatever the folder says; 1000 is void; the second class is the other."""
     data = open_data(f"imagenet-s:{imagenet_s.parent}")
     assert data.dataset.names == (f"validation/{GOLDFISH}/one.JPEG", f"validation/{ZEBRA}/two.JPEG")
-    found = read_sample(data, 0)
-    assert (found.label, found.other) == (340, 1)
+    sample = read_sample(data, 0)
+    assert (sample.label, sample.other) == (340, 1)
     assert data.classes[340] == "zebra"
-    assert shows(found, block(0, 3, 0, 8), block(5, 6, 5, 8))
+    assert shows(sample, block(0, 3, 0, 8), block(5, 6, 5, 8))
     alone = read_sample(data, 1)
     assert (alone.label, alone.other) == (None, None)
     assert shows(alone, block(0, 0, 0, 0))
@@ -130,9 +130,9 @@ def test_imagenet_s_with_a_list(imagenet_s: Path, monkeypatch: pytest.MonkeyPatc
     listed = written(imagenet_s / "ImageNetS_categories_im919.txt", "\n".join(reversed(ids)))
     values = np.where(block(0, 2, 0, 8), 919, np.where(block(3, 6, 0, 2), 257, 1000))
     mask = painted(imagenet_s / "validation-segmentation" / GOLDFISH / "one.png", coloured(values))
-    found = read_sample(open_data(f"imagenet-s:{imagenet_s}"), 0)
-    assert (found.label, found.other) == (999, 256)
-    assert shows(found, block(0, 2, 0, 8), ~(block(0, 2, 0, 8) | block(3, 6, 0, 2)))
+    sample = read_sample(open_data(f"imagenet-s:{imagenet_s}"), 0)
+    assert (sample.label, sample.other) == (999, 256)
+    assert shows(sample, block(0, 2, 0, 8), ~(block(0, 2, 0, 8) | block(3, 6, 0, 2)))
     painted(mask, coloured(np.full((6, 8), 920)))
     with pytest.raises(BadInput, match=r"has the class 920; expected 1 to 919, 0 or 1000"):
         read_sample(open_data(f"imagenet-s:{imagenet_s}"), 0)

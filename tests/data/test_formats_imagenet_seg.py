@@ -56,7 +56,7 @@ def test_imagenet_segmentation(tmp_path: Path) -> None:
     truths[1][0, 0] = 0
     matlab(tmp_path / "gtsegs_ijcv.mat", [TENCH, TENCH, "n99999999"], truths)
     again = [open_data(f"imagenet-seg:{tmp_path}").dataset.content_hash(row) for row in range(3)]
-    assert [one == other for one, other in zip(marks, again, strict=True)] == [False, False, True]
+    assert [first == second for first, second in zip(marks, again, strict=True)] == [False, False, True]
     matlab(tmp_path / "gtsegs_ijcv.mat", None, truths)
     bare = open_data(f"imagenet-seg:{tmp_path}")
     assert (bare.dataset.has_labels, bare.dataset.has_masks) == (False, True)

@@ -142,8 +142,8 @@ def test_voc(voc: Path) -> None:
         assert data.dataset.has_others == (name == "voc-class")
         for row in range(3):
             values = np.asarray(theirs[row][1])
-            own = {0: 8, 1: 12, 2: 99}[row]
-            objects = (values > 0) & (values < 255) if name == "voc" else values == own
+            mask_value = {0: 8, 1: 12, 2: 99}[row]
+            objects = (values > 0) & (values < 255) if name == "voc" else values == mask_value
             assert shows(read_sample(data, row), objects, values == 255)
     first, second = read_sample(data, 0), read_sample(data, 1)
     assert shows(first, block(0, 3, 0, 8), block(5, 6, 0, 8))

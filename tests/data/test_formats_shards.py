@@ -99,9 +99,9 @@ def test_every_form_of_the_same_images_has_the_same_pixels_classes_and_hashes(
         assert hashes(opened.dataset) == hashes(expected.dataset), spec
         assert len(set(opened.dataset.names)) == 5, spec
         for row in range(5):
-            found, wanted = (read_sample(data, row, model) for data in (opened, expected))
-            assert bool((found.pixels == wanted.pixels).all()), spec
-            assert found.label == wanted.label == (1 if NAMES[row] == "cat" else 0), spec
+            sample, expected_sample = (read_sample(data, row, model) for data in (opened, expected))
+            assert bool((sample.pixels == expected_sample.pixels).all()), spec
+            assert sample.label == expected_sample.label == (1 if NAMES[row] == "cat" else 0), spec
     assert open_data(f"wds:{tmp_path}/shards").dataset.names[0] == "s/0000.jpg"
     assert open_data("folder:memory://bucket/photos").dataset.names[0] == "cat/0.jpg"
     assert len(open_data(f"wds:{tmp_path}/shards", limit=2)) == 2
@@ -158,10 +158,13 @@ def test_parquet_reads_row_groups_once_and_keeps_few(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[int] = []
-    load = tables._RowGroups._load
-    monkeypatch.setattr(
-        tables._RowGroups, "_load", lambda self, file, group: loads.append(group) or load(self, file, group)
-    )
+    read = arrow_parquet.ParquetFile.read_row_group
+
+    def watched(self: Any, group: int, **options: Any) -> Any:
+        loads.append(group)
+        return read(self, group, **options)
+
+    monkeypatch.setattr(arrow_parquet.ParquetFile, "read_row_group", watched)
     monkeypatch.setattr(tables, "ROW_GROUPS", 1)
     opened = open_data(f"parquet:{table(folder, tmp_path / 'x.parquet')}")
     assert loads == []
@@ -248,11 +251,11 @@ def test_data_sets_of_hugging_face(folder: Path, tmp_path: Path, monkeypatch: py
         open_data(f"hfds:{tmp_path}/two:vall")
     with pytest.raises(UnknownName, match="has several splits"):
         open_data(f"hfds:{tmp_path}/two")
-    asked: list[Any] = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *names, split: asked.append((*names, split)) or data)
+    loads: list[Any] = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, split: loads.append((*names, split)) or data)
     open_data("hfds:timm/mini:first:validation")
     open_data("hfds:timm/mini", split="test")
-    assert asked == [("timm/mini", "first", "validation"), ("timm/mini", "test")]
+    assert loads == [("timm/mini", "first", "validation"), ("timm/mini", "test")]
     with pytest.raises(BadInput, match="names no split; expected hfds:NAME:SPLIT"):
         open_data("hfds:mini")
 

@@ -106,10 +106,10 @@ def test_trimaps_and_voc_masks_have_a_void(tmp_path: Path) -> None:
     for kind, values in (("trimap", trimap), ("voc", voc)):
         Image.fromarray(values).save(tmp_path / f"{kind}.png")
         for source in (tmp_path / f"{kind}.png", Image.fromarray(values), values):
-            found, void = prepare_mask(read_mask(source, (90, 60), kind), how)
+            mask, void = prepare_mask(read_mask(source, (90, 60), kind), how)
             expected, border = torch.zeros(2, 60, 90, dtype=torch.bool)
             expected[10:30, 20:60], border[30:34, 20:60] = True, True
-            assert torch.equal(found, expected), kind
+            assert torch.equal(mask, expected), kind
             assert torch.equal(void, border), kind
     with pytest.raises(BadInput, match=r"voc.png' has values 0, 7, 15, 255; expected a trimap of 1, 2 and 3"):
         read_mask(tmp_path / "voc.png", (90, 60), "trimap")
@@ -124,10 +124,10 @@ def test_trimaps_and_voc_masks_have_a_void(tmp_path: Path) -> None:
 
 def three_valued(*values: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """Background, object, border: [6, 9]."""
-    made = np.full((6, 9), values[0], np.uint8)
-    made[1:5, 2:7] = values[1]
-    made[1, 2:7] = values[2]
-    return made
+    mask = np.full((6, 9), values[0], np.uint8)
+    mask[1:5, 2:7] = values[1]
+    mask[1, 2:7] = values[2]
+    return mask
 
 
 @pytest.mark.parametrize("values", [(2, 1, 3), (2, 1, 1), (2, 3, 3)])
@@ -154,4 +154,4 @@ def test_three_values_that_may_be_a_trimap_warn(values: tuple[int, int, int]) ->
 def test_other_masks_are_read_without_a_warning(values: tuple[int, int, int], recwarn: pytest.WarningsRecorder) -> None:
     kept = np.asarray(read_mask(three_valued(*values), (9, 6)))
     assert np.array_equal(kept == 255, three_valued(*values) != 0)
-    assert not [one for one in recwarn if issubclass(one.category, ClairWarning)]
+    assert not [warning for warning in recwarn if issubclass(warning.category, ClairWarning)]

@@ -49,9 +49,9 @@ def test_pets_are_what_torchvision_reads(pets: Path) -> None:
     assert (data.dataset.has_masks, data.dataset.has_labels, data.dataset.has_others) == (True, True, False)
     assert data.dataset.names[4] == "images/american_bulldog_0.jpg"
     for row in range(20):
-        found, (_, (label, trimap)) = read_sample(data, row), theirs[row]
-        assert found.label == label
-        assert shows(found, np.asarray(trimap) == 1, np.asarray(trimap) == 3)
+        sample, (_, (label, trimap)) = read_sample(data, row), theirs[row]
+        assert sample.label == label
+        assert shows(sample, np.asarray(trimap) == 1, np.asarray(trimap) == 3)
     assert shows(read_sample(data, 0), block(2, 4, 2, 6), block(1, 2, 2, 6))
     assert open_data(f"pets:{pets.parent}").dataset.names == data.dataset.names, "the folder around it will do"
 
@@ -153,13 +153,13 @@ def test_an_unreadable_image_does_not_stop_the_others(pets: Path) -> None:
     painted(pets / "annotations" / "trimaps" / "pug_3.png", np.ones((8, 6)))
     errors: dict[str, str] = {}
     data = open_data(f"pets:{pets}")
-    found = list(
+    parts = list(
         iter_batches(
             data.dataset, identity_model(), 50, lambda name, error: errors.update({Path(name).stem: str(error)})
         )
     )
-    assert len(found[0].rows) == 17
-    assert found[0].unmasked == ("images/pug_2.jpg",)
+    assert len(parts[0].rows) == 17
+    assert parts[0].unmasked == ("images/pug_2.jpg",)
     assert "is not an image" in errors["pug_0"]
     assert "There is no image" in errors["pug_1"]
     assert "is 6 × 8 pixels and its image 8 × 6" in errors["pug_3"]
@@ -245,9 +245,9 @@ def test_a_format_is_registered_by_a_decorator(tmp_path: Path) -> None:
     with registry.FORMATS.restored():
 
         @registry.dataset_format("cats", "Cats", has=("labels",), tree="cats/\n  tom.png …", required_paths=("cats",))
-        def cats(asked: DataRequest) -> DatasetIndex:
-            images = list_files(asked.root / "cats", ".png")
-            return DatasetIndex(tuple(labelled_entry(asked.root, image, 0, None) for image in images), ("cat",))
+        def cats(request: DataRequest) -> DatasetIndex:
+            images = list_files(request.root / "cats", ".png")
+            return DatasetIndex(tuple(labelled_entry(request.root, image, 0, None) for image in images), ("cat",))
 
         assert [data.name for data in list_datasets()][-2:] == ["hfds", "cats"]
         data = open_data(f"cats:{tmp_path}")

@@ -121,8 +121,8 @@ def test_classes_differ_in_known_parts() -> None:
     for c in range(len(CLASSES)):
         pair = TABLE.contrast_classes(c)
         assert pair is not None
-        one, other = (set(TABLE.shared(c, near)) for near in pair)
-        assert (len(one), len(other), one & other) == (2, 2, set())
+        near_parts, far_parts = (set(TABLE.shared(c, near)) for near in pair)
+        assert (len(near_parts), len(far_parts), near_parts & far_parts) == (2, 2, set())
 
 
 def test_sufficient_sets_by_brute_force() -> None:

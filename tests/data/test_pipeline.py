@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import clairvit as cv
 from clairvit.cli.image_job import Failure, ImageResult, explain_images
-from clairvit.data import dataset as dataset_module
-from clairvit.data.dataset import iter_batches
+from clairvit.data.dataset import as_dataset, iter_batches
 from clairvit.data.open import open_data
 from clairvit.data.pipeline import THREAD_NAME, WriteBehind, read_ahead
 from clairvit.errors import BadInput, ClairError
@@ -98,11 +99,12 @@ def test_results_are_written_in_order_behind_the_caller_and_bounded() -> None:
         assert begun.wait(30)
         writer.submit(lambda: work(1))
         assert order == [], "the caller goes on while the first is written"
-        blocked = threading.Thread(target=writer.submit, args=(lambda: work(2),))
-        blocked.start()
-        assert len(writer._pending) <= 2
+        submitted = threading.Event()
+        third = threading.Thread(target=lambda: (writer.submit(lambda: work(2)), submitted.set()))
+        third.start()
+        assert not submitted.wait(0.3), "two wait or run: the third is accepted when the first has ended"
         release.set()
-        blocked.join()
+        third.join()
         assert writer.finish() == order == [0, 1, 2]
 
 
@@ -163,21 +165,38 @@ def test_a_consumer_that_raises_leaves_no_threads(photos: Path) -> None:
     assert pipeline_threads() == []
 
 
-def test_data_that_is_read_in_one_thread_only_stays_there(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams and data sets of the user may not be thread-safe."""
-    threads: list[int] = []
-    monkeypatch.setattr(
-        dataset_module,
-        "read_ahead",
-        lambda *a, workers, **o: threads.append(workers) or read_ahead(*a, workers=workers, **o),
-    )
-    model = identity_model()
-    tensors = dataset_module.as_dataset(torch.zeros(3, 3, 6, 8), model)
-    files = dataset_module.as_dataset([str(photos / "0.jpg"), str(photos / "1.jpg")], model)
-    masked = dataset_module.as_dataset([str(photos / "0.jpg")] * 2, model, masks=lambda name, picture: None)
-    for data in (tensors, files, masked):
-        list(iter_batches(data, model, 2, workers=2))
-    assert threads == [0, 2, 0]
+class WatchedPhotos(torch.utils.data.Dataset[torch.Tensor]):
+    """A data set of the user's that records which threads read it."""
+
+    def __init__(self) -> None:
+        self.readers: set[int] = set()
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        self.readers.add(threading.get_ident())
+        return torch.full((3, 6, 8), row / 4)
+
+
+def test_data_that_is_read_in_one_thread_only_stays_there(photos: Path) -> None:
+    """Data sets and functions of the user may not be thread-safe; files are."""
+    watched, readers = WatchedPhotos(), set()
+
+    def mask(name: str, picture: Any) -> None:
+        readers.add(threading.get_ident())
+
+    model, files = identity_model(), [str(photos / "0.jpg"), str(photos / "1.jpg")]
+    for data, ahead in (
+        (as_dataset(watched, model), False),
+        (as_dataset(files, model, masks=mask), False),
+        (as_dataset(files, model), True),
+    ):
+        with closing(iter_batches(data, model, 1, workers=2)) as batches:
+            next(batches)
+            assert bool(pipeline_threads()) == ahead
+            assert len(list(batches)) == len(data) - 1
+    assert watched.readers == readers == {threading.get_ident()}
 
 
 def test_explain_reads_ahead_and_reports_what_cannot_be_read(photos: Path) -> None:
@@ -193,31 +212,37 @@ def test_explain_reads_ahead_and_reports_what_cannot_be_read(photos: Path) -> No
 
 
 class _Pixels:
-    """A tensor that records how it is moved."""
+    """Pixels in the memory of the host; moving them to a GPU waits for it unless they are pinned and need not wait."""
 
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        self.device, self.dtype, self.pinned, self.waited = torch.device("cpu"), dtype, False, False
 
     def pin_memory(self) -> _Pixels:
-        self.calls.append("pin_memory")
+        self.pinned = True
         return self
 
-    def to(self, *where: Any, **options: Any) -> _Pixels:
-        self.calls.append((where, options))
+    def to(self, *where: Any, non_blocking: bool = False, **named: Any) -> _Pixels:
+        for value in (*where, *named.values()):
+            if isinstance(value, torch.dtype):
+                self.pinned &= value == self.dtype or self.device.type == "cuda"  # a new tensor
+                self.dtype = value
+        for value in (*where, *named.values()):
+            if isinstance(value, torch.device) and value != self.device:
+                self.waited |= value.type == "cuda" and not (self.pinned and non_blocking)
+                self.device = value
         return self
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_pixels_go_to_a_gpu_through_pinned_memory_without_waiting(device: str) -> None:
-    class OnDevice:
-        dtype = torch.float32
+def test_pixels_reach_a_gpu_without_waiting_for_it(device: str) -> None:
+    model: Any = SimpleNamespace(device=torch.device(device), dtype=torch.float32)
+    pixels: Any = to_device(_Pixels(), model)  # type: ignore[arg-type]
+    assert (pixels.device, pixels.dtype, pixels.waited) == (torch.device(device), torch.float32, False)
 
-    model, pixels = OnDevice(), _Pixels()
-    model.device = torch.device(device)  # type: ignore[attr-defined]
-    to_device(pixels, model)  # type: ignore[arg-type]
-    if device == "cuda":
-        assert pixels.calls[:2] == ["pin_memory", ((torch.device("cuda"),), {"non_blocking": True})]
-    else:
-        assert pixels.calls == [((torch.device("cpu"), torch.float32), {})]
+
+def test_pixels_keep_their_values_in_the_models_dtype() -> None:
+    pixels = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    model = cv.wrap(torch.nn.Conv2d(3, 5, 1).double(), size=4, mean=0.5, std=0.5)
+    moved = to_device(pixels, model)
+    assert (moved.dtype, moved.device) == (model.dtype, model.device)
+    assert torch.equal(moved, pixels.double())

@@ -104,7 +104,7 @@ def test_results_that_cannot_be_uploaded_stay_on_the_disk(monkeypatch: pytest.Mo
     assert (folder / "a").read_bytes() == b"1"
 
 
-def test_a_protocol_without_a_package_is_said() -> None:
+def test_a_protocol_without_a_package_is_refused() -> None:
     with pytest.raises(BadInput, match="nosuch://x"), local_folder("nosuch://x"):
         pass
 

@@ -30,8 +30,8 @@ def pixels(drawn: Scene) -> NDArray[np.uint8]:
     return np.asarray(drawn.picture)
 
 
-def changed(one: Scene, other: Scene) -> NDArray[np.bool_]:
-    return (pixels(one) != pixels(other)).any(-1)
+def changed(first: Scene, second: Scene) -> NDArray[np.bool_]:
+    return (pixels(first) != pixels(second)).any(-1)
 
 
 def without(planned: ScenePlan, index: int) -> ScenePlan:

@@ -56,20 +56,20 @@ def test_nothing_but_the_masked_pixels_changes_and_these_are_the_pattern(positio
     pasted, masks = trigger.paste(images, draws())
     assert torch.equal(images, before), "the caller's images stay"
     assert masks.flatten(1).sum(1).tolist() == [64] * 3
-    for image, found, mask in zip(images, pasted, masks, strict=True):
-        assert torch.equal(found[:, ~mask], image[:, ~mask])
+    for image, pasted_image, mask in zip(images, pasted, masks, strict=True):
+        assert torch.equal(pasted_image[:, ~mask], image[:, ~mask])
         top, left = mask.nonzero()[0].tolist()
-        assert torch.equal(found[:, top : top + 8, left : left + 8], trigger.pattern())
+        assert torch.equal(pasted_image[:, top : top + 8, left : left + 8], trigger.pattern())
         assert bool(mask[top : top + 8, left : left + 8].all())
 
 
 def test_corners_are_where_they_are_called() -> None:
-    found = {
+    corners = {
         position: Trigger(8, position).corners(draws(1), (SIZE, 64)).tolist()[0]
         for position in POSITIONS
         if position != "random"
     }
-    assert found == {
+    assert corners == {
         "top-left": [0, 0],
         "top-right": [0, 56],
         "bottom-left": [40, 0],

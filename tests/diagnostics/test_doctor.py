@@ -20,7 +20,17 @@ from clairvit.diagnostics.inspection import snapshot
 from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.methods.spec import resolve_method
 from clairvit.models.images import prepare
-from helpers.broken_models import BROKEN, ActiveDropout, Artefacts, Cancelling, Counting, Plain, healthy, made, wrapped
+from helpers.broken_models import (
+    BROKEN,
+    ActiveDropout,
+    Artefacts,
+    Cancelling,
+    Counting,
+    Plain,
+    healthy,
+    uninitialised,
+    wrapped,
+)
 from helpers.broken_models import with_unknown_activation as unknown_activation
 from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.tiny_models import STRANGE, ZOO
@@ -100,13 +110,13 @@ def test_the_built_in_model_passes() -> None:
 
 
 def test_cancelling_blocks_warn() -> None:
-    check = cv.doctor(wrapped(made(Cancelling)))["residual cancellation"]
+    check = cv.doctor(wrapped(uninitialised(Cancelling)))["residual cancellation"]
     assert check.status == "warn"
     assert check.details["ratios"][0][0] == pytest.approx(19)  # |x| + |−0.9 x| over |0.1 x|
 
 
 def test_artefact_tokens_warn() -> None:
-    check = cv.doctor(wrapped(made(Artefacts)))["outlier tokens"]
+    check = cv.doctor(wrapped(uninitialised(Artefacts)))["outlier tokens"]
     assert check.status == "warn"
     assert check.details["count"] == [1]
     assert check.details["largest_ratio"][0] > 10
@@ -114,7 +124,7 @@ def test_artefact_tokens_warn() -> None:
 
 
 def test_an_activation_without_a_rule_breaks_completeness() -> None:
-    diagnosis = cv.doctor(wrapped(made(unknown_activation)))
+    diagnosis = cv.doctor(wrapped(uninitialised(unknown_activation)))
     assert diagnosis["rules"].status == "fail"
     check = diagnosis["completeness"]
     assert check.status == "warn"
@@ -213,7 +223,7 @@ def test_deletion_runs_on_all_images() -> None:
 
 @pytest.mark.parametrize("build", [Plain, ActiveDropout, Counting])
 def test_the_model_is_unchanged(build: Any) -> None:
-    module = made(build)
+    module = uninitialised(build)
     module.train()
     module.head.weight.grad = torch.ones_like(module.head.weight)  # type: ignore[union-attr,arg-type]
     before, around = fingerprint(module), surroundings()
@@ -239,7 +249,7 @@ class Interrupted(Plain):
 
 def test_ctrl_c_ends_the_checks_and_leaves_the_model_unchanged() -> None:
     Interrupted.forwards = 0
-    module = made(Interrupted)
+    module = uninitialised(Interrupted)
     module.train()
     before = snapshot(module)
     with pytest.raises(KeyboardInterrupt):

@@ -25,7 +25,7 @@ from clairvit.diagnostics.structure import blocks_without_attention
 from clairvit.tracing.recording import record
 from clairvit.tracing.structure import model_structure
 from clairvit.tracing.trace import run_backward
-from helpers.broken_models import Artefacts, made, wrapped
+from helpers.broken_models import Artefacts, uninitialised, wrapped
 from helpers.custom_vits import Block, Halving, HalvingInPlace, HomeMade, MatmulAttention
 from helpers.rounding import assert_same
 from helpers.tiny_models import pixels
@@ -34,7 +34,7 @@ from helpers.tiny_models import wrapped as tiny_wrapped
 
 @pytest.mark.parametrize("block", [Halving, HalvingInPlace])
 def test_cancellation_in_closed_form(block: type[Block]) -> None:
-    model = wrapped(made(lambda: HomeMade(lambda: block(MatmulAttention), depth=2)).double())
+    model = wrapped(uninitialised(lambda: HomeMade(lambda: block(MatmulAttention), depth=2)).double())
     image = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ratios = record(model, image, recorders=(cv.recorders.ResidualSums,))[cv.recorders.ResidualSums].by_sum
     assert_same(ratios, [[1.0, 3.0], [1.0, 3.0]])
@@ -73,7 +73,7 @@ def test_cancellation_against_brute_force() -> None:
 
 
 def test_outliers_against_brute_force() -> None:
-    model = wrapped(made(Artefacts).double())
+    model = wrapped(uninitialised(Artefacts).double())
     image = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     trace = run_backward(record(model, image, differentiable=False), None, None)
     outliers = find_outliers(trace)

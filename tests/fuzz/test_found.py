@@ -28,7 +28,7 @@ def model() -> cv.Model:
 
 
 @pytest.mark.parametrize(
-    ("image", "said"),
+    ("image", "message"),
     [
         ("x" * 5000, r"'x{80}' is no path \(File name too long\); give the path"),
         ("~no-such-user/cat.png", "'~no-such-user/cat.png' is no path"),
@@ -41,8 +41,8 @@ def model() -> cv.Model:
     ],
     ids=["long", "home", "list", "meta", "sparse", "sparse bytes", "strings", "dates"],
 )
-def test_images(model: cv.Model, image: Any, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_images(model: cv.Model, image: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         cv.explain(model, image, "ixg", target=1)
 
 
@@ -75,7 +75,7 @@ def test_scores(model: cv.Model, score: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ({"batch_size": "max"}, "batch_size='max' was given; expected 1 or more"),
         ({"batch_size": 1.5}, "batch_size=1.5 was given"),
@@ -83,13 +83,13 @@ def test_scores(model: cv.Model, score: Any) -> None:
         ({"recipe": object}, "A recipe was given as type; expected its file"),
     ],
 )
-def test_arguments(model: cv.Model, how: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_arguments(model: cv.Model, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         cv.explain(model, IMAGE, "ixg", target=1, **how)
 
 
 @pytest.mark.parametrize(
-    ("masks", "said"),
+    ("masks", "message"),
     [
         (np.array(False), "masks were given as a ndarray; expected a list of 1"),
         (3, "masks were given as a int"),
@@ -99,8 +99,8 @@ def test_arguments(model: cv.Model, how: dict[str, Any], said: str) -> None:
     ],
     ids=["scalar", "int", "dict", "text", "complex"],
 )
-def test_masks(model: cv.Model, masks: Any, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_masks(model: cv.Model, masks: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         cv.evaluate(model, IMAGE, "raw-attention", "iou", masks=masks, baselines=False)
 
 
@@ -108,7 +108,10 @@ def test_a_mask_of_sixteen_bits(model: cv.Model) -> None:
     mask = np.zeros((32, 32), dtype=np.uint16)
     mask[:16] = 60_000
     same = mask > 0
-    scores = [cv.evaluate(model, IMAGE, "raw-attention", "iou", masks=[one], baselines=False) for one in (mask, same)]
+    scores = [
+        cv.evaluate(model, IMAGE, "raw-attention", "iou", masks=[candidate], baselines=False)
+        for candidate in (mask, same)
+    ]
     assert scores[0].mean == scores[1].mean
 
 

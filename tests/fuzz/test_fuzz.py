@@ -44,10 +44,10 @@ def photo() -> torch.Tensor:
     return pixels("timm-vit", batch=1)
 
 
-def check(made: cv.Explanation, messages: list[str]) -> None:
+def check(explanation: cv.Explanation, messages: list[str]) -> None:
     """NaN and infinity in a map are flagged by a note or a warning."""
-    if not bool(made.maps.isfinite().all()):
-        assert made.notes or messages, f"{made.method}: NaN without a word"
+    if not bool(explanation.maps.isfinite().all()):
+        assert explanation.notes or messages, f"{explanation.method}: NaN without a word"
 
 
 def test_the_shares_add_up() -> None:
@@ -104,7 +104,7 @@ def affordable(spec: MethodSpec) -> bool:
     """Say whether a method takes few passes; the others are only bound."""
     cost = spec.own_cost(16)
     numbers = [abs(value) for _, value in spec.options if isinstance(value, int | float)]
-    slow = any(one.method.name in ("attention-flow", "counterfactual", "pami") for one in spec.members or (spec,))
+    slow = any(member.method.name in ("attention-flow", "counterfactual", "pami") for member in spec.members or (spec,))
     return cost.forwards + cost.backwards <= MOST_FORWARDS and not slow and max(numbers, default=0) <= 1000
 
 
@@ -145,11 +145,11 @@ def test_metrics(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRe
 
 
 def test_masks(model: cv.Model, photo: torch.Tensor, request: pytest.FixtureRequest) -> None:
-    made = cv.explain(model, photo, "raw-attention", target=1)
+    explanation = cv.explain(model, photo, "raw-attention", target=1)
 
     def evaluate(cases: Cases, mask: Any, kind: Any, listed: bool, metric: str) -> None:
         with cases.case():
-            score = cv.evaluate(model, photo, made, metric, masks=[mask] if listed else mask, mask_kind=kind)
+            score = cv.evaluate(model, photo, explanation, metric, masks=[mask] if listed else mask, mask_kind=kind)
             assert len(score.values) - score.n_valid == int(score.values.isnan().sum())
 
     kinds = st.sampled_from(["nonzero", "nonzero", "nonzero", "trimap", "voc", "", 3])
@@ -173,8 +173,10 @@ def test_studies(tmp_path: Path, request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     desk = create_state([wrapped("timm-vit")])
-    with TestClient(create_app(unclosed(desk)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
-        yield made
+    with TestClient(
+        create_app(unclosed(desk)), base_url="http://127.0.0.1", raise_server_exceptions=False
+    ) as test_client:
+        yield test_client
     desk.close()
 
 

@@ -216,10 +216,10 @@ def with_unknown_activation() -> nn.Module:
 
 
 def healthy() -> nn.Module:
-    return made(Plain)
+    return uninitialised(Plain)
 
 
-def made(build: Callable[[], nn.Module]) -> nn.Module:
+def uninitialised(build: Callable[[], nn.Module]) -> nn.Module:
     """A seeded module in eval mode, its parameters far from zero and one."""
     return shaken(build(), zlib.crc32(b"broken")).eval()
 
@@ -232,7 +232,7 @@ def wrapped(module: nn.Module, **options: Any) -> cv.Model:
 
 def changed(build: Callable[[], nn.Module], change: Callable[[Any], object]) -> nn.Module:
     """A seeded module whose weights are then changed in place."""
-    module = made(build)
+    module = uninitialised(build)
     with torch.no_grad():
         change(module)
     return module
@@ -269,24 +269,24 @@ def quantised() -> nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.ao.quantization.quantize_dynamic(made(Plain), {nn.Linear}, dtype=torch.qint8)
+        return torch.ao.quantization.quantize_dynamic(uninitialised(Plain), {nn.Linear}, dtype=torch.qint8)
 
 
 def compiled_in_place() -> nn.Module:
-    module = made(Plain)
+    module = uninitialised(Plain)
     module.blocks[0].compile(backend="eager")
     return module
 
 
 def on_meta() -> nn.Module:
-    module = made(Plain)
+    module = uninitialised(Plain)
     module.head = nn.Linear(WIDTH, CLASSES, device="meta")
     return module
 
 
 def inference_weights() -> nn.Module:
     with torch.inference_mode():
-        return made(Plain)
+        return uninitialised(Plain)
 
 
 def mean_of_bytes() -> cv.Model:
@@ -296,37 +296,37 @@ def mean_of_bytes() -> cv.Model:
 
 BROKEN: dict[str, tuple[Callable[[], cv.Model], str, str]] = {
     # name: (how it is made, the check that must fail, a piece of what it must say); two where both are true
-    "dropout": (lambda: wrapped(made(ActiveDropout)), "determinism", "draws random numbers"),
-    "shuffled tokens": (lambda: wrapped(made(ShuffledTokens)), "determinism", "blocks.0"),
+    "dropout": (lambda: wrapped(uninitialised(ActiveDropout)), "determinism", "draws random numbers"),
+    "shuffled tokens": (lambda: wrapped(uninitialised(ShuffledTokens)), "determinism", "blocks.0"),
     "NaN weights": (lambda: wrapped(not_a_number()), "finite scores", "blocks.1.mlp.1.weight"),
     "float16 overflow": (lambda: wrapped(half_overflow()), "finite scores", "blocks.1.mlp.3"),
     "numpy attention": (
-        lambda: wrapped(made(one_block_in_numpy)),
+        lambda: wrapped(uninitialised(one_block_in_numpy)),
         "gradient, attention",
         "No attention was seen in blocks.1,",
     ),
     "own kernels": (
-        lambda: wrapped(made(all_blocks_in_a_kernel)),
+        lambda: wrapped(uninitialised(all_blocks_in_a_kernel)),
         "attention, rules",
         "no AttnLRP rule (OpaqueAttention)",
     ),
     "head of zeros": (lambda: wrapped(zero_head()), "scores", "same score"),
-    "ignores the image": (lambda: wrapped(made(IgnoresImage)), "scores", "exactly the same scores"),
+    "ignores the image": (lambda: wrapped(uninitialised(IgnoresImage)), "scores", "exactly the same scores"),
     "equal rows": (lambda: wrapped(equal_rows()), "class sensitivity", "are the same"),
-    "softmax inside": (lambda: wrapped(made(SoftmaxInside)), "activation", "add up to 1"),
+    "softmax inside": (lambda: wrapped(uninitialised(SoftmaxInside)), "activation", "add up to 1"),
     "quantised": (lambda: wrapped(quantised()), "quantisation", "blocks.0.attention.qkv"),
-    "batch statistics": (lambda: wrapped(made(BatchStatistics)), "batch independence", "in the batch"),
-    "squeeze": (lambda: wrapped(made(Squeezed)), "forward", "squeeze()"),
-    "checkpoint reentrant": (lambda: wrapped(made(lambda: Checkpointed(True))), "checkpointing", "blocks.2"),
-    "checkpoint": (lambda: wrapped(made(lambda: Checkpointed(False))), "checkpointing", "ran again"),
-    "no logits": (lambda: wrapped(made(OnlyFeatures)), "forward", "without 'logits'"),
-    "raises": (lambda: wrapped(made(FailsInForward)), "forward", "ZeroDivisionError: the third wheel"),
-    "detached": (lambda: wrapped(made(Detached)), "gradient", "it ends after blocks.1"),
-    "root of zero": (lambda: wrapped(made(RootOfZero)), "gradient", "NaN or infinite"),
-    "ignores patches": (lambda: wrapped(made(IgnoresPatches)), "token gradient", "bypasses the blocks"),
+    "batch statistics": (lambda: wrapped(uninitialised(BatchStatistics)), "batch independence", "in the batch"),
+    "squeeze": (lambda: wrapped(uninitialised(Squeezed)), "forward", "squeeze()"),
+    "checkpoint reentrant": (lambda: wrapped(uninitialised(lambda: Checkpointed(True))), "checkpointing", "blocks.2"),
+    "checkpoint": (lambda: wrapped(uninitialised(lambda: Checkpointed(False))), "checkpointing", "ran again"),
+    "no logits": (lambda: wrapped(uninitialised(OnlyFeatures)), "forward", "without 'logits'"),
+    "raises": (lambda: wrapped(uninitialised(FailsInForward)), "forward", "ZeroDivisionError: the third wheel"),
+    "detached": (lambda: wrapped(uninitialised(Detached)), "gradient", "it ends after blocks.1"),
+    "root of zero": (lambda: wrapped(uninitialised(RootOfZero)), "gradient", "NaN or infinite"),
+    "ignores patches": (lambda: wrapped(uninitialised(IgnoresPatches)), "token gradient", "bypasses the blocks"),
     "saturated": (lambda: wrapped(saturated()), "deletion", "does not change the score"),
-    "counter": (lambda: wrapped(made(Counting)), "side effects", "buffer calls"),
-    "other with gradients": (lambda: wrapped(made(OtherWithGradients)), "trace", "traced forward"),
+    "counter": (lambda: wrapped(uninitialised(Counting)), "side effects", "buffer calls"),
+    "other with gradients": (lambda: wrapped(uninitialised(OtherWithGradients)), "trace", "traced forward"),
     "compiled in place": (lambda: wrapped(compiled_in_place()), "compile", "blocks.0"),
     "meta device": (lambda: replace(wrapped(healthy()), module=on_meta()), "device", "head.weight"),
     "inference weights": (lambda: wrapped(inference_weights()), "parameters", "inference_mode"),

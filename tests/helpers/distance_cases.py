@@ -47,8 +47,8 @@ def largest_excess(case: Case, device: str) -> float:
     T = torch.einsum("bhij,bhjd->bijd", scaled, f.double())
     size = torch.einsum("bhij,bhjd->bijd", scaled, f.double().abs())
     if x is not None:
-        own = (chosen[:, None] == torch.arange(tokens)).double()[None, :, :, None]
-        T, size = T + own * x.double()[:, chosen, None], size + own * x.double().abs()[:, chosen, None]
+        diagonal = (chosen[:, None] == torch.arange(tokens)).double()[None, :, :, None]
+        T, size = T + diagonal * x.double()[:, chosen, None], size + diagonal * x.double().abs()[:, chosen, None]
     if y is not None:
         T, size = y.double()[:, :, None] - T, size + y.double().abs()[:, :, None]
     bound = torch.finfo(torch.float32).eps * (4 * heads + width + 8) * size.norm(p, -1)

@@ -36,7 +36,7 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def write_own_files(page: Path, folder: Path) -> None:
+def write_user_files(page: Path, folder: Path) -> None:
     """Write the blocks of a page that begin with `# my.py` or `# my.toml` to files of that name."""
     for name, text in re.findall(r"```\w+\n# (\w+\.\w+)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         (folder / name).write_text(text, encoding="utf-8")

@@ -85,9 +85,11 @@ def what_runs(family: Family, chosen: Collection[str] | None = None) -> Runs:
     listed = [method for methods in columns.values() for method in methods]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cv.ClairWarning)  # maps of zeros say so
-        asked = {name: target(images) if callable(target) else target for name, target in family.targets.items()}
-        many = cv.compare(model, images, listed, target=next(iter(asked.values())), skip=True)
-        targets = {name: _reason(model, images, target) for name, target in asked.items()}
+        target_values = {
+            name: target(images) if callable(target) else target for name, target in family.targets.items()
+        }
+        many = cv.compare(model, images, listed, target=next(iter(target_values.values())), skip=True)
+        targets = {name: _reason(model, images, target) for name, target in target_values.items()}
     return Runs(
         {column: [method for method in methods if method in many] for column, methods in columns.items()},
         {column: {m: many.skipped[m] for m in methods if m in many.skipped} for column, methods in columns.items()},
@@ -145,11 +147,11 @@ def _module(make: Callable[[], nn.Module], side: int | tuple[int, int] = 32) -> 
     """Return a builder of a classifier with random weights, and one image of noise."""
     size = (side, side) if isinstance(side, int) else side
 
-    def made() -> tuple[cv.Model, Tensor]:
+    def build_family() -> tuple[cv.Model, Tensor]:
         model = cv.wrap(strange(make).double(), size=size, mean=0.5, std=0.5)
         return model, noise(size)
 
-    return made
+    return build_family
 
 
 def noise(size: tuple[int, ...], channels: int = 3) -> Tensor:
@@ -238,13 +240,13 @@ def vjepa2() -> tuple[cv.Model, Tensor]:
 def _language(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:
     """Return a builder of a vision-language model that is asked for the word after a text."""
 
-    def made() -> tuple[cv.Model, Tensor]:
+    def build_family() -> tuple[cv.Model, Tensor]:
         module = vision_language.tiny_language_model(name, torch.float32)  # its norms are computed in float32 anyway
         model = cv.wrap(module, size=vision_language.SIDE, mean=0.5, std=0.5)
-        text = vision_language.own_text(name, [1, 3], [4, 11, 12, 14])
+        text = vision_language.model_text(name, [1, 3], [4, 11, 12, 14])
         return model.with_inputs(**text), vision_language.images(dtype=torch.float32)
 
-    return made
+    return build_family
 
 
 def _pair(name: str) -> Callable[[], tuple[cv.Model, Tensor]]:

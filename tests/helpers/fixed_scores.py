@@ -9,7 +9,9 @@ import torch
 from clairvit.metrics.score import Score
 
 
-def made(method: str, values: list[float], metric: str = "deletion", better: str = "lower", **more: Any) -> Score:
+def fixed_score(
+    method: str, values: list[float], metric: str = "deletion", better: str = "lower", **more: Any
+) -> Score:
     return Score(
         metric=metric,
         method=method,

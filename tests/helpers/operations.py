@@ -41,16 +41,16 @@ class PeakBytes(TorchDispatchMode):
         self.alive = 0
         self.peak = 0
         self.operation = ""  # that reached the peak
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._counted: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor):
-                self._known[tensor.untyped_storage()] = True
+                self._counted[tensor.untyped_storage()] = True
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._known:
-                self._known[storage] = True
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._counted:
+                self._counted[storage] = True
                 self.alive += storage.nbytes()
                 weakref.finalize(storage, self._free, storage.nbytes())
         if self.alive > self.peak:

@@ -67,8 +67,10 @@ def clip() -> cv.Model:
     """Return a CLIP of three small blocks with random weights, which takes any words."""
 
     def tokenize(prompts: list[str]) -> torch.Tensor:
-        known = [[word if word in tiny_pairs.WORDS else "?" for word in prompt.split()] for prompt in prompts]
-        return tiny_pairs.open_clip_tokenizer([" ".join(words) for words in known])
+        words_of_prompts = [
+            [word if word in tiny_pairs.WORDS else "?" for word in prompt.split()] for prompt in prompts
+        ]
+        return tiny_pairs.open_clip_tokenizer([" ".join(words) for words in words_of_prompts])
 
     torch.manual_seed(0)
     return cv.wrap(tiny_pairs.open_clip_pair().eval(), tokenizer=tokenize, size=24, mean=0.5, std=0.5)
@@ -182,15 +184,15 @@ def testing(folder: Path) -> Names:
     """Results that are equal up to rounding, and two that are not."""
     exact = torch.linspace(0.1, 1, 8, dtype=torch.float64)
     return {
-        "found": exact * (1 + 1e-15),
+        "actual": exact * (1 + 1e-15),
         "expected": exact,
         "parts": exact,
         "total": exact.sum(),
         "score": exact.sum(),
         "single": exact.float(),
         "exact": exact,
-        "one": exact,
-        "other": exact + 1e-3,
+        "first": exact,
+        "second": exact + 1e-3,
     }
 
 

@@ -85,8 +85,8 @@ def distances(
 ) -> Tensor:
     T = torch.einsum("bhij,bhjd->bijd", A * scale[:, None], f)
     if x is not None:
-        own = (tokens[:, None] == torch.arange(A.shape[-1])).to(A.dtype)
-        T = T + own[None, :, :, None] * x[:, tokens, None]
+        diagonal = (tokens[:, None] == torch.arange(A.shape[-1])).to(A.dtype)
+        T = T + diagonal[None, :, :, None] * x[:, tokens, None]
     return (T if y is None else y[:, :, None] - T).norm(p, -1)
 
 

@@ -287,12 +287,12 @@ def read_mean(vit: ViT, Z: Tensor) -> Tensor:
 
 def legrad_at_pool(p: Proof) -> list[Tensor]:
     """An attention pool reads x^{l+1}: the gradient at the pool's own attention, mean over heads and latents."""
-    found = []
+    layer_maps = []
     for Z in p.x[1:]:
         run = read_out(p.vit, Run(), Z.requires_grad_(True))
         (G,) = torch.autograd.grad(score(run.logits, p.classes), run.pool.A)
-        found.append(torch.nn.functional.pad(G.clamp(min=0).mean((1, 2)), (p.vit.pool.first, 0)))
-    return found
+        layer_maps.append(torch.nn.functional.pad(G.clamp(min=0).mean((1, 2)), (p.vit.pool.first, 0)))
+    return layer_maps
 
 
 def legrad_joita(p: Proof) -> Tensor:

@@ -101,12 +101,12 @@ def attnlrp(vit: ViT, run: Run, classes: list[int], gamma: float = 0.0) -> list[
     """Relevance of the tokens x^0 … x^L, [B, N, d] each, from the target's logit down; ResLRP with `gamma`."""
     one_hot = torch.nn.functional.one_hot(torch.tensor(classes), run.logits.shape[-1]).to(run.logits)
     R = _back_through_head(vit, run, one_hot * run.logits, gamma)
-    found = [R]
+    relevances = [R]
     for (attention, mlp), (first, second) in reversed(list(zip(vit.blocks, run.blocks, strict=True))):
         R = _back_through_mlp(mlp, second, R, gamma)
         R = _back_through_attention(attention, first, R, gamma)
-        found.append(R)
-    return found[::-1]
+        relevances.append(R)
+    return relevances[::-1]
 
 
 def _residual_rule(x: Tensor, branch: Tensor, R: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
@@ -211,12 +211,12 @@ def _back_through_pool(pool: Pool, run: PoolRun, R: Tensor, gamma: float) -> Ten
 def _back_through_head(vit: ViT, run: Run, R: Tensor, gamma: float) -> Tensor:
     """R at the logits [B, C] -> R at the tokens x^L."""
     source = run.normed if run.pool is None else run.pool.mlp.end
-    found = torch.zeros_like(source)
+    relevance = torch.zeros_like(source)
     for reader, z in zip(vit.readers, run.pooled, strict=True):
         h = reader.norm(z) if reader.norm else z
-        own = reader.share * reader.classifier(h)
-        Rz = _norm_rule(reader.norm, z, _linear_rule(reader.classifier, h, R * own / run.logits))
-        found = found + reader.rows[:, None] * source * (Rz / z).unsqueeze(1)
+        class_logits = reader.share * reader.classifier(h)
+        Rz = _norm_rule(reader.norm, z, _linear_rule(reader.classifier, h, R * class_logits / run.logits))
+        relevance = relevance + reader.rows[:, None] * source * (Rz / z).unsqueeze(1)
     if vit.pool is not None:
-        found = _back_through_pool(vit.pool, run.pool, found, gamma)
-    return _norm_rule(vit.norm, run.x[-1], found)
+        relevance = _back_through_pool(vit.pool, run.pool, relevance, gamma)
+    return _norm_rule(vit.norm, run.x[-1], relevance)

@@ -20,8 +20,8 @@ def vectors(part: Attention, run: AttentionRun, *, value_bias: bool = False, res
     if part.sub_norm is not None:
         looked = linear_norm(part.sub_norm, looked, run.joined[:, :, None])
     T = part.g1 * (looked @ part.out.W.T)
-    own = torch.arange(T.shape[1])
-    T[:, own, own] += residual * run.x
+    diagonal = torch.arange(T.shape[1])
+    T[:, diagonal, diagonal] += residual * run.x
     return T.detach()
 
 
@@ -30,8 +30,8 @@ def head_vectors(part: Attention, run: AttentionRun) -> Tensor:
     alone = []
     for h in range(part.heads):
         only = run.A * (torch.arange(part.heads) == h).double()[None, :, None, None]
-        one = AttentionRun(**{**vars(run), "A": only})
-        alone.append(vectors(part, one, residual=0.0))
+        single_head = AttentionRun(**{**vars(run), "A": only})
+        alone.append(vectors(part, single_head, residual=0.0))
     return torch.stack(alone, 1)
 
 

@@ -59,12 +59,14 @@ def called(data: OpenedDataset, row: int) -> str | None:
     return None if label is None else data.classes[int(label)]
 
 
-def shows(found: Sample, mask: np.ndarray, void: np.ndarray | None = None) -> bool:
+def shows(sample: Sample, mask: np.ndarray, void: np.ndarray | None = None) -> bool:
     """Pixel for pixel."""
-    assert found.mask is not None
-    assert found.void is not None
+    assert sample.mask is not None
+    assert sample.void is not None
     empty = np.zeros_like(mask)
-    return bool((found.mask.numpy() == mask).all() and (found.void.numpy() == (empty if void is None else void)).all())
+    return bool(
+        (sample.mask.numpy() == mask).all() and (sample.void.numpy() == (empty if void is None else void)).all()
+    )
 
 
 def coloured_noise(count: int, seed: int = 0) -> ImageDataset:

@@ -109,18 +109,18 @@ def shaken(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-def _made(name: str) -> nn.Module:
+def _build(name: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return shaken(ZOO[name].make(), zlib.crc32(name.encode())).eval()
 
 
-_made_once = functools.cache(_made)
+_build_once = functools.cache(_build)
 
 
 def build(name: str) -> nn.Module:
     """A fresh copy, in eval mode."""
-    return _made(name) if ZOO[name].full_size else copy.deepcopy(_made_once(name))
+    return _build(name) if ZOO[name].full_size else copy.deepcopy(_build_once(name))
 
 
 def wrapped(name: str, dtype: torch.dtype = torch.float32) -> cv.Model:
@@ -182,10 +182,10 @@ def _hf(model: str, config: str, attention: str, nested: bool = False, **options
     def make() -> nn.Module:
         if nested:  # two towers, only the image's is used
             text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-            made = getattr(hf, config)(vision_config=usual | options, text_config=text, num_labels=CLASSES)
+            config_object = getattr(hf, config)(vision_config=usual | options, text_config=text, num_labels=CLASSES)
         else:
-            made = getattr(hf, config)(**(usual | {"num_labels": CLASSES} | options))
-        return getattr(hf, model)._from_config(made, attn_implementation=attention)
+            config_object = getattr(hf, config)(**(usual | {"num_labels": CLASSES} | options))
+        return getattr(hf, model)._from_config(config_object, attn_implementation=attention)
 
     return make
 
@@ -206,11 +206,11 @@ def _torchvision(**options: Any) -> Callable[[], nn.Module]:
 def _uninitialised(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """The real constructor without its slow initialisation: every parameter is drawn anew anyway."""
 
-    def made() -> nn.Module:
+    def build_empty() -> nn.Module:
         with torch.device("meta"):
             return make().to_empty(device="cpu")
 
-    return made
+    return build_empty
 
 
 def _open_clip(**options: Any) -> Callable[[], nn.Module]:

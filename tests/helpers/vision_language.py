@@ -153,7 +153,7 @@ def images(batch: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(batch, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def own_inputs(family: str, pixels: Tensor) -> dict[str, Tensor]:
+def model_inputs(family: str, pixels: Tensor) -> dict[str, Tensor]:
     """Return one image [1, 3, 32, 32] in the form that the model's own processor makes of it, written with loops."""
     if not family.startswith("qwen"):
         return {"pixel_values": pixels[:, None] if family in ("smolvlm", "idefics3") else pixels}
@@ -168,7 +168,7 @@ def own_inputs(family: str, pixels: Tensor) -> dict[str, Tensor]:
     return {"pixel_values": torch.stack(patches), "image_grid_thw": torch.tensor([[1, 8, 8]])}
 
 
-def own_text(family: str, before: list[int], after: list[int], *, answer: int = 0) -> dict[str, Tensor]:
+def model_text(family: str, before: list[int], after: list[int], *, answer: int = 0) -> dict[str, Tensor]:
     """Return what the model's own processor returns for a text around 16 image tokens, the last `answer` written."""
     ids = torch.tensor([before + [IMAGE] * 16 + after])
     text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -269,7 +269,7 @@ def paligemma_processor() -> Any:
 
 
 def idefics3_processor() -> Any:
-    """Return Idefics3's processor, which cuts images into tiles of 32 × 32 pixels unless it is told not to."""
+    """Return Idefics3's processor, which cuts images into tiles of 32 × 32 pixels by default."""
     image_processor = transformers.Idefics3ImageProcessor(
         size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE}
     )

@@ -59,10 +59,10 @@ def linear_model(activation: str, seed: int = 3) -> tuple[cv.Model, Tensor, Valu
 def explained(activation: str, method: str, **options: Any) -> tuple[Tensor, Tensor, Value]:
     """Return the map [rows, cols], the image and the exact score of any set of patches."""
     model, image, value = linear_model(activation)
-    made = cv.explain(model, image, method, TARGET, removal="mean", **options)
-    assert made.score == ("logit" if activation == "raw" else "prob")
-    assert made.activation == activation
-    return made.maps[0], image, value
+    explanation = cv.explain(model, image, method, TARGET, removal="mean", **options)
+    assert explanation.score == ("logit" if activation == "raw" else "prob")
+    assert explanation.activation == activation
+    return explanation.maps[0], image, value
 
 
 ALL = torch.ones(PATCHES, dtype=torch.bool)
@@ -130,8 +130,8 @@ class TestClosedForms:
         rows = np.concatenate([np.ones((40, 1)), kept.numpy()], 1) * np.sqrt(weights)[:, None]
         ridge = np.concatenate([np.zeros((PATCHES, 1)), np.sqrt(0.5) * np.eye(PATCHES)], 1)
         targets = np.concatenate([scores * np.sqrt(weights), np.zeros(PATCHES)])
-        wanted = np.linalg.lstsq(np.concatenate([rows, ridge]), targets, rcond=None)[0]
-        assert_same(maps.flatten(), wanted[1:])
+        expected = np.linalg.lstsq(np.concatenate([rows, ridge]), targets, rcond=None)[0]
+        assert_same(maps.flatten(), expected[1:])
 
     def test_rise(self, activation: str) -> None:
         """f is linear in the mask before its activation: logits of the masked image, one sum over all masks."""
@@ -142,8 +142,8 @@ class TestClosedForms:
         with torch.no_grad():
             scores = applied(model.module(image * shown[:, None]), activation)[:, TARGET]
         on_patches = masks.pooled(GRID)(range(30)).to(image)
-        wanted = torch.einsum("n,nrc->rc", scores, on_patches) / (30 * 0.4)
-        assert_same(maps, wanted, dtype=torch.float64)
+        expected = torch.einsum("n,nrc->rc", scores, on_patches) / (30 * 0.4)
+        assert_same(maps, expected, dtype=torch.float64)
 
 
 # Every method that prefers a probability explains what an activated twin of the model says
@@ -184,7 +184,7 @@ def test_every_method_that_prefers_a_probability_is_swept() -> None:
 def test_a_probability_is_explained_as_the_score_of_a_model_that_applies_its_activation(
     method: str, activation: str
 ) -> None:
-    preferred = next(one.score for one in list_methods() if one.name == method)
+    preferred = next(registered.score for registered in list_methods() if registered.name == method)
     model, twin = twin_models(activation, "timm-vit", log=preferred == "logprob")
     image = pixels("timm-vit", 1, dtype=torch.float64)
     explicit = {"score": "prob"} if preferred == "logit" and activation != "raw" else {}
@@ -219,10 +219,10 @@ def regression(score: float) -> tuple[cv.Model, Tensor]:
 def test_a_regression_head_has_a_score_and_no_probability() -> None:
     model, image = regression(37.0)
     assert model.activation == "raw"
-    made = cv.explain(model, image, "leave-one-out(removal=mean)")
-    assert made.probabilities == (None,)
-    assert made.activation == "raw"
-    assert_same(made.class_scores[0], 37.0)
+    explanation = cv.explain(model, image, "leave-one-out(removal=mean)")
+    assert explanation.probabilities == (None,)
+    assert explanation.activation == "raw"
+    assert_same(explanation.class_scores[0], 37.0)
     gone = []
     for p in range(16):
         painted = image.clone()
@@ -231,23 +231,23 @@ def test_a_regression_head_has_a_score_and_no_probability() -> None:
         with torch.no_grad():
             gone.append(37.0 - float(model.logits(painted)))
     assert max(map(abs, gone)) > 1e-3, "it was 0 everywhere, through a sigmoid that says 1 to 37"
-    assert_same(made.maps[0].flatten(), gone, magnitude=37.0)
+    assert_same(explanation.maps[0].flatten(), gone, magnitude=37.0)
 
 
 def test_a_multi_label_head_is_read_through_a_sigmoid() -> None:
     """Two classes at 0.95 each share a softmax, which says about a half."""
     module: Any = build("timm-vit").double()
     image = pixels("timm-vit", 1, dtype=torch.float64)
-    wanted = torch.full((module.head.out_features,), -6.0, dtype=torch.float64)
-    wanted[:2] = math.log(0.95 / 0.05)
-    wanted[0] += 0.12
+    wanted_logits = torch.full((module.head.out_features,), -6.0, dtype=torch.float64)
+    wanted_logits[:2] = math.log(0.95 / 0.05)
+    wanted_logits[0] += 0.12
     with torch.no_grad():
-        module.head.bias.copy_(module.head.bias + wanted - module(image)[0])
+        module.head.bias.copy_(module.head.bias + wanted_logits - module(image)[0])
     soft = cv.explain(cv.wrap(module, size=32), image, "legrad", 0)
     assert soft.probabilities[0] == pytest.approx(0.53, abs=0.01)
-    made = cv.explain(cv.wrap(module, size=32, activation="sigmoid"), image, "legrad", 0)
-    assert_same(made.probabilities[0], 1 / (1 + math.exp(-(math.log(0.95 / 0.05) + 0.12))))
-    assert made.classes == cv.explain(cv.wrap(module, size=32, activation="sigmoid"), image).classes
+    explanation = cv.explain(cv.wrap(module, size=32, activation="sigmoid"), image, "legrad", 0)
+    assert_same(explanation.probabilities[0], 1 / (1 + math.exp(-(math.log(0.95 / 0.05) + 0.12))))
+    assert explanation.classes == cv.explain(cv.wrap(module, size=32, activation="sigmoid"), image).classes
 
 
 def test_an_explicit_probability_of_a_raw_score_is_refused() -> None:
@@ -261,9 +261,9 @@ def test_an_explicit_probability_of_a_raw_score_is_refused() -> None:
 
 def test_a_module_that_applies_its_sigmoid_is_noted() -> None:
     twin = cv.wrap(nn.Sequential(build("timm-vit"), nn.Sigmoid()), name="tags", size=32)
-    made = cv.explain(twin, pixels("timm-vit", 1), "legrad", 0)
-    assert "tags: the module ends in nn.Sigmoid, so its outputs are taken as they are" in made.notes
-    assert made.probabilities == (None,)
+    explanation = cv.explain(twin, pixels("timm-vit", 1), "legrad", 0)
+    assert "tags: the module ends in nn.Sigmoid, so its outputs are taken as they are" in explanation.notes
+    assert explanation.probabilities == (None,)
 
 
 # The counterfactual
@@ -274,17 +274,17 @@ def test_a_counterfactual_of_a_sigmoid_flips_yes_to_no() -> None:
     model, image, _ = linear_model("sigmoid", seed=5)
     by_class = {c: effects(model, image, c).flatten() for c in range(3)}
     target = next(c for c in range(3) if float(by_class[c].sum()) > 0)
-    made = cv.explain(model, image, "counterfactual(removal=mean)", target)
-    assert made.chosen is not None
-    chosen = made.chosen[0].flatten()
+    explanation = cv.explain(model, image, "counterfactual(removal=mean)", target)
+    assert explanation.chosen is not None
+    chosen = explanation.chosen[0].flatten()
     assert chosen.any()
     margin = float(by_class[target][~chosen].sum())
     assert margin <= 0
     for p in chosen.nonzero()[:, 0].tolist():
         back = float(by_class[target][~chosen | EYE[p]].sum())
         assert back > 0
-        assert_same(made.maps[0].flatten()[p], back - margin)
-    assert any("turns" in note and f"into 'not class {target}'" in note for note in made.notes)
+        assert_same(explanation.maps[0].flatten()[p], back - margin)
+    assert any("turns" in note and f"into 'not class {target}'" in note for note in explanation.notes)
 
 
 def test_a_counterfactual_needs_an_answer_to_flip() -> None:
@@ -293,6 +293,6 @@ def test_a_counterfactual_needs_an_answer_to_flip() -> None:
         cv.explain(model, image, "counterfactual")
     model, image = regression(0.02)
     yes_or_no = cv.wrap(model.module, size=32, activation="sigmoid")
-    made = cv.explain(yes_or_no, image, "counterfactual")
-    assert made.chosen is not None
-    assert made.chosen.any()
+    explanation = cv.explain(yes_or_no, image, "counterfactual")
+    assert explanation.chosen is not None
+    assert explanation.chosen.any()

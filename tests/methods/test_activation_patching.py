@@ -71,14 +71,14 @@ def test_the_model_written_out_gives_the_same_in_both_directions(kind: str) -> N
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 4), (3, 4), (1, 4)])
-def test_the_layers_are_those_asked_for(start: int, stop: int) -> None:
+def test_the_layers_are_those_of_the_option(start: int, stop: int) -> None:
     module = build("plain", depth=4)
     pixels, vit = images_for(module), written_out(module)
     inserted = by_hand(vit, torch.zeros_like(pixels), pixels, range(start, stop))
     assert_same(maps_of(module, pixels, f"caap(start={start},stop={stop},relative=false)"), inserted)
 
 
-def test_neutral_images_are_those_asked_for() -> None:
+def test_neutral_images_are_those_of_the_option() -> None:
     module = build("plain", depth=4)
     pixels, vit = images_for(module), written_out(module)
     kernel = rise_kernel().to(pixels).expand(3, 1, -1, -1)
@@ -145,9 +145,9 @@ def test_a_residual_outside_the_module_is_patched_too() -> None:
         rows = [run(torch.zeros_like(pixels), activations, token)[0] for token in range(1, 17)]
     expected = torch.stack(rows, 1)[torch.arange(2), :, TARGETS].unflatten(1, (4, 4))
     model = cv.wrap(module, size=(32, 32))
-    made = cv.explain(model, pixels, "caap(relative=false)", target=TARGETS)
-    assert_same(made.maps, expected)
-    assert made.notes[-1] == "caap: activations of layers 1 to 2 of 4"
+    explanation = cv.explain(model, pixels, "caap(relative=false)", target=TARGETS)
+    assert_same(explanation.maps, expected)
+    assert explanation.notes[-1] == "caap: activations of layers 1 to 2 of 4"
 
 
 @pytest.mark.filterwarnings("ignore:.*the score stays the same whatever is removed")
@@ -157,8 +157,8 @@ def test_the_model_stays_as_it_was_and_a_patch_of_the_same_image_changes_nothing
     model, image = double(kind)
     before = fingerprint(model.module)
     blank = torch.zeros_like(image)
-    made = cv.explain(model, blank, "caap(direction=remove)", target=3)  # the neutral image is the image
-    assert_same(made.maps, torch.zeros_like(made.maps), magnitude=float(made.logits.abs().max()))
+    explanation = cv.explain(model, blank, "caap(direction=remove)", target=3)  # the neutral image is the image
+    assert_same(explanation.maps, torch.zeros_like(explanation.maps), magnitude=float(explanation.logits.abs().max()))
     assert differences(before, fingerprint(model.module)) == []
 
 

@@ -24,7 +24,7 @@ SIZE, PATCH, GRID, WIDTH, HEADS = 48, 8, 6, 32, 2
 IMAGES = 8
 # Axes of the token stream. Each is a pair (+, −), so that LayerNorm's mean stays zero.
 SEES = {RED: 0, BLUE: 2}  # how red, how blue a patch is
-FOUND = {RED: 4, BLUE: 6}  # how much red, how much blue a layer has found
+DETECTS = {RED: 4, BLUE: 6}  # how much red, how much blue a layer has found
 SAME = 8  # the same for all tokens: LayerNorm does not blow up the noise of an empty patch
 # The least that maps must move on average, of 2. On this model relevance by positive contributions, plain gradients and
 # GMAR (which only weighs heads anew) move by about 0.1, most others by more than 1.5.
@@ -74,17 +74,17 @@ def finder(pooling: str) -> cv.Model:
 def write_weights(module: VisionTransformer) -> None:
     wide = WIDTH // HEADS
     for colour in (RED, BLUE):
-        sees, found = SEES[colour], FOUND[colour]
+        sees, detected = SEES[colour], DETECTS[colour]
         module.patch_embed.proj.weight[sees, 2 * colour] += 1 / PATCH**2
         module.patch_embed.proj.weight[sees + 1, 2 * colour] -= 1 / PATCH**2
-        pair(module.head.weight.T, found, colour, 1.0)
+        pair(module.head.weight.T, detected, colour, 1.0)
         pair(module.head.weight.T, sees, colour, 0.5)  # a head that reads the patches sees their colour itself
         for block in module.blocks:
             query, key, value = (part * WIDTH + colour * wide for part in range(3))
             block.attn.qkv.bias[query] = 2.0  # whoever asks, the head looks for its colour
             pair(block.attn.qkv.weight.T, sees, key, 0.75)
             pair(block.attn.qkv.weight.T, sees, value, 0.5)
-            pair(block.attn.proj.weight, found, colour * wide, 0.5)
+            pair(block.attn.proj.weight, detected, colour * wide, 0.5)
     module.pos_embed[..., SAME] += 1
     module.pos_embed[..., SAME + 1] -= 1
 
@@ -123,10 +123,10 @@ def test_the_model_sees_both_objects_and_nothing_else(pooling: str) -> None:
         whole = module(images)
         without = {colour: module(images.masked_fill(pixels[:, colour, None], 0)) for colour in (RED, BLUE)}
     for colour, other in ((RED, BLUE), (BLUE, RED)):
-        own = whole[:, colour] - without[colour][:, colour]
+        class_drop = whole[:, colour] - without[colour][:, colour]
         others = whole[:, colour] - without[other][:, colour]
-        assert (own > 1).all(), "without its object a class loses its score"
-        assert (others < own / 4).all(), "and without the other one it does not"
+        assert (class_drop > 1).all(), "without its object a class loses its score"
+        assert (others < class_drop / 4).all(), "and without the other one it does not"
 
 
 @pytest.mark.parametrize("name", CLASS_AGNOSTIC)
@@ -139,7 +139,7 @@ def test_class_specific_maps_move_to_the_object_of_the_class(name: str) -> None:
     maps = [map_of(name, colour) for colour in (RED, BLUE)]
     if name == "vanilla":  # behind LayerNorm there is nothing to move; it says so and draws no noise
         assert METHODS[name].caveats.zero_reason
-        assert not any(one.any() for one in maps)
+        assert not any(heatmap.any() for heatmap in maps)
         return
     red, blue = map(lean, maps)
     moved = red - blue

@@ -77,12 +77,15 @@ def hooked(module: nn.Module, place: str, pixels: Tensor) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("name", FAMILY)
 def test_cam_family_at_each_stage_of_a_resnet(name: str, layer: int) -> None:
     a, g = hooked(resnet(), f"layer{layer + 1}", images())
-    rows = [cam_by_hand(name, one.flatten(1).T, its.flatten(1).T) for one, its in zip(a, g, strict=True)]
+    rows = [
+        cam_by_hand(name, activation_map.flatten(1).T, its.flatten(1).T)
+        for activation_map, its in zip(a, g, strict=True)
+    ]
     expected = torch.stack(rows).reshape(len(a), *a.shape[2:])
     model = cv.wrap(resnet())
     if name != "gradcam-elementwise":
-        found = cv.explain(model, images(), f"{name}+layer:{layer}", target=TARGETS).maps  # no ReLU under a combinator
-        assert_same(found, expected)
+        maps = cv.explain(model, images(), f"{name}+layer:{layer}", target=TARGETS).maps  # no ReLU under a combinator
+        assert_same(maps, expected)
     assert_same(cv.explain(model, images(), name, target=TARGETS, layer=layer).maps, expected.clamp(min=0))
     if layer == 3:
         assert_same(cv.explain(model, images(), name, target=TARGETS).maps, expected.clamp(min=0))
@@ -94,10 +97,10 @@ def test_cam_is_the_classifier_row_on_the_last_map() -> None:
     a, _ = hooked(module, "layer4", pixels)
     row = module.fc.weight.detach()[TARGETS]  # [B, C]
     expected = torch.einsum("bchw,bc->bhw", a, row) / (a.shape[2] * a.shape[3])
-    found = cv.explain(cv.wrap(module), pixels, "cam", target=TARGETS)
-    assert_same(found.maps, expected)
-    scores = torch.stack([found.logits[b, c] for b, c in enumerate(TARGETS)])
-    assert_same(found.maps.sum((1, 2)) + module.fc.bias.detach()[TARGETS], scores)
+    explanation = cv.explain(cv.wrap(module), pixels, "cam", target=TARGETS)
+    assert_same(explanation.maps, expected)
+    scores = torch.stack([explanation.logits[b, c] for b, c in enumerate(TARGETS)])
+    assert_same(explanation.maps.sum((1, 2)) + module.fc.bias.detach()[TARGETS], scores)
 
 
 def test_gradcam_is_cam_on_mean_pooling_but_for_its_relu_and_scale() -> None:
@@ -165,7 +168,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 
 
 @functools.cache
-def made(kind: str) -> nn.Module:
+def build_cnn(kind: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return seasoned(ZOO[kind][0]())
@@ -173,7 +176,7 @@ def made(kind: str) -> nn.Module:
 
 @pytest.mark.parametrize("kind", ZOO)
 def test_any_cnn_has_stages(kind: str) -> None:
-    module, pixels = made(kind), images((96, 128)).float()
+    module, pixels = build_cnn(kind), images((96, 128)).float()
     model = cv.wrap(module)
     stages = model_structure(model, pixels).stages
     assert [stage.name for stage in stages] == ZOO[kind][1]
@@ -186,21 +189,21 @@ def test_any_cnn_has_stages(kind: str) -> None:
         assert layer.grid == stage.grid
         with pytest.raises(NotApplicable, match=f"feature map of '{stage.name}'.*gradient method"):
             _ = layer.A
-    found = cv.compare(
+    comparison = cv.compare(
         model, pixels, [f"{m}(relu=false)" if METHODS[m].relu else m for m in ACTIVATIONS], target=TARGETS
     )
-    for name, one in found.items():
+    for name, explanation in comparison.items():
         first = name.startswith(("ixg", "vanilla", "decompx", "cp-lrp", "attnlrp"))
-        assert one.maps.shape == (2, *stages[0 if first else -1].grid), name
-        assert one.maps.isfinite().all(), name
+        assert explanation.maps.shape == (2, *stages[0 if first else -1].grid), name
+        assert explanation.maps.isfinite().all(), name
         # ConvNeXt reads its stages through LayerNorm, so its gradients add up to zero as a ViT's do.
-        assert one.maps.flatten(1).std(1).min() > 0 or (kind, name) == ("timm-convnext", "vanilla")
+        assert explanation.maps.flatten(1).std(1).min() > 0 or (kind, name) == ("timm-convnext", "vanilla")
     assert differences(before, fingerprint(module)) == []
 
 
 def test_an_activation_in_place_after_the_stage_does_not_corrupt_it() -> None:
     """DenseNet's last norm is overwritten by its ReLU: value and gradient are both those after it."""
-    module, pixels = copy.deepcopy(made("torchvision-densenet")).double(), images((64, 64))
+    module, pixels = copy.deepcopy(build_cnn("torchvision-densenet")).double(), images((64, 64))
     layer = cv.trace(cv.wrap(module), pixels, target=TARGETS).layers[-1]
     features = module.features(pixels).detach().relu().requires_grad_()
     scores = module.classifier(features.mean((2, 3)))
@@ -221,19 +224,19 @@ def test_a_shared_activation_is_found_by_its_call() -> None:
             return self.head(self.act(self.b(self.act(self.a(x)))).mean((2, 3)))
 
     module, pixels = strange(Shared).double(), images((32, 32))
-    found = [(stage.name, stage.call, stage.grid) for stage in model_structure(cv.wrap(module), pixels).stages]
-    assert found == [("act", 0, (16, 16)), ("act", 1, (8, 8))]  # 8 channels on 8 × 8 cells are channels first
+    actual = [(stage.name, stage.call, stage.grid) for stage in model_structure(cv.wrap(module), pixels).stages]
+    assert actual == [("act", 0, (16, 16)), ("act", 1, (8, 8))]  # 8 channels on 8 × 8 cells are channels first
     x = cv.trace(cv.wrap(module), pixels, target=TARGETS).layers[1].x
     expected = module.act(module.b(module.act(module.a(pixels)))).flatten(2).transpose(1, 2)
     assert_same(x, expected.detach())
 
 
 def test_channels_last_memory_changes_nothing() -> None:
-    module, pixels = copy.deepcopy(made("timm-resnet")).double(), images((64, 64))
+    module, pixels = copy.deepcopy(build_cnn("timm-resnet")).double(), images((64, 64))
     usual = cv.explain(cv.wrap(module), pixels, "gradcam(relu=false)", target=TARGETS).maps
     other = cv.wrap(copy.deepcopy(module).to(memory_format=torch.channels_last))
-    found = cv.explain(other, pixels.to(memory_format=torch.channels_last), "gradcam(relu=false)", target=TARGETS).maps
-    assert_same(found, usual)
+    maps = cv.explain(other, pixels.to(memory_format=torch.channels_last), "gradcam(relu=false)", target=TARGETS).maps
+    assert_same(maps, usual)
 
 
 # What is refused, and what else works
@@ -277,12 +280,12 @@ def test_integrated_gradients_on_the_first_feature_map_are_complete() -> None:
     where rounding is nothing against it.
     """
     module, pixels = resnet(), images((32, 32))
-    made = cv.explain(
+    explanation = cv.explain(
         cv.wrap(module), pixels, "integrated-gradients(path=token,steps=400)", target=TARGETS, layers=False
     )
-    assert "completeness" in made.notes[0]
+    assert "completeness" in explanation.notes[0]
     empty = module.fc(
         module.avgpool(module.layer4(module.layer3(module.layer2(torch.zeros(1, 64, 8, 8).double())))).flatten(1)
     )
-    rise = torch.stack([made.logits[b, c] - empty[0, c].detach() for b, c in enumerate(TARGETS)])
-    torch.testing.assert_close(made.maps.sum((1, 2)), rise, rtol=0.02, atol=0.02 * float(rise.abs().max()))
+    rise = torch.stack([explanation.logits[b, c] - empty[0, c].detach() for b, c in enumerate(TARGETS)])
+    torch.testing.assert_close(explanation.maps.sum((1, 2)), rise, rtol=0.02, atol=0.02 * float(rise.abs().max()))

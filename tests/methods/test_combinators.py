@@ -73,8 +73,8 @@ def image_of(kind: str) -> Tensor:
 
 
 def explained(text: str, kind: str | None = None, **options: Any) -> Explanation:
-    known = isinstance(text, str) and text.partition("(")[0].partition("+")[0] in METHODS
-    kind = kind or (home_of(text, DEEP, DEEP_AVG) if known else DEEP)
+    is_method = isinstance(text, str) and text.partition("(")[0].partition("+")[0] in METHODS
+    kind = kind or (home_of(text, DEEP, DEEP_AVG) if is_method else DEEP)
     return cv.explain(model_of(kind), image_of(kind), text, target=TARGET, **options)
 
 
@@ -89,10 +89,10 @@ WORKING_ON = {kind: [text for text, other in WORKING if other == kind and fits(t
 @pytest.mark.parametrize("kind", KINDS)
 def test_listed_combinations_work(kind: str) -> None:
     for text in WORKING_ON[kind]:
-        made = cv.explain(model_of(kind), image_of(kind), text, target=TARGET)
-        assert made.maps.shape == (2, *ZOO[kind].grid), text
-        assert made.maps.isfinite().all(), text
-        assert made.method == text, text
+        explanation = cv.explain(model_of(kind), image_of(kind), text, target=TARGET)
+        assert explanation.maps.shape == (2, *ZOO[kind].grid), text
+        assert explanation.maps.isfinite().all(), text
+        assert explanation.method == text, text
 
 
 SUMS = {"+plus", "+skipplus", "+from:M", "+last", "+layer:K"}
@@ -122,8 +122,8 @@ def test_combinators_pick_and_add_up_what_the_layers_say(name: str) -> None:
         "layer:3": layers[3],
         "layer:-5": layers[0],
     }
-    for combinator, wanted in expected.items():
-        assert_same(explained(f"{name}+{combinator}").maps, wanted, label=combinator)
+    for combinator, expected_value in expected.items():
+        assert_same(explained(f"{name}+{combinator}").maps, expected_value, label=combinator)
 
 
 def exact_average() -> nn.Module:
@@ -152,7 +152,7 @@ def test_rollout_multiplies_row_normalised_matrices(name: str) -> None:
 
 
 def test_names_that_are_combinations() -> None:
-    for one, other in [
+    for first, second in [
         ("cat", "ixg+plus"),
         ("ixg", "cat+layer:0"),
         ("rollout", "raw-attention+rollout"),
@@ -165,7 +165,7 @@ def test_names_that_are_combinations() -> None:
         ("legrad(mean=false)", "legrad+plus"),
         ("legrad(preset=official)", "legrad+from:-2"),
     ]:
-        assert_same(explained(one).maps, explained(other).maps, label=f"{one}, {other}")
+        assert_same(explained(first).maps, explained(second).maps, label=f"{first}, {second}")
 
 
 def test_a_combinator_drops_the_relu_and_the_cam_conventions() -> None:
@@ -184,12 +184,12 @@ def test_a_combinator_drops_the_relu_and_the_cam_conventions() -> None:
 @pytest.mark.slow
 def test_layers_of_an_explanation() -> None:
     for name in EVERY:
-        made, without = explained(short(name), layers=True), explained(short(name))
+        explanation, without = explained(short(name), layers=True), explained(short(name))
         last_block_only = METHODS[name].options.get("at") in ("norm", "output")
-        assert (made.layers is None) == (METHODS[name].output == "image" or last_block_only), name
-        assert made.layers is None or made.layers.shape == (5, 2, 4, 4), name
+        assert (explanation.layers is None) == (METHODS[name].output == "image" or last_block_only), name
+        assert explanation.layers is None or explanation.layers.shape == (5, 2, 4, 4), name
         assert without.layers is None, name
-        assert_same(without.maps, made.maps, label=name)
+        assert_same(without.maps, explanation.maps, label=name)
     assert explained("gradcam(at=input)", layers=True).layers.shape == (5, 2, 4, 4)
     assert explained("ixg(level=pixel)", layers=True).layers is None
 
@@ -197,9 +197,9 @@ def test_layers_of_an_explanation() -> None:
 # Combinators that make no sense
 
 
-def suggestions(said: str) -> list[str]:
+def suggestions(message: str) -> list[str]:
     """What a message tells the user to type."""
-    return re.findall(r"[\w-]+\+[\w:-]+", said.partition("Use ")[2])
+    return re.findall(r"[\w-]+\+[\w:-]+", message.partition("Use ")[2])
 
 
 REFUSED = [
@@ -220,11 +220,11 @@ def test_combinators_that_are_not_listed_are_refused_with_what_to_type(text: str
     name, _, combinator = text.partition("+")
     with pytest.raises(NotApplicable) as refusal:
         explained(text)
-    said = str(refusal.value)
-    assert f"'{name}'" in said
-    assert f"+{combinator.partition(':')[0]}" in said
-    assert "Use " in said
-    for suggested in suggestions(said):
+    message = str(refusal.value)
+    assert f"'{name}'" in message
+    assert f"+{combinator.partition(':')[0]}" in message
+    assert "Use " in message
+    for suggested in suggestions(message):
         assert explained(suggested).maps.shape == (2, 4, 4), suggested  # advice that can be followed
 
 
@@ -251,9 +251,9 @@ def test_two_combinators_are_refused(text: str) -> None:
 def test_unknown_combinators(text: str, near: str) -> None:
     with pytest.raises(UnknownName, match=near) as refusal:
         resolve_method(text)
-    said = str(refusal.value)
-    assert f"There is no combinator '+{text.partition('+')[2]}'" in said
-    assert all(f"+{combinator}" in said for combinator in COMBINATORS)
+    message = str(refusal.value)
+    assert f"There is no combinator '+{text.partition('+')[2]}'" in message
+    assert all(f"+{combinator}" in message for combinator in COMBINATORS)
 
 
 @pytest.mark.parametrize("text", ["genatt+from:x", "genatt+layer:", "genatt+layer:last"])
@@ -326,7 +326,7 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("rollout(fusion=maxx)", r"fusion=maxx was given; expected 'mean' or 'max' or 'min' or a number.*'max'"),
         ("rollout(fusion=0.5)", r"fusion=0.5 was given"),
@@ -348,13 +348,13 @@ def test_options_of_the_aggregation_that_a_combinator_replaces(text: str) -> Non
         ("gradsam(mean=1)", r"mean=1 was given; expected True or False"),
     ],
 )
-def test_values_that_are_not_allowed(text: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_values_that_are_not_allowed(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         resolve_method(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("raw-attention(fusion=3)", r"fusion=3 names a head of 3; expected mean, max, min or 0…2"),
         ("rollout(discard_ratio=1)", r"discard_ratio=1 was given; expected 0 or more and below 1 of the entries"),
@@ -364,8 +364,8 @@ def test_values_that_are_not_allowed(text: str, said: str) -> None:
         ("ixg(level=pixel)+last", r"level=pixel looks before the first layer; layer 4 was asked for. Use level=token"),
     ],
 )
-def test_values_that_do_not_fit_the_model(text: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_values_that_do_not_fit_the_model(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         explained(text)
 
 
@@ -412,8 +412,8 @@ def test_compare_finds_mistakes_before_it_runs_anything() -> None:
 
 def test_compare_makes_a_method_once() -> None:
     names = ["rollout", "rollout(fusion=mean)", " Rollout "]
-    found = cv.compare(model_of(DEEP), image_of(DEEP), names, target=TARGET)
-    assert list(found) == ["rollout"]
+    comparison = cv.compare(model_of(DEEP), image_of(DEEP), names, target=TARGET)
+    assert list(comparison) == ["rollout"]
 
 
 # Options
@@ -459,15 +459,15 @@ def written(name: str, option: str, value: Any) -> str:
 def test_every_value_of_every_option(name: str, option: str, value: Any) -> None:
     """It works, by keyword too, and its canonical text means the same map."""
     text = written(name, option, value)
-    spec, made = resolve_method(text), explained(text)
-    assert made.method == spec.text
+    spec, explanation = resolve_method(text), explained(text)
+    assert explanation.method == spec.text
     whole_image = METHODS[name].output == "image" and (option, value) == ("level", "pixel")
-    assert made.maps.shape == ((2, 32, 32) if whole_image else (2, 4, 4))
-    assert made.maps.isfinite().all()
+    assert explanation.maps.shape == ((2, 32, 32) if whole_image else (2, 4, 4))
+    assert explanation.maps.isfinite().all()
     assert resolve_method(name, **({option: value} | beside(name, option))) == spec
     assert resolve_method(spec.text) == spec
     assert resolve_method(spec.text).text == spec.text
-    assert torch.equal(explained(spec.text).maps, made.maps)
+    assert torch.equal(explained(spec.text).maps, explanation.maps)
 
 
 def test_all_methods_but_the_baselines_have_options_to_try() -> None:
@@ -526,10 +526,10 @@ def test_options_change_maps() -> None:
         kind = {"keys": "timm-dinov2-reg4", "relu": "timm-vit"}.get(option, DEEP)
         kind = kind if fits(name, kind) else DEEP_AVG
         usual = unchanged(short(name) if option != "samples" else name, kind)
-        made = explained(written(name, option, value), kind)
+        explanation = explained(written(name, option, value), kind)
         if METHODS[name].caveats.zero_reason and not usual.maps.any():
             continue  # and says so
-        if usual.maps.shape == made.maps.shape and same(usual.maps, made.maps):
+        if usual.maps.shape == explanation.maps.shape and same(usual.maps, explanation.maps):
             still.append(written(name, option, value))
     # The tokens do not see the patch embedding's gamma; without gamma or eps there is nothing to leave out inside.
     harmless = {
@@ -590,10 +590,10 @@ def test_presets_are_their_options(name: str, preset: str) -> None:
         assert (spec.method, spec.text) == (settings, f"{name}(preset={preset})")
     assert resolve_method(spec.text) == spec
     assert spec.text != name
-    made = explained(f"{name}(preset={preset})")
-    assert made.maps.isfinite().all()
-    assert torch.equal(made.maps, explained(spec.text).maps)
-    assert not same(made.maps, explained(name).maps)
+    explanation = explained(f"{name}(preset={preset})")
+    assert explanation.maps.isfinite().all()
+    assert torch.equal(explanation.maps, explained(spec.text).maps)
+    assert not same(explanation.maps, explained(name).maps)
 
 
 def test_options_come_on_top_of_a_preset() -> None:
@@ -634,7 +634,7 @@ def test_a_variant_that_is_registered_anew_is_the_new_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "rollout(preset=jacobgill)",
@@ -644,8 +644,8 @@ def test_a_variant_that_is_registered_anew_is_the_new_one() -> None:
         ("saliency(compat=any)", r"'saliency' has no preset 'any'; it has none"),
     ],
 )
-def test_unknown_presets(text: str, said: str) -> None:
-    with pytest.raises(UnknownName, match=said):
+def test_unknown_presets(text: str, message: str) -> None:
+    with pytest.raises(UnknownName, match=message):
         resolve_method(text)
 
 
@@ -658,11 +658,11 @@ def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> 
         with pytest.raises(NotApplicable, match=rf"\+{combinator}"):
             resolve_method(text)
         return
-    own = {field.name for field in dataclasses.fields(resolve_method(f"{name}+{combinator}").aggregation)}
+    fields = {field.name for field in dataclasses.fields(resolve_method(f"{name}+{combinator}").aggregation)}
     options = {METHODS[name].option_overrides.aliases.get(key, key) for key in preset_settings(METHODS[name], preset)}
     alone, base = resolve_method(f"{name}(preset={preset})").aggregation, METHODS[name].aggregation
     options |= {key for key, value in vars(alone).items() if value != vars(base)[key]}
-    if options <= own | set(dict(resolve_method(f"{name}(preset={preset})").options)):
+    if options <= fields | set(dict(resolve_method(f"{name}(preset={preset})").options)):
         assert explained(text, "timm-reg4-gap").maps.isfinite().all()
         assert resolve_method(resolve_method(text).text) == resolve_method(text)
         return
@@ -706,12 +706,12 @@ def test_reversed_gradients_reach_the_mirrored_layer() -> None:
 
 
 def test_focusvit_says_that_its_start_was_not_searched() -> None:
-    made = explained("focusvit")
+    explanation = explained("focusvit")
     middle = math.ceil(5 / 2)
     note = f"focusvit: m is ceil(L/2) = {middle}; cv.choose(model, images, tune_start=['focusvit']) looks for m*"
-    assert made.notes == (note,)
+    assert explanation.notes == (note,)
     assert explained("focusvit(m=3)").notes == explained("focusvit+skipplus").notes == ()
-    assert torch.equal(explained("focusvit(m=3)").maps, made.maps)
+    assert torch.equal(explained("focusvit(m=3)").maps, explanation.maps)
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ def _relu_may_leave_nothing() -> Iterator[None]:
 def compared(
     kind: str, image: Tensor, names: list[str] = EVERY, target: Any = TARGET, seed: int = 0, model: Any = None
 ) -> Comparison:
-    found = cv.compare(model or wrapped(kind, image.dtype), image, names, target=target, seed=seed, skip=True)
+    comparison = cv.compare(model or wrapped(kind, image.dtype), image, names, target=target, seed=seed, skip=True)
     if kind not in NO_BLOCK_MODULES:
-        assert set(found.skipped) == {name for name in names if not fits(name, kind)}
-    return found
+        assert set(comparison.skipped) == {name for name in names if not fits(name, kind)}
+    return comparison
 
 
 class Sweep:
@@ -104,9 +104,9 @@ class Sweep:
         """The methods in float32, as they are and in their signed form."""
         before, around = fingerprint(self.model.module), surroundings()
         names = list(dict.fromkeys([*self.names, *self.signed_forms]))
-        found = compared(self.kind, self.images, names, list(self.targets), model=self.model)
+        comparison = compared(self.kind, self.images, names, list(self.targets), model=self.model)
         self.changes = differences(before, fingerprint(self.model.module)) + differences(around, surroundings())
-        return found
+        return comparison
 
     @functools.cached_property
     def exact(self) -> Comparison:
@@ -124,9 +124,9 @@ def sweep(request: pytest.FixtureRequest) -> Sweep:
     return Sweep(request.param)
 
 
-def apart(found: Tensor, expected: Tensor) -> float:
+def apart(actual: Tensor, expected: Tensor) -> float:
     """The largest difference, in parts of the map's own scale."""
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
 
 
 def test_every_method_is_in_the_sweep() -> None:
@@ -143,20 +143,27 @@ def test_maps_fit_the_grid_and_the_model_stays_bit_identical(sweep: Sweep) -> No
     Talking heads mix attention after the softmax; there a negative map is right, and is marked as signed. So is a mean
     of scores where there are no probabilities: an embedding's outputs have a sign of their own.
     """
-    tiny, found = ZOO[sweep.kind], sweep.single
+    tiny, explanations = ZOO[sweep.kind], sweep.single
     assert sweep.changes == []
-    for name in [name for name in EVERY if name in found]:
-        made = found[name]
-        assert made.maps.shape == (3, *tiny.grid), name
-        assert made.maps.dtype == torch.float32, name
-        assert made.maps.isfinite().all(), name
-        assert len(made) == len(made.targets) == len(made.classes) == len(made.logits) == len(made.pixels) == 3, name
+    for name in [name for name in EVERY if name in explanations]:
+        explanation = explanations[name]
+        assert explanation.maps.shape == (3, *tiny.grid), name
+        assert explanation.maps.dtype == torch.float32, name
+        assert explanation.maps.isfinite().all(), name
+        assert (
+            len(explanation)
+            == len(explanation.targets)
+            == len(explanation.classes)
+            == len(explanation.logits)
+            == len(explanation.pixels)
+            == 3
+        ), name
         method = method_of(name)
         if not method.signed or method.relu:
             of_outputs = method.score == "prob" and not tiny.classifier
             if (tiny.sums_to_one and not of_outputs) or method.relu:
-                assert made.maps.min() >= 0, name
-            assert made.signed == bool((made.maps < 0).any()), name
+                assert explanation.maps.min() >= 0, name
+            assert explanation.signed == bool((explanation.maps < 0).any()), name
 
 
 def test_maps_say_something(sweep: Sweep) -> None:
@@ -166,8 +173,8 @@ def test_maps_say_something(sweep: Sweep) -> None:
         if method_of(name).caveats.zero_reason and not maps.flatten(1).any(1).all():
             continue
         assert maps.flatten(1).std(1).min() > 0, name
-        for one, other in ((0, 1), (0, 2), (1, 2)):
-            assert torch.equal(maps[one], maps[other]) == (name == "center"), name
+        for first, second in ((0, 1), (0, 2), (1, 2)):
+            assert torch.equal(maps[first], maps[second]) == (name == "center"), name
 
 
 @pytest.mark.parametrize("kind", TINY)
@@ -175,21 +182,21 @@ def test_prefix_tokens_are_cut_off_and_patches_stay_in_order(kind: str) -> None:
     """One map of each kind against the trace it was read from: a matrix, numbers for tokens, and pixels."""
     tiny, (model, image) = ZOO[kind], double(kind)
     tr = cv.trace(model, image, target=TARGET)
-    found = compared(kind, image, ["raw-attention", "ixg", "saliency"])
+    comparison = compared(kind, image, ["raw-attention", "ixg", "saliency"])
     rows = (tr.readout_weights[:, None] @ tr.layers[-1].A.mean(1))[:, 0]  # [B, N]
-    assert_same(found["raw-attention"].maps, rows[:, tiny.prefix :].reshape(2, *tiny.grid))
+    assert_same(comparison["raw-attention"].maps, rows[:, tiny.prefix :].reshape(2, *tiny.grid))
     if kind not in NO_BLOCK_MODULES:
         tokens = (tr.layers[0].x * tr.layers[0].dx).sum(-1)
-        assert_same(found["ixg"].maps, tokens[:, tiny.prefix :].reshape(2, *tiny.grid))
+        assert_same(comparison["ixg"].maps, tokens[:, tiny.prefix :].reshape(2, *tiny.grid))
     cells = tr.dpixels.abs().amax(1).unflatten(1, (tiny.grid[0], -1)).unflatten(3, (tiny.grid[1], -1))
-    assert_same(found["saliency"].maps, cells.mean((2, 4)))
+    assert_same(comparison["saliency"].maps, cells.mean((2, 4)))
 
 
 def test_blocks_that_are_no_modules_are_refused_clearly() -> None:
-    found = compared("home-loop", pixels("home-loop"), [name for name in EVERY if fits(name, "home-loop")])
-    assert {"raw-attention", "rollout", "genatt", "gradsam", "focusvit", "saliency", "random"} <= set(found)
-    assert {"ixg", "cat", "decompx", "attnlrp"} <= set(found.skipped)
-    for name, why in found.skipped.items():
+    comparison = compared("home-loop", pixels("home-loop"), [name for name in EVERY if fits(name, "home-loop")])
+    assert {"raw-attention", "rollout", "genatt", "gradsam", "focusvit", "saliency", "random"} <= set(comparison)
+    assert {"ixg", "cat", "decompx", "attnlrp"} <= set(comparison.skipped)
+    for name, why in comparison.skipped.items():
         assert "modules" in why or "nn.Module" in why, name
         with pytest.raises(NotApplicable, match=r"Use|use"):
             cv.explain(wrapped("home-loop"), pixels("home-loop"), name, target=TARGET)
@@ -198,29 +205,29 @@ def test_blocks_that_are_no_modules_are_refused_clearly() -> None:
 def test_batch_of_three_equals_three_batches_of_one(sweep: Sweep) -> None:
     """Each image with a target of its own, so that a mixed-up row is seen."""
     for row, target in enumerate(sweep.targets):
-        for name, made in sweep.in_float64(sweep.exact_images[row : row + 1], target).items():
+        for name, explanation in sweep.in_float64(sweep.exact_images[row : row + 1], target).items():
             maps = sweep.exact[name].maps[row]
             unstable = method_of(name).caveats.numerically_unstable
             magnitude = magnified(sweep.single[name].maps[row], maps) if unstable else None
-            assert_same(maps, made.maps[0], magnitude=magnitude, dtype=torch.float64, label=name)
+            assert_same(maps, explanation.maps[0], magnitude=magnitude, dtype=torch.float64, label=name)
 
 
 def test_float64_agrees_with_float32(sweep: Sweep) -> None:
     """Up to float32's rounding. A delicate method divides by sums near zero: its maps differ by more."""
-    for name, made in sweep.exact.items():
+    for name, explanation in sweep.exact.items():
         single = sweep.single[name].maps
         if (
             name != "random" and not method_of(name).caveats.numerically_unstable
         ):  # its noise comes from the image's bits
             assert single.dtype == torch.float32
-            assert_same(single, made.maps, growth=growth_of(sweep.kind), label=name)
+            assert_same(single, explanation.maps, growth=growth_of(sweep.kind), label=name)
 
 
 def assert_float32_maps(kind: str, maps_by_method: Comparison) -> None:
-    for name, made in maps_by_method.items():
-        assert made.maps.dtype == torch.float32, name
-        assert made.maps.isfinite().all(), name
-        assert made.maps.shape == (2, *ZOO[kind].grid), name
+    for name, explanation in maps_by_method.items():
+        assert explanation.maps.dtype == torch.float32, name
+        assert explanation.maps.isfinite().all(), name
+        assert explanation.maps.shape == (2, *ZOO[kind].grid), name
 
 
 @pytest.mark.parametrize("kind", MAIN[::3])
@@ -234,11 +241,11 @@ def test_bfloat16_models_give_float32_maps_that_resemble_those_of_float32(kind: 
     rough = compared(kind, pixels(kind, dtype=torch.bfloat16), signed(ON_MAIN[kind]))
     assert_float32_maps(kind, rough)
     exact = compared(kind, pixels(kind), signed(ON_MAIN[kind]))
-    for name, made in rough.items():
+    for name, explanation in rough.items():
         if name != "random" and not (
             method_of(name).caveats.numerically_unstable or method_of(name).caveats.zero_reason
         ):
-            alike = torch.cosine_similarity(made.maps.flatten(1), exact[name].maps.flatten(1))
+            alike = torch.cosine_similarity(explanation.maps.flatten(1), exact[name].maps.flatten(1))
             assert alike.min() > 0.9, name
 
 
@@ -246,23 +253,23 @@ def test_bfloat16_models_give_float32_maps_that_resemble_those_of_float32(kind: 
 def test_same_seed_same_map(kind: str) -> None:
     model = wrapped(kind)
     first, again, other = (compared(kind, pixels(kind), ON_MAIN[kind], seed=seed, model=model) for seed in (7, 7, 8))
-    for name, made in first.items():
-        assert made.seed == 7
-        assert torch.equal(made.maps, again[name].maps), name
+    for name, explanation in first.items():
+        assert explanation.seed == 7
+        assert torch.equal(explanation.maps, again[name].maps), name
         method = method_of(name)
         draws = method.is_stochastic and "seed" in inspect.signature(method.function).parameters
-        assert torch.equal(made.maps, other[name].maps) == (not draws), name
+        assert torch.equal(explanation.maps, other[name].maps) == (not draws), name
 
 
 def test_the_target_matters_to_class_specific_methods_only(sweep: Sweep) -> None:
     other = sweep.in_float64(sweep.exact_images, [4, 6, 3])
-    for name, made in sweep.exact.items():
+    for name, explanation in sweep.exact.items():
         if name in CLASS_AGNOSTIC:
-            assert torch.equal(made.maps, other[name].maps), name
-        elif not method_of(name).caveats.zero_reason or made.maps.any():
+            assert torch.equal(explanation.maps, other[name].maps), name
+        elif not method_of(name).caveats.zero_reason or explanation.maps.any():
             # A rollout of next to nothing is the identity: what is the class's own is far above round-off, and small.
             least = 5e-5 if method_of(name).caveats.weak_class_signal else 1e-3
-            assert apart(made.maps, other[name].maps) > least, name
+            assert apart(explanation.maps, other[name].maps) > least, name
 
 
 @functools.cache
@@ -407,39 +414,46 @@ ON_CLASS_TOKEN = [name for name in EVERY if fits(name, "timm-vit")]
 def test_declared_cost_is_what_is_spent(counting: Counting, name: str) -> None:
     """Scores and targets need one forward whatever the method: noise counts it too."""
     model, declared = cv.wrap(counting), resolve_method(name).cost_for(PATCHES)
-    made, forwards, backwards = counting.spent(lambda: cv.explain(model, pixels("timm-vit"), name, target=TARGET))
+    explanation, forwards, backwards = counting.spent(
+        lambda: cv.explain(model, pixels("timm-vit"), name, target=TARGET)
+    )
     assert declared.backwards == backwards
     assert declared.forwards >= forwards if method_of(name).extra_cost.at_most else declared.forwards == forwards
-    assert (made.cost.forwards, made.cost.backwards) == (math.ceil(forwards), backwards)
+    assert (explanation.cost.forwards, explanation.cost.backwards) == (math.ceil(forwards), backwards)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_each_further_target_costs_a_backward(counting: Counting, name: str) -> None:
     """And a method that makes passes of its own makes them again."""
-    model, declared, own = (
+    model, declared, method_cost = (
         cv.wrap(counting),
         resolve_method(name).cost_for(PATCHES),
         resolve_method(name).own_cost(PATCHES),
     )
     image = pixels("timm-vit")[0]
-    made, forwards, backwards = counting.spent(lambda: cv.explain(model, image, name, targets=[1, 2, 3]), images=1)
-    most = 1 + 3 * own.forwards
+    explanation, forwards, backwards = counting.spent(
+        lambda: cv.explain(model, image, name, targets=[1, 2, 3]), images=1
+    )
+    most = 1 + 3 * method_cost.forwards
     assert forwards <= most if method_of(name).extra_cost.at_most else forwards == most
     assert backwards == 3 * declared.backwards
-    assert (made.cost.forwards, made.cost.backwards) == (forwards, backwards)
+    assert (explanation.cost.forwards, explanation.cost.backwards) == (forwards, backwards)
 
 
 def test_all_methods_together_cost_one_forward_and_one_backward_for_each_rule_table(counting: Counting) -> None:
     """A method that goes back through one block at a time adds a way back through each block, none from the scores."""
     model = cv.wrap(counting)
     exact = [name for name in ON_CLASS_TOKEN if not method_of(name).extra_cost.at_most]
-    found, forwards, backwards = counting.spent(lambda: cv.compare(model, pixels("timm-vit"), exact, target=1))
+    comparison, forwards, backwards = counting.spent(lambda: cv.compare(model, pixels("timm-vit"), exact, target=1))
     run = [method_of(name) for name in exact]
     tables = {table for method in run for table in method.tables}
     local = any(method.passes == "local" for method in run)
-    own = sum((resolve_method(name).own_cost(PATCHES) for name in exact), Cost())
-    assert (forwards, backwards) == (1 + own.forwards, len(tables) + local + own.backwards)
-    assert (found.cost.forwards, found.cost.backwards) == (1 + own.forwards, len(tables) + own.backwards)
+    methods_cost = sum((resolve_method(name).own_cost(PATCHES) for name in exact), Cost())
+    assert (forwards, backwards) == (1 + methods_cost.forwards, len(tables) + local + methods_cost.backwards)
+    assert (comparison.cost.forwards, comparison.cost.backwards) == (
+        1 + methods_cost.forwards,
+        len(tables) + methods_cost.backwards,
+    )
 
 
 def test_all_one_trace_methods_together_cost_one_forward(counting: Counting) -> None:
@@ -490,10 +504,10 @@ HEADED = [
 
 @pytest.mark.parametrize("kind", HEADED)
 def test_zero_head_is_still_understood(kind: str) -> None:
-    """Which rows are read cannot be told from the scores then, but from what the head is given."""
-    found = cv.trace(without_head(kind), pixels(kind), target=TARGET).layout
-    assert (found.grid, found.prefix, found.pooling) == (ZOO[kind].grid, ZOO[kind].prefix, ZOO[kind].pooling)
-    read = dict(found.read)
+    """The scores do not show then which rows are read; the input of the head does."""
+    layout = cv.trace(without_head(kind), pixels(kind), target=TARGET).layout
+    assert (layout.grid, layout.prefix, layout.pooling) == (ZOO[kind].grid, ZOO[kind].prefix, ZOO[kind].pooling)
+    read = dict(layout.read)
     assert sorted(read) == sorted(ZOO[kind].read)
     assert_same([read[row] for row in ZOO[kind].read], list(ZOO[kind].read.values()))
 
@@ -508,12 +522,12 @@ def test_zero_head_warns_and_gives_no_nan(kind: str, name: str) -> None:
         assert cv.explain(model, pixels(kind), name, target=TARGET).maps.std() > 0
         return
     with pytest.warns(ClairWarning, match=rf"{re.escape(name)}.*image 1, image 2") as warned:
-        made = cv.explain(model, pixels(kind), name, target=TARGET)
-    assert made.maps.isfinite().all()
+        explanation = cv.explain(model, pixels(kind), name, target=TARGET)
+    assert explanation.maps.isfinite().all()
     reads_scores = method_of(name).family == "perturbation" or not resolve_method(name).cost.backwards
     why = "whatever is removed" if reads_scores else "no gradient"
-    assert any(why in str(one.message) for one in warned)
-    assert any(why in note for note in made.notes)
+    assert any(why in str(warning.message) for warning in warned)
+    assert any(why in note for note in explanation.notes)
 
 
 @functools.cache

@@ -43,9 +43,9 @@ def _declared_zeros() -> Iterator[None]:
         yield
 
 
-def margin(logits: Tensor, own: int) -> float:
+def margin(logits: Tensor, label: int) -> float:
     """How far a class is above the others."""
-    return float(logits[own] - torch.cat([logits[:own], logits[own + 1 :]]).max())
+    return float(logits[label] - torch.cat([logits[:label], logits[label + 1 :]]).max())
 
 
 def every_set(patches: int) -> Tensor:
@@ -62,24 +62,26 @@ def test_the_set_flips_the_answer_and_has_no_patch_to_spare(kind: str, method: s
     """And its map is what the margin gains when a patch is put back, all by the model run by hand."""
     module, images = build(kind).double(), pixels(kind, batch=3, dtype=torch.float64)
     patches = ZOO[kind].grid[0] * ZOO[kind].grid[1]
-    made = cv.explain(cv.wrap(module, size=ZOO[kind].size), images, method)
-    assert made.chosen is not None
-    found = 0
-    for image, own, chosen, values in zip(images, made.classes, made.chosen, made.maps, strict=True):
+    explanation = cv.explain(cv.wrap(module, size=ZOO[kind].size), images, method)
+    assert explanation.chosen is not None
+    flips = 0
+    for image, label, chosen, values in zip(
+        images, explanation.classes, explanation.chosen, explanation.maps, strict=True
+    ):
         gone = chosen.flatten().nonzero()[:, 0].tolist()
         assert torch.equal(values != 0, chosen)
-        assert own is not None
+        assert label is not None
         if not gone:
             continue
-        found += 1
-        flipped = margin(logits_without(module, image[None], gone, patches), own)
+        flips += 1
+        flipped = margin(logits_without(module, image[None], gone, patches), label)
         largest = float(module(image[None]).abs().max())  # of the logits whose differences the map is
         assert flipped <= 0
         for i in gone:
-            kept = margin(logits_without(module, image[None], [j for j in gone if j != i], patches), own)
+            kept = margin(logits_without(module, image[None], [j for j in gone if j != i], patches), label)
             assert kept > 0, "this patch could be put back"
             assert_same(values.flatten()[i], kept - flipped, magnitude=largest)
-    assert found >= 2
+    assert flips >= 2
 
 
 @pytest.mark.parametrize("kind", ["timm-vit", "timm-vit-avg", "timm-reg4-gap"])
@@ -87,23 +89,23 @@ def test_greedy_is_at_most_one_patch_from_the_smallest_of_all_sets(kind: str) ->
     """Brute force: all smaller sets are tried, by hand. Nothing guarantees this; these models show it."""
     module, images = build(kind).double(), pixels(kind, dtype=torch.float64)
     patches = ZOO[kind].grid[0] * ZOO[kind].grid[1]
-    made = cv.explain(cv.wrap(module, size=ZOO[kind].size), images, "counterfactual")
-    assert made.chosen is not None
-    for image, own, chosen in zip(images, made.classes, made.chosen, strict=True):
-        assert own is not None
+    explanation = cv.explain(cv.wrap(module, size=ZOO[kind].size), images, "counterfactual")
+    assert explanation.chosen is not None
+    for image, label, chosen in zip(images, explanation.classes, explanation.chosen, strict=True):
+        assert label is not None
         size = int(chosen.sum())
         assert size > 0
-        smallest = next((n for n in range(1, size) if _some_flip(module, image[None], own, patches, n)), size)
+        smallest = next((n for n in range(1, size) if _some_flip(module, image[None], label, patches, n)), size)
         assert size - 1 <= smallest <= size
 
 
-def _some_flip(module: nn.Module, image: Tensor, own: int, patches: int, count: int) -> bool:
+def _some_flip(module: nn.Module, image: Tensor, label: int, patches: int, count: int) -> bool:
     """Does any set of so many patches flip the answer?"""
     kept = torch.tensor(list(itertools.combinations(range(patches), patches - count)))
     logits = torch.cat([logits_left(module, image, part) for part in kept.split(2048)])
     others = logits.clone()
-    others[:, own] = float("-inf")
-    return bool((logits[:, own] <= others.amax(1)).any())
+    others[:, label] = float("-inf")
+    return bool((logits[:, label] <= others.amax(1)).any())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -111,14 +113,18 @@ def _some_flip(module: nn.Module, image: Tensor, own: int, patches: int, count: 
 def test_of_a_linear_model_it_is_the_smallest_set_that_turns_a_contrast(search: str, seed: int) -> None:
     model, image = linear((3, 5), seed=seed)
     a, b = (int(c) for c in model.module(image)[0].topk(2).indices)
-    made = cv.explain(model, image, "counterfactual", cv.Contrast(a, b), removal="mean", search=search)
+    explanation = cv.explain(model, image, "counterfactual", cv.Contrast(a, b), removal="mean", search=search)
     gains = (effects(model, image, a) - effects(model, image, b)).flatten()
     margins = gains.sum() - every_set(15).double() @ gains
     smallest = int(every_set(15).sum(1)[margins <= 0].min())
-    assert made.chosen is not None
-    assert int(made.chosen.sum()) == smallest
-    assert f"removing {smallest} of 15 patches puts 'class {b}' above 'class {a}'" in made.notes[0]
-    assert_same(made.maps[0].flatten(), torch.where(made.chosen[0].flatten(), gains, 0), magnitude=gains.abs().sum())
+    assert explanation.chosen is not None
+    assert int(explanation.chosen.sum()) == smallest
+    assert f"removing {smallest} of 15 patches puts 'class {b}' above 'class {a}'" in explanation.notes[0]
+    assert_same(
+        explanation.maps[0].flatten(),
+        torch.where(explanation.chosen[0].flatten(), gains, 0),
+        magnitude=gains.abs().sum(),
+    )
 
 
 def test_of_a_linear_model_it_is_nearly_the_smallest_set_that_unseats_a_class() -> None:
@@ -126,29 +132,29 @@ def test_of_a_linear_model_it_is_nearly_the_smallest_set_that_unseats_a_class() 
     right = 0
     for seed in range(12):
         model, image = linear(seed=seed)
-        own = int(model.module(image)[0].argmax())
-        made = cv.explain(model, image, "counterfactual", removal="mean")
+        label = int(model.module(image)[0].argmax())
+        explanation = cv.explain(model, image, "counterfactual", removal="mean")
         parts = torch.stack([effects(model, image, c).flatten() for c in range(CLASSES)])  # [C, patches]
         logits = (~every_set(16)).double() @ parts.T
         others = logits.clone()
-        others[:, own] = float("-inf")
-        smallest = int(every_set(16).sum(1)[logits[:, own] <= others.amax(1)].min())
-        assert made.chosen is not None
-        assert int(made.chosen.sum()) >= smallest
-        right += int(made.chosen.sum()) == smallest
+        others[:, label] = float("-inf")
+        smallest = int(every_set(16).sum(1)[logits[:, label] <= others.amax(1)].min())
+        assert explanation.chosen is not None
+        assert int(explanation.chosen.sum()) >= smallest
+        right += int(explanation.chosen.sum()) == smallest
     assert right >= 11
 
 
 def test_painted_patches_flip_the_answer_too() -> None:
     module, images = build("timm-vit").double(), pixels("timm-vit", dtype=torch.float64)
-    made = cv.explain(cv.wrap(module), images, "counterfactual", removal="mean")
-    assert made.chosen is not None
-    for image, own, chosen in zip(images, made.classes, made.chosen, strict=True):
+    explanation = cv.explain(cv.wrap(module), images, "counterfactual", removal="mean")
+    assert explanation.chosen is not None
+    for image, label, chosen in zip(images, explanation.classes, explanation.chosen, strict=True):
         assert chosen.any()
-        assert own is not None
+        assert label is not None
         shown = (~chosen).repeat_interleave(8, 0).repeat_interleave(8, 1)
         with torch.no_grad():
-            assert margin(module(image[None])[0], own) > 0 >= margin(module(image[None] * shown)[0], own)
+            assert margin(module(image[None])[0], label) > 0 >= margin(module(image[None] * shown)[0], label)
 
 
 def test_the_batch_does_not_matter() -> None:
@@ -168,12 +174,12 @@ def test_the_batch_does_not_matter() -> None:
 def test_the_note_names_the_new_answer() -> None:
     module, image = build("timm-vit").double(), pixels("timm-vit", batch=1, dtype=torch.float64)
     labels = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu"]
-    made = cv.explain(cv.wrap(module, labels=labels), image, "counterfactual")
-    assert made.chosen is not None
-    gone = made.chosen.flatten().nonzero()[:, 0].tolist()
+    explanation = cv.explain(cv.wrap(module, labels=labels), image, "counterfactual")
+    assert explanation.chosen is not None
+    gone = explanation.chosen.flatten().nonzero()[:, 0].tolist()
     then = labels[int(logits_without(module, image, gone, 16).argmax())]
-    assert made.notes == (
-        f"counterfactual: removing {len(gone)} of 16 patches turns '{made.targets[0]}' into '{then}'",
+    assert explanation.notes == (
+        f"counterfactual: removing {len(gone)} of 16 patches turns '{explanation.targets[0]}' into '{then}'",
     )
 
 
@@ -182,33 +188,33 @@ def test_what_is_not_the_answer_has_nothing_to_flip() -> None:
     best, second = (int(c) for c in build("timm-vit")(image)[0].topk(2).indices)
     for target in (second, cv.Contrast(second, best)):
         with pytest.warns(ClairWarning, match="zero everywhere: there is nothing to flip"):
-            made = cv.explain(wrapped("timm-vit"), image, "counterfactual", target)
-        assert made.chosen is not None
-        assert not made.chosen.any()
-        assert not made.maps.any()
-        assert f"'class {second}' is not above 'class {best}' to begin with" in made.notes[0]
-        assert made.cost.forwards == 1
+            explanation = cv.explain(wrapped("timm-vit"), image, "counterfactual", target)
+        assert explanation.chosen is not None
+        assert not explanation.chosen.any()
+        assert not explanation.maps.any()
+        assert f"'class {second}' is not above 'class {best}' to begin with" in explanation.notes[0]
+        assert explanation.cost.forwards == 1
 
 
-def test_an_answer_that_nothing_flips_is_said_to_be_so() -> None:
+def test_an_answer_that_nothing_flips_is_noted() -> None:
     module = build("timm-vit")
     module.head.bias.data[2] += 1000
     with pytest.warns(ClairWarning, match="zero everywhere: .* no set of patches was found"):
-        made = cv.explain(cv.wrap(module), pixels("timm-vit"), "counterfactual")
-    assert made.chosen is not None
-    assert not made.chosen.any()
-    assert "no set was found without which 'class 2' falls behind" in made.notes[0]
-    assert made.cost.forwards <= resolve_method("counterfactual").cost_for(16).forwards
+        explanation = cv.explain(cv.wrap(module), pixels("timm-vit"), "counterfactual")
+    assert explanation.chosen is not None
+    assert not explanation.chosen.any()
+    assert "no set was found without which 'class 2' falls behind" in explanation.notes[0]
+    assert explanation.cost.forwards <= resolve_method("counterfactual").cost_for(16).forwards
 
 
-def test_a_score_that_never_moves_is_said_to_be_so() -> None:
+def test_a_score_that_never_moves_is_noted() -> None:
     """A head of zeros with a bias: there is an answer, and the image has nothing to do with it."""
     module = build("timm-vit")
     module.head.weight.data.zero_()
     with pytest.warns(ClairWarning, match="stays the same whatever is removed"):
-        made = cv.explain(cv.wrap(module), pixels("timm-vit"), "counterfactual")
-    assert not made.maps.any()
-    assert made.cost.forwards == 1 + 17, "each patch, and all of them"
+        explanation = cv.explain(cv.wrap(module), pixels("timm-vit"), "counterfactual")
+    assert not explanation.maps.any()
+    assert explanation.cost.forwards == 1 + 17, "each patch, and all of them"
 
 
 def test_a_yes_or_no_score_flips_at_zero() -> None:
@@ -221,12 +227,12 @@ def test_a_yes_or_no_score_flips_at_zero() -> None:
     with torch.no_grad():
         sign = 1.0 if float(module(image)) > 0 else -1.0
         head.weight *= sign
-    made = cv.explain(cv.wrap(module, activation="sigmoid"), image, "counterfactual")
-    assert made.chosen is not None
-    gone = made.chosen.flatten().nonzero()[:, 0].tolist()
+    explanation = cv.explain(cv.wrap(module, activation="sigmoid"), image, "counterfactual")
+    assert explanation.chosen is not None
+    gone = explanation.chosen.flatten().nonzero()[:, 0].tolist()
     assert gone
     assert float(logits_without(module, image, gone, 16)) <= 0 < float(module(image).detach())
-    assert "into 'not class 0'" in made.notes[0]
+    assert "into 'not class 0'" in explanation.notes[0]
 
 
 def test_a_function_of_the_users_own_is_refused() -> None:
@@ -264,21 +270,21 @@ def test_the_passes_of_the_map_are_counted(along: str) -> None:
     """On a target that is not the answer, so that the map's passes are all there are."""
     model, image = wrapped("timm-vit"), pixels("timm-vit", batch=1)
     least = int(model.module(image)[0].argmin())
-    made = cv.explain(model, image, f"counterfactual(along={along})", least)
-    own = resolve_method(along).cost_for(16)
-    assert (made.cost.forwards, made.cost.backwards) == (1 + own.forwards, own.backwards)
-    declared = resolve_method(made.method).cost_for(16)
-    assert (declared.forwards, declared.backwards) == (1 + 20 * 16 + own.forwards, own.backwards)
+    explanation = cv.explain(model, image, f"counterfactual(along={along})", least)
+    along_cost = resolve_method(along).cost_for(16)
+    assert (explanation.cost.forwards, explanation.cost.backwards) == (1 + along_cost.forwards, along_cost.backwards)
+    declared = resolve_method(explanation.method).cost_for(16)
+    assert (declared.forwards, declared.backwards) == (1 + 20 * 16 + along_cost.forwards, along_cost.backwards)
 
 
 @pytest.mark.parametrize("effort", [4, 5, 8])
-def test_the_budget_is_kept_and_what_it_left_undone_is_said(effort: int) -> None:
+def test_the_budget_is_kept_and_what_it_left_undone_is_noted(effort: int) -> None:
     for kind in ("timm-vit", "timm-cait", "timm-vit-nonsquare"):
         patches = ZOO[kind].grid[0] * ZOO[kind].grid[1]
-        made = cv.explain(wrapped(kind), pixels(kind), "counterfactual", effort=effort, candidates=2)
-        assert made.cost.forwards <= 1 + effort * patches
-        assert made.chosen is not None
-        assert made.chosen.any()
+        explanation = cv.explain(wrapped(kind), pixels(kind), "counterfactual", effort=effort, candidates=2)
+        assert explanation.cost.forwards <= 1 + effort * patches
+        assert explanation.chosen is not None
+        assert explanation.chosen.any()
 
 
 # The search, on functions of sets
@@ -297,11 +303,11 @@ class Fake:
         sets = [frozenset(row.nonzero()[:, 0].tolist()) for row in gone]
         self.budget -= len(sets)
         self.seen += sets
-        return torch.tensor([self.margin(one) for one in sets], dtype=torch.float64)
+        return torch.tensor([self.margin(patch_set) for patch_set in sets], dtype=torch.float64)
 
     @property
     def unmoved(self) -> bool:
-        return bool(self.seen) and all(self.margin(one) == self.initial for one in self.seen)
+        return bool(self.seen) and all(self.margin(patch_set) == self.initial for patch_set in self.seen)
 
 
 def places(gone: Tensor) -> set[int]:
@@ -315,9 +321,9 @@ def fake(patches: int, says: Callable[[frozenset[int]], float], budget: int = 10
 def test_the_smallest_prefix_is_found_though_longer_ones_do_not_flip() -> None:
     """Bisection would look at two of four and go on to the right."""
     evaluate = fake(4, lambda gone: -1.0 if len(gone) in (1, 4) else 1.0)
-    found = smallest_prefix(evaluate, torch.zeros(4, dtype=torch.bool), torch.tensor([0.1, 0.4, 0.2, 0.3]))
-    assert found is not None
-    assert places(found[0]) == {1}
+    prefix = smallest_prefix(evaluate, torch.zeros(4, dtype=torch.bool), torch.tensor([0.1, 0.4, 0.2, 0.3]))
+    assert prefix is not None
+    assert places(prefix[0]) == {1}
     assert smallest_prefix(fake(4, lambda gone: 1.0), torch.zeros(4, dtype=torch.bool), torch.ones(4)) is None
 
 
@@ -338,17 +344,17 @@ def test_patches_are_put_back_until_none_can_be() -> None:
 @pytest.mark.parametrize("search", ["greedy", "map"])
 def test_patches_that_do_nothing_one_by_one_may_do_it_together(search: str) -> None:
     """Any one patch is enough for the answer, so that leaving one out changes nothing at all."""
-    found = find_flipping_set(fake(5, lambda gone: -1.0 if len(gone) == 5 else 1.0), search, None, 2)
-    assert found is not None
-    assert places(found[0]) == {0, 1, 2, 3, 4}
+    flipping_set = find_flipping_set(fake(5, lambda gone: -1.0 if len(gone) == 5 else 1.0), search, None, 2)
+    assert flipping_set is not None
+    assert places(flipping_set[0]) == {0, 1, 2, 3, 4}
 
 
 def test_equal_patches_are_taken_in_their_order() -> None:
     """Round-off between them must not choose: the same picture would get another set in another batch."""
     evaluate = fake(6, lambda gone: 2.5 - len(gone) - 1e-7 * sum(gone))
-    found = find_flipping_set(evaluate, "greedy", None, 16)
-    assert found is not None
-    assert places(found[0]) == {0, 1, 2}
+    flipping_set = find_flipping_set(evaluate, "greedy", None, 16)
+    assert flipping_set is not None
+    assert places(flipping_set[0]) == {0, 1, 2}
 
 
 def test_later_steps_know_better_than_the_first() -> None:
@@ -389,12 +395,12 @@ def test_any_function_of_sets_gets_a_set_without_spare_patches(search: str, seed
         return float(1.5 - z @ alone - z @ pairs @ z)
 
     evaluate = fake(8, says)
-    found = find_flipping_set(evaluate, search, None, 3)
+    flipping_set = find_flipping_set(evaluate, search, None, 3)
     flips = [size for size in range(9) for s in itertools.combinations(range(8), size) if says(frozenset(s)) <= 0]
-    if found is None:
+    if flipping_set is None:
         assert search == "map" or not flips
         return
-    gone, matters = found
+    gone, matters = flipping_set
     assert says(frozenset(places(gone))) <= 0
     assert all(says(frozenset(places(gone) - {i})) > 0 for i in places(gone))
     assert flips[0] <= len(places(gone)) <= flips[0] + (1 if search == "greedy" else 3)
@@ -405,12 +411,12 @@ def test_any_function_of_sets_gets_a_set_without_spare_patches(search: str, seed
 def test_the_budget_is_never_overdrawn(budget: int) -> None:
     """From four forwards a patch on there is always a set that flips, if all patches gone do."""
     evaluate = fake(8, lambda gone: 7.5 - len(gone), budget)
-    found = find_flipping_set(evaluate, "greedy", None, 3)
-    assert found is not None
-    assert len(places(found[0])) == 8
+    flipping_set = find_flipping_set(evaluate, "greedy", None, 3)
+    assert flipping_set is not None
+    assert len(places(flipping_set[0])) == 8
     assert evaluate.budget >= 0
     assert len(evaluate.seen) == budget - evaluate.budget
 
 
 def test_the_first_of_an_order_are_sets_that_grow() -> None:
-    assert [sorted(places(one)) for one in prefix_sets([2, 0, 3], 4)] == [[2], [0, 2], [0, 2, 3]]
+    assert [sorted(places(patch_set)) for patch_set in prefix_sets([2, 0, 3], 4)] == [[2], [0, 2], [0, 2, 3]]

@@ -65,14 +65,14 @@ def tokentm(p: Proof, mean_exp: bool = False, post: bool = False, lengths: bool 
         necc = cos.exp() / cos.exp().sum(-1, keepdim=True) * (N if mean_exp else 1)
         return E2.norm(dim=-1) / E.norm(dim=-1) * necc
 
-    found = []
+    transformations = []
     for layer, (_, run) in enumerate(parts(p)):
         x, mid, out = p.x[layer], run.end.detach(), p.x[layer + 1]
         A, G = p.A[layer], p.G[layer].clamp(min=0)
         looks = (A * G).mean(1) * W(x, mid)[:, None] if post else (A.mean(1) @ W(x, mid).diag_embed()) * G.mean(1)
         U = (p.identity + W(mid, out).diag_embed()) @ (p.identity + looks)
-        found.append(U @ x.norm(dim=-1).diag_embed() if layer == 0 and lengths else U)
-    return found
+        transformations.append(U @ x.norm(dim=-1).diag_embed() if layer == 0 and lengths else U)
+    return transformations
 
 
 def total(p: Proof, matrices: list[Tensor], start: int = 0) -> Tensor:
@@ -106,8 +106,8 @@ FORMULAS: dict[str, Callable[[Proof], Tensor]] = {
 @functools.cache
 def explained(kind: str, fused: bool = True) -> dict[str, Tensor]:
     model, p = proven(kind, fused)
-    found = cv.compare(model, p.pixels, list(FORMULAS), target=TARGETS)
-    return {name: explanation.maps for name, explanation in zip(FORMULAS, found.values(), strict=True)}
+    comparison = cv.compare(model, p.pixels, list(FORMULAS), target=TARGETS)
+    return {name: explanation.maps for name, explanation in zip(FORMULAS, comparison.values(), strict=True)}
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -139,8 +139,8 @@ def test_the_parts_add_up_to_the_sum_after_attention(kind: str) -> None:
 def test_alti_is_the_token_itself_where_nothing_comes_near() -> None:
     """A value far away in every direction: no vector comes nearer to it than nothing does."""
     near = torch.tensor([[[0.0, 0.0, 0.0], [1.0, 3.0, 0.0]]])
-    found = decomposition.normalised_rows(near, torch.tensor([2, 1]))
-    assert found.tolist() == [[[0.0, 0.0, 1.0], [0.25, 0.75, 0.0]]]
+    normalised = decomposition.normalised_rows(near, torch.tensor([2, 1]))
+    assert normalised.tolist() == [[[0.0, 0.0, 1.0], [0.25, 0.75, 0.0]]]
 
 
 def test_rows_in_pieces_are_the_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +170,9 @@ SHARING = ["absdot", "abssim", "norm", "equal", "cls"]
 def all_shares(kind: str, sharing: str, fused: bool = True, layer: int = 0) -> tuple[Tensor, Tensor]:
     """[N, B, C] and the scores."""
     model, p = proven(kind, fused)
-    found = record(model, p.pixels, differentiable=False, recorders=(OpLog,))
+    recording = record(model, p.pixels, differentiable=False, recorders=(OpLog,))
     with torch.no_grad():
-        return shares(found, layer, sharing), found.logits
+        return shares(recording, layer, sharing), recording.logits
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -182,16 +182,16 @@ def test_forwards_without_bias_is_the_linear_backward(kind: str, fused: bool) ->
     for layer in range(DEPTH):
         added, _ = all_shares(kind, "none", fused, layer)
         expected = cv.explain(model, p.pixels, f"decompx+layer:{layer}", target=TARGETS).maps
-        own = torch.stack([added[:, b, c] for b, c in enumerate(TARGETS)])
-        assert_same(p.on_grid(own), expected)
+        target_contributions = torch.stack([added[:, b, c] for b, c in enumerate(TARGETS)])
+        assert_same(p.on_grid(target_contributions), expected)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_forwards_without_bias_is_the_linear_backward_on_other_models(kind: str) -> None:
     model, p = proven(kind)
     added, _ = all_shares(kind, "none")
-    own = torch.stack([added[:, b, c] for b, c in enumerate(TARGETS)])
-    assert_same(p.on_grid(own), cv.explain(model, p.pixels, "decompx", target=TARGETS).maps)
+    target_contributions = torch.stack([added[:, b, c] for b, c in enumerate(TARGETS)])
+    assert_same(p.on_grid(target_contributions), cv.explain(model, p.pixels, "decompx", target=TARGETS).maps)
 
 
 @pytest.mark.parametrize("sharing", SHARING)
@@ -240,11 +240,11 @@ def decompx_by_hand(p: Proof, how: str, start: int) -> Tensor:
         D = D + mlp.g2 * y
     norm = p.vit.norm
     D = shared(inside.linear_norm(norm, D, p.true.run.x[-1][:, :, None]), norm.beta, how)
-    found = 0
+    contributions = 0
     for reader in p.vit.readers:
         z = torch.einsum("i,bijd->bjd", reader.rows, D)[:, None]
-        found = found + reader.share * shared(z @ reader.classifier.W.T, reader.classifier.b, how)
-    return found[:, 0].detach()
+        contributions = contributions + reader.share * shared(z @ reader.classifier.W.T, reader.classifier.b, how)
+    return contributions[:, 0].detach()
 
 
 @pytest.mark.parametrize("start", [0, 1])
@@ -253,9 +253,9 @@ def decompx_by_hand(p: Proof, how: str, start: int) -> Tensor:
 def test_biases_are_shared_by_the_rule(kind: str, sharing: str, start: int) -> None:
     model, p = proven(kind)
     expected = torch.stack([decompx_by_hand(p, sharing, start)[b, :, c] for b, c in enumerate(TARGETS)])
-    found = cv.explain(model, p.pixels, f"decompx(bias={sharing})+layer:{start}", target=TARGETS)
-    assert_same(found.maps, p.on_grid(expected))
-    assert (found.cost.forwards, found.cost.backwards) == (1, 0)
+    explanation = cv.explain(model, p.pixels, f"decompx(bias={sharing})+layer:{start}", target=TARGETS)
+    assert_same(explanation.maps, p.on_grid(expected))
+    assert (explanation.cost.forwards, explanation.cost.backwards) == (1, 0)
 
 
 def test_a_sum_over_start_layers() -> None:
@@ -276,8 +276,8 @@ def test_biases_belong_to_tokens() -> None:
 
 @pytest.mark.parametrize("kind", TINY)
 def test_every_kind_of_model_adds_up_or_says_why_not(kind: str) -> None:
-    found = cv.compare(tiny(kind), pixels(kind), ["decompx(bias=absdot)", "decompx"], target=3, skip=True)
+    comparison = cv.compare(tiny(kind), pixels(kind), ["decompx(bias=absdot)", "decompx"], target=3, skip=True)
     if "residual" in ZOO[kind].lacks or kind == "home-loop":
-        assert "decompx(bias=absdot)" in found.skipped
+        assert "decompx(bias=absdot)" in comparison.skipped
     else:
-        assert found["decompx(bias=absdot)"].maps.isfinite().all()
+        assert comparison["decompx(bias=absdot)"].maps.isfinite().all()

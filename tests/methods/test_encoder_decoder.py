@@ -33,7 +33,7 @@ class Relevance(NamedTuple):
     cross: list[tuple[Tensor, Tensor]]
 
 
-def generic_attention(found: Relevance, query: int, *, cross_first: bool = False) -> Tensor:
+def generic_attention(attention: Relevance, query: int, *, cross_first: bool = False) -> Tensor:
     """Eqs 5-11 of Chefer et al., ICCV 2021, letter by letter, [B, N]; `cross_first`: the order within a layer."""
 
     def weighted(pair: tuple[Tensor, Tensor]) -> Tensor:
@@ -43,21 +43,21 @@ def generic_attention(found: Relevance, query: int, *, cross_first: bool = False
         rest = R - torch.eye(R.shape[-1], dtype=R.dtype)
         return rest / rest.sum(-1, keepdim=True) + torch.eye(R.shape[-1], dtype=R.dtype)
 
-    batch, _, tokens, _ = found.encoder[0][0].shape
-    count = found.queries[0][0].shape[-1]
+    batch, _, tokens, _ = attention.encoder[0][0].shape
+    count = attention.queries[0][0].shape[-1]
     R_ii = torch.eye(tokens, dtype=torch.float64).repeat(batch, 1, 1)
     R_qq = torch.eye(count, dtype=torch.float64).repeat(batch, 1, 1)
     R_qi = torch.zeros(batch, count, tokens, dtype=torch.float64)
-    for pair in found.encoder:
+    for pair in attention.encoder:
         R_ii = R_ii + weighted(pair) @ R_ii  # eq. 6
-    for own, cross in zip(found.queries, found.cross, strict=True):
+    for self_attention, cross in zip(attention.queries, attention.cross, strict=True):
         for is_cross in (True, False) if cross_first else (False, True):
             if is_cross:
-                own_factor = R_qq if bool((R_qq == torch.eye(count)).all()) else normalised(R_qq)
-                R_qi = R_qi + own_factor.mT @ weighted(cross) @ normalised(R_ii)  # eq. 10
+                query_factor = R_qq if bool((R_qq == torch.eye(count)).all()) else normalised(R_qq)
+                R_qi = R_qi + query_factor.mT @ weighted(cross) @ normalised(R_ii)  # eq. 10
             else:
-                R_qi = R_qi + weighted(own) @ R_qi  # eq. 7
-                R_qq = R_qq + weighted(own) @ R_qq  # eq. 6
+                R_qi = R_qi + weighted(self_attention) @ R_qi  # eq. 7
+                R_qq = R_qq + weighted(self_attention) @ R_qq  # eq. 6
     return R_qi[:, query]
 
 
@@ -69,16 +69,16 @@ def rolled_out(matrices: list[Tensor]) -> Tensor:
     return product
 
 
-def expected_maps(found: Relevance, query: int) -> dict[str, Tensor]:
+def expected_maps(attention: Relevance, query: int) -> dict[str, Tensor]:
     """What the authors' code shows for a query of DETR, [B, N] each."""
-    A, G = found.cross[-1]
-    own, image = (rolled_out([A for A, _ in pairs]) for pairs in (found.queries, found.encoder))
+    A, G = attention.cross[-1]
+    query_rollout, image = (rolled_out([A for A, _ in pairs]) for pairs in (attention.queries, attention.encoder))
     return {
-        "genatt": generic_attention(found, query),
+        "genatt": generic_attention(attention, query),
         "raw-attention": A.mean(1)[:, query],
-        "rollout": (own.mT @ A.mean(1) @ image)[:, query],
+        "rollout": (query_rollout.mT @ A.mean(1) @ image)[:, query],
         "attcam": (A[:, :, query] * G[:, :, query].mean(-1, keepdim=True)).mean(1).clamp(min=0),
-        "gradsam": torch.stack([(A * G).clamp(min=0).mean((1, 2)) for A, G in found.encoder]).mean(0),
+        "gradsam": torch.stack([(A * G).clamp(min=0).mean((1, 2)) for A, G in attention.encoder]).mean(0),
     }
 
 
@@ -157,9 +157,9 @@ def test_a_decoder_is_described() -> None:
 @pytest.mark.parametrize("query", [0, 3])
 def test_attention_and_gradients_of_detr(query: int) -> None:
     """The first attention between queries does not see the image, and has a gradient all the same."""
-    tr, found = cv.trace(detr(query), photos(), TARGET), attention_of_detr(query)
-    decoder = [pair for layer in zip(found.queries, found.cross, strict=True) for pair in layer]
-    for layer, (A, G) in zip((*tr.layers, *tr.decoder), (*found.encoder, *decoder), strict=True):
+    tr, reference = cv.trace(detr(query), photos(), TARGET), attention_of_detr(query)
+    decoder = [pair for layer in zip(reference.queries, reference.cross, strict=True) for pair in layer]
+    for layer, (A, G) in zip((*tr.layers, *tr.decoder), (*reference.encoder, *decoder), strict=True):
         assert_same(layer.A, A)
         assert_same(layer.G, G)
     assert tr.decoder[0].G.any()
@@ -192,8 +192,8 @@ def test_a_target_that_reads_one_query_of_all() -> None:
     layout = model_structure(model, photos()).layout
     assert layout is not None
     assert layout.read == tuple((query, 0.2) for query in range(5))
-    found = cv.explain(model, photos(), "genatt", target=3 * 5 + TARGET)
-    assert_same(found.maps, cv.explain(detr(3), photos(), "genatt", target=TARGET).maps)
+    explanation = cv.explain(model, photos(), "genatt", target=3 * 5 + TARGET)
+    assert_same(explanation.maps, cv.explain(detr(3), photos(), "genatt", target=TARGET).maps)
 
 
 def test_gradient_methods_of_detr_against_autograd() -> None:
@@ -241,15 +241,15 @@ def test_every_method_works_or_refuses_on_detr() -> None:
     ]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* is zero everywhere")
-        found = cv.compare(detr(1), photos(), methods, target=TARGET, skip=True)
-    assert all(explanation.maps.isfinite().all() for explanation in found.values())
-    assert {"genatt", "rollout", "transatt", "gradcam", "attnlrp", "decompx", "legrad", "atman"} <= set(found)
+        comparison = cv.compare(detr(1), photos(), methods, target=TARGET, skip=True)
+    assert all(explanation.maps.isfinite().all() for explanation in comparison.values())
+    assert {"genatt", "rollout", "transatt", "gradcam", "attnlrp", "decompx", "legrad", "atman"} <= set(comparison)
     assert (
         "not defined for a model that reads the image by the queries of a decoder"
-        in found.skipped["rollout(preset=joita)"]
+        in comparison.skipped["rollout(preset=joita)"]
     )
     for name in ("alti", "globenc", "attin"):
-        assert "by the queries of a decoder, whose layers' inputs are not recorded" in found.skipped[name]
+        assert "by the queries of a decoder, whose layers' inputs are not recorded" in comparison.skipped[name]
 
 
 # Decoders of another build
@@ -332,7 +332,7 @@ def attention_of_queries(module: QueryModel) -> Relevance:
 
 @pytest.mark.parametrize("cross_first", [False, True])
 @pytest.mark.parametrize("queries", [5, 17])
-def test_decoders_are_told_by_gradients_not_by_shapes(queries: int, cross_first: bool) -> None:
+def test_decoders_are_recognised_by_gradients_not_by_shapes(queries: int, cross_first: bool) -> None:
     """With 17 queries and 17 tokens every attention is 17 × 17."""
     model = query_model(queries, cross_first)
     structure = model_structure(model, small_images())
@@ -341,8 +341,8 @@ def test_decoders_are_told_by_gradients_not_by_shapes(queries: int, cross_first:
     assert structure.layout == cv.Layout((4, 4), 1, "query", ((2, 1.0),))
     module = model.module
     assert isinstance(module, QueryModel)
-    found = attention_of_queries(module)
-    expected = generic_attention(found, 2, cross_first=cross_first)[:, 1:].reshape(2, 4, 4)
+    attention = attention_of_queries(module)
+    expected = generic_attention(attention, 2, cross_first=cross_first)[:, 1:].reshape(2, 4, 4)
     assert_same(cv.explain(model, small_images(), "genatt", target=TARGET).maps, expected)
 
 
@@ -351,7 +351,7 @@ def test_tokens_are_dropped_before_a_decoder(cross_first: bool) -> None:
     """The shorter sequence goes through the encoder, and the queries read it."""
     model = query_model(5, cross_first)
     assert drop_strategy(record(model, small_images(), differentiable=False)).mode == "drop"
-    found = cv.explain(model, small_images(), "leave-one-out", target=TARGET, score="logit")
+    explanation = cv.explain(model, small_images(), "leave-one-out", target=TARGET, score="logit")
     module = model.module
     assert isinstance(module, QueryModel)
     with torch.no_grad():
@@ -362,7 +362,7 @@ def test_tokens_are_dropped_before_a_decoder(cross_first: bool) -> None:
             queries = layer(queries, memory)
         logits = module(small_images())
         expected = (logits - module.head(module.norm(queries)[:, 2]))[:, TARGET]
-    assert_same(found.maps.flatten(1)[:, 6], expected, magnitude=float(logits.abs().max()))
+    assert_same(explanation.maps.flatten(1)[:, 6], expected, magnitude=float(logits.abs().max()))
 
 
 def test_learned_queries_that_do_not_attend_to_each_other_are_a_pool() -> None:
@@ -401,8 +401,8 @@ def test_rows_without_relevance_stay_zero() -> None:
     cross = torch.rand(1, 3, 4, dtype=torch.float64, generator=generator)
     image = torch.rand(1, 4, 4, dtype=torch.float64, generator=generator)
     read = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
-    found = generic_attention_relevance(
+    relevance = generic_attention_relevance(
         [image], [(False, torch.zeros(1, 3, 3, dtype=torch.float64)), (True, cross)], read
     )
     expected = cross[:, 1] + cross[:, 1] @ (image / image.sum(-1, keepdim=True))[0]
-    assert_same(found, expected)
+    assert_same(relevance, expected)

@@ -82,20 +82,20 @@ def test_plus_mode_needs_a_sum_over_layers(text: str) -> None:
 @pytest.mark.parametrize("name", ["focusvit", "genatt", "decompx", "ixg", "legrad", "rollout(fusion=max)", "cat"])
 def test_every_start_layer_comes_from_one_trace(name: str) -> None:
     texts = starts(name, DEPTH)
-    found = cv.compare(model_of(DEEP), pixels(DEEP, dtype=torch.float64), texts, target=TARGET)
+    comparison = cv.compare(model_of(DEEP), pixels(DEEP, dtype=torch.float64), texts, target=TARGET)
     spec = resolve_method(name)
-    assert (found.cost.forwards, found.cost.backwards) == (1, int(spec.passes == "backward"))
-    assert list(found) == texts
-    assert len({made.maps.sum().item() for made in found.values()}) == DEPTH
+    assert (comparison.cost.forwards, comparison.cost.backwards) == (1, int(spec.passes == "backward"))
+    assert list(comparison) == texts
+    assert len({explanation.maps.sum().item() for explanation in comparison.values()}) == DEPTH
 
 
 def test_focusvit_start_layers_are_suffix_sums() -> None:
     model, image = model_of(DEEP), pixels(DEEP, dtype=torch.float64)
-    found = cv.compare(model, image, starts("focusvit", DEPTH), target=TARGET)
+    comparison = cv.compare(model, image, starts("focusvit", DEPTH), target=TARGET)
     layers = cv.explain(model, image, "focusvit", target=TARGET, layers=True).layers
     assert layers is not None
-    for m, made in enumerate(found.values()):
-        assert_same(made.maps, layers[m:].sum(0))
+    for m, explanation in enumerate(comparison.values()):
+        assert_same(explanation.maps, layers[m:].sum(0))
 
 
 def test_start_layers_of_what_has_none() -> None:
@@ -125,10 +125,10 @@ def test_smooth_is_the_mean_over_noisy_images() -> None:
     model, image = model_of(DEEP), pixels(DEEP, dtype=torch.float64)
     noisy = noisy_images(cv.trace(model, image, target=TARGET), 0.2, 7)
     each = [cv.explain(model, noisy(k), "genatt", target=TARGET).maps for k in range(5)]
-    made = explained(cv.ensembles.smooth("genatt", n=5, sigma=0.2), seed=7)
-    assert made.method == "smooth(genatt,n=5,sigma=0.2)"
-    assert_same(made.maps, torch.stack(each).mean(0))
-    assert not same(explained(made.method, seed=8).maps, made.maps)
+    explanation = explained(cv.ensembles.smooth("genatt", n=5, sigma=0.2), seed=7)
+    assert explanation.method == "smooth(genatt,n=5,sigma=0.2)"
+    assert_same(explanation.maps, torch.stack(each).mean(0))
+    assert not same(explained(explanation.method, seed=8).maps, explanation.maps)
 
 
 def test_smooth_agrees_with_smoothgrad() -> None:
@@ -142,18 +142,20 @@ def test_smooth_agrees_with_smoothgrad() -> None:
 
 
 def test_an_ensemble_shares_the_passes_of_its_members() -> None:
-    made = explained(cv.ensembles.ensemble("genatt", "attcat", "rollout"))
-    assert made.method == "ensemble(genatt,attcat,rollout)"
-    assert (made.cost.forwards, made.cost.backwards) == (1, 1)
-    found = cv.compare(model_of(DEEP), pixels(DEEP, dtype=torch.float64), ["genatt", made.method, "decompx"])
-    assert (found.cost.forwards, found.cost.backwards) == (1, 2)
+    explanation = explained(cv.ensembles.ensemble("genatt", "attcat", "rollout"))
+    assert explanation.method == "ensemble(genatt,attcat,rollout)"
+    assert (explanation.cost.forwards, explanation.cost.backwards) == (1, 1)
+    comparison = cv.compare(
+        model_of(DEEP), pixels(DEEP, dtype=torch.float64), ["genatt", explanation.method, "decompx"]
+    )
+    assert (comparison.cost.forwards, comparison.cost.backwards) == (1, 2)
 
 
 def test_ranks_are_what_scipy_says() -> None:
     from scipy.stats import rankdata
 
     maps = [explained(name).maps for name in ("genatt", "ixg")]
-    expected = sum(torch.from_numpy(rankdata(one.flatten(1).numpy(), axis=1) - 1) / 15 for one in maps) / 2
+    expected = sum(torch.from_numpy(rankdata(heatmap.flatten(1).numpy(), axis=1) - 1) / 15 for heatmap in maps) / 2
     assert_same(explained("ensemble(genatt,ixg)").maps.flatten(1), expected)
 
 
@@ -166,7 +168,9 @@ def test_minmax_scales_image_by_image() -> None:
 def test_max_joins_layers_as_layercam_does() -> None:
     texts = ["layercam+layer:1", "layercam+layer:3", "layercam"]
     each = [explained(text).maps.clamp(min=0) for text in texts]
-    expected = torch.stack([one / one.amax((1, 2), keepdim=True).clamp(min=1e-30) for one in each]).amax(0)
+    expected = torch.stack(
+        [layer_map / layer_map.amax((1, 2), keepdim=True).clamp(min=1e-30) for layer_map in each]
+    ).amax(0)
     assert expected.amax((1, 2)).tolist() == [1, 1]
     assert_same(explained(cv.ensembles.ensemble(*texts, by="max")).maps, expected)
 
@@ -181,13 +185,13 @@ def test_equal_patches_share_their_rank() -> None:
 
 def test_functions_on_methods_can_be_nested() -> None:
     for text in ("smooth(ensemble(genatt,rollout(fusion=max)),n=2)", "ensemble(smooth(ixg,n=2),raw-attention+plus)"):
-        made = explained(text)
-        assert made.method == text
-        assert made.maps.isfinite().all()
+        explanation = explained(text)
+        assert explanation.method == text
+        assert explanation.maps.isfinite().all()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("smooth()", r"was given 0 methods; expected one: smooth\(genatt, n=20\)"),
         ("smooth(genatt,ixg)", r"was given 2 methods; expected one"),
@@ -206,6 +210,6 @@ def test_functions_on_methods_can_be_nested() -> None:
         ("smooth(genatt", r"parenthesis is never closed"),
     ],
 )
-def test_mistakes_are_told(text: str, said: str) -> None:
-    with pytest.raises((BadInput, NotApplicable, UnknownName), match=said):
+def test_mistakes_are_refused_with_a_reason(text: str, message: str) -> None:
+    with pytest.raises((BadInput, NotApplicable, UnknownName), match=message):
         explained(text)

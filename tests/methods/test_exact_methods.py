@@ -32,8 +32,8 @@ def proven(kind: str, fused: bool = True) -> tuple[cv.Model, Proof]:
 def explained(kind: str, fused: bool = True) -> dict[str, Tensor]:
     """All the methods below from one forward and one backward."""
     model, p = proven(kind, fused)
-    found = cv.compare(model, p.pixels, list(FORMULAS), target=TARGETS)
-    return {name: explanation.maps for name, explanation in zip(FORMULAS, found.values(), strict=True)}
+    comparison = cv.compare(model, p.pixels, list(FORMULAS), target=TARGETS)
+    return {name: explanation.maps for name, explanation in zip(FORMULAS, comparison.values(), strict=True)}
 
 
 def total(p: Proof, matrices: list[Tensor], start: int = 0) -> Tensor:
@@ -141,11 +141,11 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), SAME)
+@pytest.mark.parametrize(("alias_of", "other_name"), SAME)
 @pytest.mark.parametrize("kind", ["plain", "distilled", "avg", "map"])
-def test_two_names_for_one_map(kind: str, one: str, other: str) -> None:
+def test_two_names_for_one_map(kind: str, alias_of: str, other_name: str) -> None:
     model, p = proven(kind)
-    first, second = (cv.explain(model, p.pixels, name, target=TARGETS).maps for name in (one, other))
+    first, second = (cv.explain(model, p.pixels, name, target=TARGETS).maps for name in (alias_of, other_name))
     assert first.abs().max() > 0
     assert_same(first, second)
 
@@ -314,7 +314,7 @@ def test_contrast_of_nonlinear_methods_is_of_the_score() -> None:
     """relu is not linear, so a contrast is more than a difference of maps: G of y_a - y_b."""
     model, p = proven("plain")
     a, b = (ref.prove(p.module, p.pixels, [c] * 2) for c in (3, 1))
-    G = [one - other for one, other in zip(a.G, b.G, strict=True)]
+    G = [first - second for first, second in zip(a.G, b.G, strict=True)]
     expected = sum(p.read((A * g).clamp(min=0).mean(1)) for A, g in zip(p.A, G, strict=True))
     maps = cv.explain(model, p.pixels, "genatt+plus", target=cv.Contrast(3, 1)).maps
     assert_same(maps, p.on_grid(expected))
@@ -358,21 +358,21 @@ def test_all_methods_cost_one_forward_and_a_backward_for_each_table(kind: str, f
     """LeGrad adds gradients of single blocks (METHODS 0.4, T2), none of which starts at the logits."""
     model, p = proven(kind, fused)
     pooling = cv.trace(model, p.pixels, target=TARGETS).layout.pooling
-    own = [
+    methods = [
         m
         for m in list_methods()
         if m.extra_cost.passes is None and (not m.requirements().poolings or pooling in m.requirements().poolings)
     ]
-    names, tables = [m.name for m in own], {table for m in own for table in m.tables}
+    names, tables = [m.name for m in methods], {table for m in methods for table in m.tables}
     assert {"rollout", "legrad", "decompx", "attnlrp", "transatt", "lrp"} <= set(names)
     assert tables == {"plain", "linear", "attnlrp", "reslrp", "libra", "chefer", "lrp", "deep-taylor"}
     with Passes(p.module) as passes:
         cv.explain(model, p.pixels)  # the first call looks at how the model is built
         passes.reset()
-        found = cv.compare(model, p.pixels, names, target=TARGETS)
-    assert len(found) == len(names)
+        comparison = cv.compare(model, p.pixels, names, target=TARGETS)
+    assert len(comparison) == len(names)
     assert (passes.forwards, passes.backwards) == (1, len(tables))
-    assert (found.cost.forwards, found.cost.backwards) == (1, len(tables))
+    assert (comparison.cost.forwards, comparison.cost.backwards) == (1, len(tables))
 
 
 def test_attention_methods_make_no_backward() -> None:
@@ -380,9 +380,9 @@ def test_attention_methods_make_no_backward() -> None:
     with Passes(p.module) as passes:
         cv.explain(model, p.pixels)
         passes.reset()
-        found = cv.compare(model, p.pixels, ["rollout", "raw-attention", "rollout(fusion=max)"])
+        comparison = cv.compare(model, p.pixels, ["rollout", "raw-attention", "rollout(fusion=max)"])
     assert (passes.forwards, passes.backwards) == (1, 0)
-    assert (found.cost.forwards, found.cost.backwards) == (1, 0)
+    assert (comparison.cost.forwards, comparison.cost.backwards) == (1, 0)
 
 
 @pytest.mark.parametrize("name", ["genatt", "gmar-l2", "gradcam", "ixg+plus", "decompx+skipplus"])

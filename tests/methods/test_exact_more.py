@@ -77,7 +77,7 @@ def test_cam_family_at_the_last_norm(kind: str, name: str) -> None:
     hook.remove()
     (g,) = torch.autograd.grad(sum(logits[b, c] for b, c in enumerate(TARGETS)), kept[0])
     prefix = cv.trace(model, pixels, target=TARGETS).layout.prefix
-    rows = [cam_by_hand(name, a[prefix:].detach(), one[prefix:]) for a, one in zip(kept[0], g, strict=True)]
+    rows = [cam_by_hand(name, a[prefix:].detach(), gradient[prefix:]) for a, gradient in zip(kept[0], g, strict=True)]
     never_negative = name == "gradcam-elementwise"
     signed = cv.explain(model, pixels, name if never_negative else f"{name}(relu=false)", target=TARGETS).maps
     assert_same(signed.flatten(1), torch.stack(rows))
@@ -173,7 +173,7 @@ def test_cam_where_no_patch_is_read_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["plain", "registers", "distilled", "avg", "avg-no-cls", "layer-scale"])
 @pytest.mark.parametrize("name", ["vanilla", "vanilla+layer:1", "vanilla+plus"])
 def test_the_sum_of_a_gradient_behind_layer_norm_is_zero(kind: str, name: str) -> None:
-    """And is said to be, whatever rounding leaves of it."""
+    """And a note says so, whatever rounding leaves of it."""
     model, p = proven(kind)
     for dx in p.true.dx[:-1]:
         assert_same(dx.sum(-1), torch.zeros_like(dx[..., 0]), magnitude=float(dx.abs().sum(-1).max()))

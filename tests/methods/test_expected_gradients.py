@@ -57,12 +57,12 @@ def test_pixels_by_hand_with_the_same_draws(kind: str) -> None:
     pixels = images_for(module)
     terms = terms_by_hand(module, pixels, copies(pixels))
     for level, expected in (("pixel", terms), ("patch", pooled(terms))):
-        made = cv.explain(
+        explanation = cv.explain(
             wrapped(module), pixels, f"expected-gradients(samples={SAMPLES},level={level})", target=TARGETS
         )
-        assert_same(made.maps, expected.mean(0))
-        assert made.standard_error is not None
-        assert_same(made.standard_error, expected.std(0) / SAMPLES**0.5)
+        assert_same(explanation.maps, expected.mean(0))
+        assert explanation.standard_error is not None
+        assert_same(explanation.standard_error, expected.std(0) / SAMPLES**0.5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,17 +77,21 @@ def test_tokens_by_hand_with_the_same_draws(kind: str) -> None:
         x0 = ends[pick, torch.arange(len(x))]
         leaf = torch.lerp(x0, x, alpha[:, None, None]).requires_grad_(True)
         total += (x - x0) * torch.autograd.grad(score(forward(vit, leaf).logits, TARGETS), leaf)[0]
-    made = cv.explain(wrapped(module), pixels, f"expected-gradients(samples={SAMPLES},level=token)", target=TARGETS)
-    assert_same(made.maps, (total.sum(-1) / SAMPLES)[:, vit.prefix :].unflatten(1, vit.grid))
+    explanation = cv.explain(
+        wrapped(module), pixels, f"expected-gradients(samples={SAMPLES},level=token)", target=TARGETS
+    )
+    assert_same(explanation.maps, (total.sum(-1) / SAMPLES)[:, vit.prefix :].unflatten(1, vit.grid))
 
 
 def test_a_linear_model_has_the_same_map_in_every_draw() -> None:
     """Its gradient is constant, so that only the reference matters: with one, the map is exact and has no error."""
     model, image = linear()
-    made = cv.explain(model, image, "expected-gradients(samples=3,references=mean)", target=1, score="logit")
-    assert_same(made.maps[0], effects(model, image, 1))
-    assert made.standard_error is not None
-    assert_same(made.standard_error, torch.zeros_like(made.maps), magnitude=float(made.maps.abs().max()))
+    explanation = cv.explain(model, image, "expected-gradients(samples=3,references=mean)", target=1, score="logit")
+    assert_same(explanation.maps[0], effects(model, image, 1))
+    assert explanation.standard_error is not None
+    assert_same(
+        explanation.standard_error, torch.zeros_like(explanation.maps), magnitude=float(explanation.maps.abs().max())
+    )
     blurred = cv.explain(model, image, "expected-gradients(samples=3,references=blur)", target=1, score="logit")
     assert_same(blurred.maps[0], effects(model, image, 1) - effects(model, gaussian_blur(image), 1))
 
@@ -102,18 +106,18 @@ def test_the_expectation_is_the_mean_of_integrated_gradients_and_is_complete() -
         for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
             on_path = torch.lerp(reference, pixels, float(point))
             integral += (pixels - reference) * pixel_gradient(module, on_path) * weight / 2
-    made = cv.explain(wrapped(module), pixels, "expected-gradients(samples=400)", target=TARGETS)
+    explanation = cv.explain(wrapped(module), pixels, "expected-gradients(samples=400)", target=TARGETS)
     expected = pooled(integral.sum(1)[None])[0]
-    assert made.standard_error is not None
-    assert ((made.maps - expected).abs() <= 5 * made.standard_error).all()
-    assert (made.standard_error > 0).all()
+    assert explanation.standard_error is not None
+    assert ((explanation.maps - expected).abs() <= 5 * explanation.standard_error).all()
+    assert (explanation.standard_error > 0).all()
     with torch.no_grad():
         logits = torch.stack([module(images) for images in (pixels, *copies(pixels))])[:, torch.arange(2), TARGETS]
     rise = logits[0] - logits[1:].mean(0)
     assert ((integral.sum((1, 2, 3)) - rise).abs() < 1e-3 * rise.abs()).all()  # of the quadrature
-    assert f"rises by {rise[0]:.3g}, {rise[1]:.3g} from the references" in made.notes[0]
-    errors = [float(text) for text in made.notes[0].rpartition("error is ")[2].split(", ")]
-    gaps = (made.maps.sum((1, 2)) - rise).abs().tolist()
+    assert f"rises by {rise[0]:.3g}, {rise[1]:.3g} from the references" in explanation.notes[0]
+    errors = [float(text) for text in explanation.notes[0].rpartition("error is ")[2].split(", ")]
+    gaps = (explanation.maps.sum((1, 2)) - rise).abs().tolist()
     assert all(gap <= 5 * error for gap, error in zip(gaps, errors, strict=True))
 
 
@@ -124,12 +128,12 @@ def test_references_from_a_folder(tmp_path: Path) -> None:
     module = build("plain")
     pixels, model = images_for(module), wrapped(module)
     name = f"expected-gradients(samples={SAMPLES},references={tmp_path})"
-    made = cv.explain(model, pixels, name, target=TARGETS)
+    explanation = cv.explain(model, pixels, name, target=TARGETS)
     files = [np.array(Image.open(tmp_path / f"{index}.png")) for index in range(5)]
     references = torch.stack([torch.from_numpy(file).permute(2, 0, 1).float() / 255 for file in files])
     normalised = ((references - 0.5) / 0.5).double()[:, None].expand(-1, 2, -1, -1, -1)
-    assert_same(made.maps, pooled(terms_by_hand(module, pixels, normalised)).mean(0))
-    assert (made.cost.forwards, made.cost.backwards) == (1 + SAMPLES + 5, SAMPLES)
+    assert_same(explanation.maps, pooled(terms_by_hand(module, pixels, normalised)).mean(0))
+    assert (explanation.cost.forwards, explanation.cost.backwards) == (1 + SAMPLES + 5, SAMPLES)
     few = f"expected-gradients(samples=3,references={tmp_path})"
     assert resolve_method(few).own_cost(15).forwards == 3 + 3  # no more references than draws
     assert cv.explain(model, pixels, few, target=TARGETS).cost.forwards == 1 + 3 + 3

@@ -26,18 +26,18 @@ def three() -> cv.Explanation:
 
 def test_an_item_is_an_explanation_of_one_map(three: cv.Explanation) -> None:
     for row in (0, 2, -1):
-        one = three[row]
-        assert isinstance(one, cv.Explanation)
-        assert torch.equal(one.maps[0], three.maps[row])
-        assert one.classes == (three.classes[row],)
-        assert one.layers is not None
-        assert torch.equal(one.layers[:, 0], three.layers[:, row])  # type: ignore[index]
+        item = three[row]
+        assert isinstance(item, cv.Explanation)
+        assert torch.equal(item.maps[0], three.maps[row])
+        assert item.classes == (three.classes[row],)
+        assert item.layers is not None
+        assert torch.equal(item.layers[:, 0], three.layers[:, row])  # type: ignore[index]
 
 
 def test_slices_lists_and_iteration(three: cv.Explanation) -> None:
     assert three[1:].classes == (4, 6)
     assert three[[2, 0]].classes == (6, 1)
-    assert [one.classes for one in three] == [(1,), (4,), (6,)]
+    assert [explanation.classes for explanation in three] == [(1,), (4,), (6,)]
     with pytest.raises(IndexError):
         three[3]
 
@@ -99,9 +99,9 @@ def test_a_single_map_is_drawn_on_given_axes(three: cv.Explanation) -> None:
 
 
 def test_several_maps_have_axes_each(three: cv.Explanation) -> None:
-    made = three.plot(cmap="viridis", smooth=False)
-    assert made.shape == (3,)
-    assert all(len(axes.images) == 1 for axes in made)
+    all_axes = three.plot(cmap="viridis", smooth=False)
+    assert all_axes.shape == (3,)
+    assert all(len(axes.images) == 1 for axes in all_axes)
     _, axes = plt.subplots(1, 3)
     assert list(three.plot(axes)) == list(axes)
     with pytest.raises(BadInput, match="1 axes were given for 3 maps"):

@@ -20,7 +20,7 @@ from clairvit.errors import BadInput
 from clairvit.models.state_hash import WeightsHash
 from helpers.families import videomae
 from helpers.tiny_models import double, pixels, wrapped
-from helpers.vision_language import SIDE, images, own_text, tiny_language_model
+from helpers.vision_language import SIDE, images, model_text, tiny_language_model
 from plotting.fakes import fake
 
 LOST = {"origin"}  # the model and the user's targets are no values
@@ -41,7 +41,7 @@ def in_bfloat16() -> cv.Explanation:
 
 def of_text() -> cv.Explanation:
     module = tiny_language_model("llava")
-    model, inputs = cv.wrap(module, size=SIDE, mean=0.5, std=0.5), own_text("llava", [1, 3], [4, 11, 12, 14])
+    model, inputs = cv.wrap(module, size=SIDE, mean=0.5, std=0.5), model_text("llava", [1, 3], [4, 11, 12, 14])
     return cv.explain(model, images(2), "decompx", cv.NextToken(token=9), inputs=inputs)
 
 

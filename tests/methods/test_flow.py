@@ -95,8 +95,8 @@ def explained(text: str, kind: str = "timm-vit", dtype: torch.dtype = torch.floa
 @pytest.mark.parametrize("seed", range(4))
 def test_flows_are_those_of_networkx(seed: int, depth: int) -> None:
     source, layers = random_network(seed, depth, tokens=7)
-    found = maximum_flows(whole(source), whole(layers)) / 1e9
-    assert np.abs(found - by_networkx(source, layers)).max() <= rounding_of_pipes(depth, tokens=7)
+    flows = maximum_flows(whole(source), whole(layers)) / 1e9
+    assert np.abs(flows - by_networkx(source, layers)).max() <= rounding_of_pipes(depth, tokens=7)
 
 
 def test_flows_by_hand() -> None:
@@ -154,10 +154,10 @@ def test_large_sums_do_not_overflow() -> None:
 def test_the_map_is_the_flow_for_every_pooling(kind: str) -> None:
     """CLS, both class tokens, mean with registers, MAP pool, latent queries, class attention."""
     tiny, (source, layers) = ZOO[kind], network_of(kind)
-    for row, made in enumerate(explained("attention-flow", kind)):
+    for row, heatmap in enumerate(explained("attention-flow", kind)):
         flows = by_networkx(source[row], layers[row])
         expected = (flows / flows.sum())[tiny.prefix :].reshape(tiny.grid)
-        assert np.abs(made.numpy() - expected).max() <= rounding_of_pipes(*layers.shape[1:3]) / flows.sum()
+        assert np.abs(heatmap.numpy() - expected).max() <= rounding_of_pipes(*layers.shape[1:3]) / flows.sum()
 
 
 def test_flows_of_all_tokens_add_up_to_one() -> None:
@@ -171,22 +171,22 @@ def test_flows_of_all_tokens_add_up_to_one() -> None:
         row = flow.step(row, layer, torch.empty(0))
     assert row is not None
     assert row.shape == (2, 1 + 3 * 17, 17)
-    found = flow.finish(row, 3, layout)
-    assert found.shape == (2, 17)
-    assert_same(found.sum(1), torch.ones(2, dtype=torch.float64))
+    flow_map = flow.finish(row, 3, layout)
+    assert flow_map.shape == (2, 17)
+    assert_same(flow_map.sum(1), torch.ones(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kind", ["timm-vit", "timm-siglip-map"])
 def test_a_matrix_of_gradients_flows_too(kind: str) -> None:
     trace = cv.trace(wrapped(kind, torch.float64), pixels(kind, dtype=torch.float64), target=TARGET)
-    said = torch.stack([(layer.A * layer.G).clamp(min=0).mean(1) for layer in reversed(trace.layers)], 1)
-    passing = said + torch.eye(said.shape[-1], dtype=torch.float64)
+    weights = torch.stack([(layer.A * layer.G).clamp(min=0).mean(1) for layer in reversed(trace.layers)], 1)
+    passing = weights + torch.eye(weights.shape[-1], dtype=torch.float64)
     layers = (passing / passing.sum(-1, keepdim=True)).numpy()
     source = trace.readout_weights.expand(len(layers), -1).numpy()
-    for row, made in enumerate(explained("genatt+flow", kind)):
+    for row, heatmap in enumerate(explained("genatt+flow", kind)):
         flows = by_networkx(source[row], layers[row])
         expected = (flows / flows.sum())[ZOO[kind].prefix :].reshape(ZOO[kind].grid)
-        assert np.abs(made.numpy() - expected).max() <= rounding_of_pipes(*layers.shape[1:3]) / flows.sum()
+        assert np.abs(heatmap.numpy() - expected).max() <= rounding_of_pipes(*layers.shape[1:3]) / flows.sum()
 
 
 def test_names() -> None:
@@ -202,8 +202,8 @@ def test_names() -> None:
 def test_only_what_reads_gradients_depends_on_the_class() -> None:
     model, image = wrapped("timm-vit"), pixels("timm-vit")
     for text, depends in [("attention-flow", False), ("genatt+flow", True)]:
-        one, other = (cv.explain(model, image, text, target=target).maps for target in (1, 4))
-        assert torch.equal(one, other) != depends, text
+        first, second = (cv.explain(model, image, text, target=target).maps for target in (1, 4))
+        assert torch.equal(first, second) != depends, text
 
 
 def test_batches_and_repeats_give_the_same_bits() -> None:
@@ -218,9 +218,9 @@ def test_batches_and_repeats_give_the_same_bits() -> None:
 def test_nan_is_not_rounded_away() -> None:
     network = torch.rand(2, 6, 5)
     network[1, 2, 3] = torch.nan
-    found = Flow().finish(network, 1, Layout(grid=(2, 2), prefix=1, pooling="token"))
-    assert found[0].isfinite().all()
-    assert found[1].isnan().all()
+    flow_map = Flow().finish(network, 1, Layout(grid=(2, 2), prefix=1, pooling="token"))
+    assert flow_map[0].isfinite().all()
+    assert flow_map[1].isnan().all()
 
 
 # Options
@@ -264,8 +264,8 @@ def test_pooling_keeps_what_is_read_and_passed_on() -> None:
 
 
 def test_a_group_shares_its_flow_evenly() -> None:
-    made = explained("attention-flow(grid_pool=2)")  # [2, 4, 4]
-    cells = made.unflatten(1, (2, 2)).unflatten(3, (2, 2)).transpose(2, 3).flatten(3)  # [2, 2, 2, 4]
+    explanation = explained("attention-flow(grid_pool=2)")  # [2, 4, 4]
+    cells = explanation.unflatten(1, (2, 2)).unflatten(3, (2, 2)).transpose(2, 3).flatten(3)  # [2, 2, 2, 4]
     assert torch.equal(cells, cells[..., :1].expand_as(cells))
     assert len(cells[0, ..., 0].unique()) == 4
     source, layers = network_of("timm-vit")
@@ -282,8 +282,8 @@ ZOO_LAYOUT = Layout(grid=(4, 4), prefix=1, pooling="token")  # of timm-vit
 @pytest.mark.filterwarnings("ignore:.*is the same everywhere")
 def test_max_tokens_joins_as_few_as_it_takes(most: int, side: int) -> None:
     """16 patches and a class token; 2 × 2 patches joined leave 5, 4 × 4 leave 2."""
-    made = explained(f"attention-flow(max_tokens={most})")
-    assert torch.equal(made, explained(f"attention-flow(grid_pool={side})"))
+    explanation = explained(f"attention-flow(max_tokens={most})")
+    assert torch.equal(explanation, explained(f"attention-flow(grid_pool={side})"))
 
 
 def test_max_tokens_must_leave_a_patch() -> None:
@@ -293,12 +293,12 @@ def test_max_tokens_must_leave_a_patch() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is the same everywhere")
 def test_a_group_larger_than_the_grid_is_all_patches() -> None:
-    made = explained("attention-flow(grid_pool=99)")
-    assert torch.equal(made, made[:, :1, :1].expand_as(made))
+    explanation = explained("attention-flow(grid_pool=99)")
+    assert torch.equal(explanation, explanation[:, :1, :1].expand_as(explanation))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("attention-flow(prune=1)", r"prune=1 was given; expected 0 or more and below 1, such as prune=0.0001"),
         ("genatt(prune=-0.1)+flow", r"prune=-0.1 was given"),
@@ -311,8 +311,8 @@ def test_a_group_larger_than_the_grid_is_all_patches() -> None:
         ("attention-flow(precision=1e10)", r"precision=1e\+10 was given"),
     ],
 )
-def test_values_that_are_not_allowed(text: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_values_that_are_not_allowed(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         resolve_method(text)
 
 
@@ -342,11 +342,11 @@ def test_models_without_a_token_matrix_are_refused() -> None:
 # Progress
 
 
-def test_nothing_is_printed_in_library_use_and_watchers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[tuple[str, int, int]] = []
+def test_nothing_is_printed_in_library_use_and_listeners_get_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[tuple[str, int, int]] = []
     explained("attention-flow")
-    with on_progress(lambda *step: told.append(step)):
+    with on_progress(lambda *step: events.append(step)):
         explained("attention-flow")
     explained("attention-flow")
     assert capsys.readouterr() == ("", "")
-    assert told == [(f"flow, image {image} of 2", done, 17) for image in (1, 2) for done in range(1, 18)]
+    assert events == [(f"flow, image {image} of 2", done, 17) for image in (1, 2) for done in range(1, 18)]

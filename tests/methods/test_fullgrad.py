@@ -64,7 +64,7 @@ class Book:
 
     def attend(self, part: Attention, x: Tensor) -> Tensor:
         h = self.norm(part.norm, x, "tokens")
-        q, k, v = (part.split(self.linear(one, h, "tokens")) for one in (part.q, part.k, part.v))
+        q, k, v = (part.split(self.linear(layer, h, "tokens")) for layer in (part.q, part.k, part.v))
         q, k = self.norm(part.q_norm, q, "heads"), self.norm(part.k_norm, k, "heads")
         q, k = (part.turn(t) if part.turn else t for t in (q, k))
         S = q @ k.transpose(-2, -1) / math.sqrt(part.size)
@@ -99,8 +99,8 @@ class Book:
     def read(self, vit: ViT, x: Tensor) -> Tensor:
         tokens = self.norm(vit.norm, x, "tokens")
         if vit.pool is not None:
-            pool, own = vit.pool, tokens[:, vit.pool.first :]
-            k, v = (pool.split(self.linear(one, own, "patches")) for one in (pool.k, pool.v))
+            pool, patch_tokens = vit.pool, tokens[:, vit.pool.first :]
+            k, v = (pool.split(self.linear(layer, patch_tokens, "patches")) for layer in (pool.k, pool.v))
             S = pool.latent @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])  # the latent is a constant: linear in k
             A = S.softmax(-1)
             A = A.detach() if self.frozen else self.left(A, A - A * (S - (A * S).sum(-1, keepdim=True)), "apart")
@@ -133,22 +133,22 @@ def by_hand(vit: ViT, image: Tensor, book: Book) -> Full:
         x.append(book.transform(mlp, book.attend(attention, x[-1]), "tokens"))
     logits = book.read(vit, x[-1])
     leaves = [leaf for *_, leaf in book.marks]
-    found = torch.autograd.grad(score(logits, TARGETS), [*x[:-1], *leaves], allow_unused=True)
+    gradients = torch.autograd.grad(score(logits, TARGETS), [*x[:-1], *leaves], allow_unused=True)
     depth, (batch, count, _) = len(vit.blocks), x[0].shape
     tokens, apart = [torch.zeros(batch, count, dtype=torch.float64) for _ in range(depth)], torch.zeros(batch).double()
-    for (block, place, b, _), gradient in zip(book.marks, found[depth:], strict=True):
+    for (block, place, b, _), gradient in zip(book.marks, gradients[depth:], strict=True):
         if gradient is None:
             continue
-        said = (b * gradient).sum(-1)
+        bias_gradient = (b * gradient).sum(-1)
         if place == "tokens":
-            tokens[block] += said
+            tokens[block] += bias_gradient
         elif place == "heads":
-            tokens[block] += said.sum(1)
+            tokens[block] += bias_gradient.sum(1)
         elif place == "patches":
-            tokens[block][:, -said.shape[1] :] += said
+            tokens[block][:, -bias_gradient.shape[1] :] += bias_gradient
         else:
-            apart += said.reshape(batch, -1).sum(1)
-    ixg = [(one * dx).sum(-1).detach() for one, dx in zip(x, found[:depth], strict=False)]
+            apart += bias_gradient.reshape(batch, -1).sum(1)
+    ixg = [(activation * dx).sum(-1).detach() for activation, dx in zip(x, gradients[:depth], strict=False)]
     return Full(ixg, tokens, apart, logits[torch.arange(batch), torch.tensor(TARGETS)].detach())
 
 
@@ -202,25 +202,25 @@ def test_completeness_by_hand(kind: str) -> None:
 class Turned(nn.Module):
     """A ViT whose stream is [N, B, d] between its blocks, and [B, N, d] again for its head."""
 
-    def __init__(self, own: nn.Module) -> None:
+    def __init__(self, vit: nn.Module) -> None:
         super().__init__()
-        self.own = own
-        for block in own.blocks:
+        self.vit = vit
+        for block in vit.blocks:
             block.attn.batch_first = False
 
     def forward(self, pixels: Tensor) -> Tensor:
-        x = self.own.embed(pixels).transpose(0, 1)
-        for block in self.own.blocks:
+        x = self.vit.embed(pixels).transpose(0, 1)
+        for block in self.vit.blocks:
             x = block(x)
-        return self.own.head(self.own.norm(x.transpose(0, 1))[:, 0])
+        return self.vit.head(self.vit.norm(x.transpose(0, 1))[:, 0])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_first_images_second(way: str) -> None:
     _, image, vit, full = proven("weighed", True, way)
     model = wrapped(Turned(build("weighed", depth=DEPTH)))
-    made = cv.explain(model, image, named("fullgrad", way), target=TARGETS).maps
-    assert_same(made, full.fullgrad()[:, vit.prefix :].unflatten(1, vit.grid))
+    maps = cv.explain(model, image, named("fullgrad", way), target=TARGETS).maps
+    assert_same(maps, full.fullgrad()[:, vit.prefix :].unflatten(1, vit.grid))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -259,12 +259,12 @@ def float32_softmax(kind: str) -> bool:
     ],
 )
 def test_every_model_adds_up(kind: str, biases: str, table: str) -> None:
-    made = traced(tiny_model(kind, torch.float64), pixels(kind, dtype=torch.float64), biases, table)
+    trace = traced(tiny_model(kind, torch.float64), pixels(kind, dtype=torch.float64), biases, table)
     exact = 1e-6 if float32_softmax(kind) and biases == "implicit" else 1e-12
     # Of two attentions side by side both read the same tokens, and the second has no claim to the first one's biases.
     for start in range(0, ZOO[kind].layers, 2 if kind == "timm-parallel" else 1):
-        found, expected = completeness_sums(made, start, biases, table)
-        assert (found - expected).abs().max() < exact * max(1, float(expected.abs().max())), start
+        actual, expected = completeness_sums(trace, start, biases, table)
+        assert (actual - expected).abs().max() < exact * max(1, float(expected.abs().max())), start
 
 
 def test_notes_say_how_complete_it_is() -> None:
@@ -286,14 +286,14 @@ def test_notes_say_how_complete_it_is() -> None:
 def test_two_kinds_of_biases_and_two_tables_share_a_forward() -> None:
     model, image, vit, _ = proven("registers", True, "")
     names = ["fullgrad", "fullgrad(biases=implicit)", "fullgrad(rules=linear)", "ixg"]
-    found = cv.compare(model, image, names, target=TARGETS)
-    assert (found.cost.forwards, found.cost.backwards) == (1, 2)
+    comparison = cv.compare(model, image, names, target=TARGETS)
+    assert (comparison.cost.forwards, comparison.cost.backwards) == (1, 2)
     for name, way in zip(names, WAYS, strict=False):
         row = proven("registers", True, way)[3].fullgrad()
-        assert_same(found[name].maps, row[:, vit.prefix :].unflatten(1, vit.grid))
+        assert_same(comparison[name].maps, row[:, vit.prefix :].unflatten(1, vit.grid))
 
 
-def test_nothing_is_watched_unless_asked() -> None:
+def test_nothing_is_recorded_unless_a_method_needs_it() -> None:
     model, image, *_ = proven("plain", True, "")
     recording = record(model, image, rules=("plain",))
     assert recording.recorders == {}
@@ -340,20 +340,20 @@ def noise_images() -> Tensor:
 def test_a_cnn_adds_up_exactly() -> None:
     model, image = cv.wrap(convolutions()), noise_images()
     recording = record(model, image, rules=("plain",), recorders=(BiasMaps,))
-    made = run_backward(recording, one_target(recording, TARGETS, "logit", single=False), "plain")
-    total = made[BiasMaps].total
+    trace = run_backward(recording, one_target(recording, TARGETS, "logit", single=False), "plain")
+    total = trace[BiasMaps].total
     assert total is not None
-    found = (image * made.dpixels).sum((1, 2, 3)) + total
-    expected = made.logits[torch.arange(2), torch.tensor(TARGETS)]
-    assert_same(found, expected, magnitude=float((image * made.dpixels).abs().sum()))
+    actual = (image * trace.dpixels).sum((1, 2, 3)) + total
+    expected = trace.logits[torch.arange(2), torch.tensor(TARGETS)]
+    assert_same(actual, expected, magnitude=float((image * trace.dpixels).abs().sum()))
     (note,) = cv.explain(model, image, "fullgrad-pixel", target=TARGETS).notes
     assert note == "fullgrad-pixel: completeness: pixels and biases add up to the score"
 
 
 def test_fullgrad_of_its_authors_on_a_cnn() -> None:
     """idiap/fullgrad-saliency on the same network and images; see tests/parity/make_fullgrad.py."""
-    with np.load(FIXTURES / "fullgrad.npz") as found:
-        theirs = torch.from_numpy(found["fullgrad"])
+    with np.load(FIXTURES / "fullgrad.npz") as arrays:
+        theirs = torch.from_numpy(arrays["fullgrad"])
     ours = cv.explain(cv.wrap(convolutions()), noise_images(), "fullgrad-pixel", target=TARGETS).maps
     assert_same(ours, theirs[:, 0])
 

@@ -17,18 +17,18 @@ KINDS = ["timm-vit", "timm-reg4-gap", "timm-deit-distilled-explicit", "timm-sigl
 @pytest.mark.parametrize("method", ["raw-attention", "genatt", "grad-rollout"])
 def test_heads_are_what_the_trace_says(kind: str, method: str) -> None:
     (model, image), tiny = double(kind), ZOO[kind]
-    made = cv.explain(model, image, method, target=3, by_head=True)
+    explanation = cv.explain(model, image, method, target=3, by_head=True)
     tr = cv.trace(model, image, target=3)
-    assert made.heads is not None
-    assert made.layers is None, "nobody asked for them"
+    assert explanation.heads is not None
+    assert explanation.layers is None, "nobody asked for them"
     for index, layer in enumerate(tr.layers):
-        said = layer.A if method == "raw-attention" else (layer.A * layer.G).clamp(min=0)  # [B, H, N, N]
-        rows = torch.einsum("bi,bhij->hbj", tr.readout_weights.expand(len(image), -1), said)[..., tiny.prefix :]
+        head_maps = layer.A if method == "raw-attention" else (layer.A * layer.G).clamp(min=0)  # [B, H, N, N]
+        rows = torch.einsum("bi,bhij->hbj", tr.readout_weights.expand(len(image), -1), head_maps)[..., tiny.prefix :]
         heads = rows.unflatten(-1, tiny.grid)
-        assert_same(made.heads.maps[index], heads)
-        for place, fuse in enumerate((said.amin(1), said.mean(1), said.amax(1))):
+        assert_same(explanation.heads.maps[index], heads)
+        for place, fuse in enumerate((head_maps.amin(1), head_maps.mean(1), head_maps.amax(1))):
             row = (tr.readout_weights[:, None] @ fuse)[:, 0, tiny.prefix :].unflatten(-1, tiny.grid)
-            assert_same(made.heads.fused[index, place], row)
+            assert_same(explanation.heads.fused[index, place], row)
 
 
 @pytest.mark.parametrize(
@@ -36,30 +36,30 @@ def test_heads_are_what_the_trace_says(kind: str, method: str) -> None:
 )
 def test_fusions_are_the_method_with_that_option(text: str) -> None:
     model, image = double("timm-vit")
-    made = cv.explain(model, image, text, target=[1, 4], by_head=True, layers=True)
-    assert made.heads is not None
-    assert made.heads.whole is not None
+    explanation = cv.explain(model, image, text, target=[1, 4], by_head=True, layers=True)
+    assert explanation.heads is not None
+    assert explanation.heads.whole is not None
     for place, fusion in enumerate(FUSIONS):
         alone = cv.explain(model, image, text, target=[1, 4], layers=True, fusion=fusion)
-        assert_same(made.heads.whole[place], alone.maps)
+        assert_same(explanation.heads.whole[place], alone.maps)
         assert alone.layers is not None
-        assert_same(made.heads.fused[:, place], alone.layers)
-    for head in range(made.heads.maps.shape[1]):
+        assert_same(explanation.heads.fused[:, place], alone.layers)
+    for head in range(explanation.heads.maps.shape[1]):
         alone = cv.explain(model, image, text, target=[1, 4], layers=True, fusion=head)
         assert alone.layers is not None
-        assert_same(made.heads.maps[:, head], alone.layers)
+        assert_same(explanation.heads.maps[:, head], alone.layers)
 
 
 def test_heads_cost_no_pass_and_change_no_map() -> None:
     model, image = double("timm-vit")
     for text in ("rollout", "legrad", "decompx", "attention-flow(grid_pool=2)"):
-        plain, made = (cv.explain(model, image, text, target=3, by_head=by_head) for by_head in (False, True))
-        assert_same(made.maps, plain.maps)
-        assert (made.cost.forwards, made.cost.backwards) == (plain.cost.forwards, plain.cost.backwards)
+        plain, with_heads = (cv.explain(model, image, text, target=3, by_head=by_head) for by_head in (False, True))
+        assert_same(with_heads.maps, plain.maps)
+        assert (with_heads.cost.forwards, with_heads.cost.backwards) == (plain.cost.forwards, plain.cost.backwards)
         assert plain.heads is None
-        assert made.heads is not None
-        assert (made.heads.method == text) == (text == "rollout")
-        assert any("head" in note for note in made.notes) == (text != "rollout"), "borrowed heads are said to be"
+        assert with_heads.heads is not None
+        assert (with_heads.heads.method == text) == (text == "rollout")
+        assert any("head" in note for note in with_heads.notes) == (text != "rollout"), "borrowed heads are said to be"
 
 
 def test_several_targets_have_heads_of_their_own() -> None:

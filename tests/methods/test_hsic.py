@@ -34,11 +34,11 @@ def by_definition(shown: Tensor, outputs: Tensor, width: float) -> Tensor:
     n = len(outputs)
     H = torch.eye(n, dtype=torch.float64) - 1 / n
     L = torch.exp(-((outputs[:, None] - outputs) ** 2) / (2 * width**2))
-    found = []
+    statistics = []
     for z in shown.double().T:
         K = 1 + (0.5 - (z[:, None] - z) ** 2)
-        found.append(((H @ K @ H) * (H @ L @ H).T).sum() / n)
-    return torch.stack(found)
+        statistics.append(((H @ K @ H) * (H @ L @ H).T).sum() / n)
+    return torch.stack(statistics)
 
 
 def by_double_sums(z: list[float], y: list[float], width: float) -> float:
@@ -64,12 +64,12 @@ def drawn(n: int = 40, cells: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
 def test_dependence_is_the_definition(width: float) -> None:
     """A median below zero is as wide as one above."""
     shown, outputs = drawn()
-    found = dependence(shown, outputs, torch.tensor(width, dtype=torch.float64))
+    dependences = dependence(shown, outputs, torch.tensor(width, dtype=torch.float64))
     pairs = float(len(outputs))  # sums over n² kernels of at most 1.5, over n
-    assert_same(found, by_definition(shown, outputs, width), magnitude=pairs)
+    assert_same(dependences, by_definition(shown, outputs, width), magnitude=pairs)
     for cell in range(3):
         expected = by_double_sums(shown[:, cell].double().tolist(), outputs.tolist(), width)
-        assert_same(found[cell], expected, magnitude=pairs)
+        assert_same(dependences[cell], expected, magnitude=pairs)
 
 
 def test_every_mask_once_gives_the_closed_form() -> None:
@@ -117,12 +117,12 @@ def test_widths_are_medians() -> None:
 
 @pytest.mark.parametrize("design", DESIGNS)
 def test_designs_show_half_and_come_from_the_seed(design: Any) -> None:
-    made, again, other = (binary_design(design, 500, 64, seed) for seed in (3, 3, 4))
-    assert made.shape == (500, 64)
-    assert torch.equal(made, again)
-    assert not torch.equal(made, other)
-    assert (made.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(500)
-    centred = made.double() - made.double().mean(0)
+    design_matrix, again, other = (binary_design(design, 500, 64, seed) for seed in (3, 3, 4))
+    assert design_matrix.shape == (500, 64)
+    assert torch.equal(design_matrix, again)
+    assert not torch.equal(design_matrix, other)
+    assert (design_matrix.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(500)
+    centred = design_matrix.double() - design_matrix.double().mean(0)
     together = torch.corrcoef(centred.T).fill_diagonal_(0).abs().max()
     assert together < (0.03 if design == "sobol" else 0.25)  # Sobol points keep 64 cells apart
 
@@ -136,18 +136,18 @@ def test_latin_hypercubes_are_balanced() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sobol_points_are_scipys_up_to_turning_and_dealing_out(seed: int) -> None:
     """And scrambling them as scipy does is nothing else: it turns the first bit over, or does not."""
-    made = binary_design("sobol", 64, 12, seed)
+    points = binary_design("sobol", 64, 12, seed)
     plain = torch.from_numpy(qmc.Sobol(12, scramble=False).random_base2(6) >= 0.5)
     scrambled = torch.from_numpy(qmc.Sobol(12, scramble=True).random_base2(6) >= 0.5)
 
     def columns(design: Tensor) -> set[tuple[bool, ...]]:
         return {tuple(column) for column in (design ^ design[:1]).T.tolist()}
 
-    assert columns(made) == columns(plain) == columns(scrambled)
+    assert columns(points) == columns(plain) == columns(scrambled)
     assert len(columns(plain)) == 12
 
 
-def test_too_few_masks_are_told() -> None:
+def test_too_few_masks_are_noted() -> None:
     model, image = linear()
     few = cv.explain(model, image, "hsic", 1, score="logit", samples=24)
     assert any("24 masks tell 16 of 64 cells apart" in note for note in few.notes)
@@ -178,7 +178,7 @@ def test_hsic_on_a_vit_by_hand(cells: int, width: Any) -> None:
     3 cells do not fit 32 pixels: 11, 10 and 11 of them, as the nearest cell says.
     """
     model, image = double("timm-vit", batch=1)
-    made = cv.explain(model, image, "hsic", 3, samples=50, cells=cells, width=width, seed=4)
+    explanation = cv.explain(model, image, "hsic", 3, samples=50, cells=cells, width=width, seed=4)
     shown = binary_design("sobol", 50, cells * cells, 4)
     place = ((torch.arange(32) + 0.5) * cells / 32).long()
     masks = shown.reshape(50, cells, cells)[:, place][:, :, place]
@@ -186,23 +186,23 @@ def test_hsic_on_a_vit_by_hand(cells: int, width: Any) -> None:
     wide = float(kernel_widths(outputs[None], width))
     scores = by_definition(shown, outputs, wide).reshape(cells, cells)[place][:, place]
     expected = scores.reshape(4, 8, 4, 8).mean((1, 3))
-    assert made.score == "logit"
-    assert made.standard_error is None
-    assert_same(made.maps[0], expected, magnitude=50)
+    assert explanation.score == "logit"
+    assert explanation.standard_error is None
+    assert_same(explanation.maps[0], expected, magnitude=50)
 
 
 @pytest.mark.parametrize(("kind", "cells", "sides"), [("timm-vit", 8, (4, 4)), ("open_clip-nonsquare", 4, (3, 4))])
 def test_dropped_patches_go_by_cells(kind: str, cells: int, sides: tuple[int, int]) -> None:
     """No more cells than patches; patches of one cell have one score."""
     model, image = double(kind, batch=1)
-    made = cv.explain(model, image, "hsic", 3, samples=40, cells=cells, removal="token", seed=1)
+    explanation = cv.explain(model, image, "hsic", 3, samples=40, cells=cells, removal="token", seed=1)
     shown = binary_design("sobol", 40, sides[0] * sides[1], 1)
     trace = cv.trace(model, image, target=3)
-    own = cell_of_patch(sides, trace.layout.grid)
+    cell_of = cell_of_patch(sides, trace.layout.grid)
     with probing(trace, "token", label="test", forwards=40) as probe:
-        outputs = torch.cat([probe.score_kept(mask[own][None, None]) for mask in shown], 1)[0].double()
-    expected = by_definition(shown, outputs, float(outputs.quantile(0.5)))[own].reshape(trace.layout.grid)
-    assert_same(made.maps[0], expected, magnitude=40)
+        outputs = torch.cat([probe.score_kept(mask[cell_of][None, None]) for mask in shown], 1)[0].double()
+    expected = by_definition(shown, outputs, float(outputs.quantile(0.5)))[cell_of].reshape(trace.layout.grid)
+    assert_same(explanation.maps[0], expected, magnitude=40)
 
 
 # What it is for
@@ -219,11 +219,11 @@ def speaking_for(grid: tuple[int, int], seed: int) -> tuple[cv.Model, Tensor, Te
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_hsic_ranks_the_weights_of_a_linear_model(seed: int) -> None:
     """With its default samples, on as many patches as it has cells. It knows no sign: |effects|."""
-    model, image, own = speaking_for((8, 8), seed)
-    made = cv.explain(model, image, "hsic", 1, score="logit")
-    assert made.cost.forwards == 501
-    assert not made.notes
-    assert spearmanr(made.maps[0].flatten(), own.flatten()).statistic > 0.95
+    model, image, weights = speaking_for((8, 8), seed)
+    explanation = cv.explain(model, image, "hsic", 1, score="logit")
+    assert explanation.cost.forwards == 501
+    assert not explanation.notes
+    assert spearmanr(explanation.maps[0].flatten(), weights.flatten()).statistic > 0.95
 
 
 class Shifted(torch.nn.Module):
@@ -235,14 +235,16 @@ class Shifted(torch.nn.Module):
         return self.inner(image) + self.by
 
 
-def test_a_median_near_zero_is_told_and_distances_are_better() -> None:
+def test_a_median_near_zero_is_noted_and_distances_are_better() -> None:
     """A constant taken off all logits changes no prediction, and with width=outputs it can leave noise of the map."""
-    model, image, own = speaking_for((8, 8), 0)
+    model, image, weights = speaking_for((8, 8), 0)
     half = float(effects(model, image, 1).sum()) / 2  # what an image of half of its cells has
     other = cv.wrap(Shifted(model.module, -0.99 * half), size=(64, 64), layout=cv.Layout((8, 8), 0, "avg"))
     narrow = cv.explain(other, image, "hsic", 1, score="logit")
     right = cv.explain(other, image, "hsic", 1, score="logit", width="distances")
-    ranked = [float(spearmanr(one.maps[0].flatten(), own.flatten()).statistic) for one in (narrow, right)]
+    ranked = [
+        float(spearmanr(explanation.maps[0].flatten(), weights.flatten()).statistic) for explanation in (narrow, right)
+    ]
     assert ranked[0] + 0.2 < 0.85 < ranked[1]
     assert any("width=distances" in note for note in narrow.notes)
     assert not right.notes
@@ -252,7 +254,9 @@ def test_distances_do_not_care_for_a_constant() -> None:
     model, image, _ = speaking_for((4, 4), 0)
     other = cv.wrap(Shifted(model.module, 5.0), size=(32, 32), layout=cv.Layout((4, 4), 0, "avg"))
     maps = {
-        width: [cv.explain(one, image, "hsic", 1, score="logit", width=width).maps for one in (model, other)]
+        width: [
+            cv.explain(candidate, image, "hsic", 1, score="logit", width=width).maps for candidate in (model, other)
+        ]
         for width in ("distances", "outputs")
     }
     assert_same(*maps["distances"], magnitude=500)  # as many masks
@@ -262,24 +266,26 @@ def test_distances_do_not_care_for_a_constant() -> None:
 @pytest.mark.parametrize("removal", ["mean", "token"])
 def test_the_same_map_for_any_batch_size(removal: str) -> None:
     model, image = double("timm-vit")
-    found = [cv.explain(model, image, "hsic(samples=70)", 3, batch_size=n, removal=removal).maps for n in (1, 7, 64)]
-    for other in found[1:]:
-        assert_same(other, found[0], magnitude=70)
+    maps = [cv.explain(model, image, "hsic(samples=70)", 3, batch_size=n, removal=removal).maps for n in (1, 7, 64)]
+    for other in maps[1:]:
+        assert_same(other, maps[0], magnitude=70)
 
 
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_every_removal_and_design_works(removal: str, design: str) -> None:
-    made = cv.explain(wrapped("timm-vit"), pixels("timm-vit"), "hsic", 3, samples=12, removal=removal, design=design)
-    assert made.maps.shape == (2, 4, 4)
-    assert made.maps.min() >= 0
-    assert made.maps.flatten(1).std(1).min() > 0
+    explanation = cv.explain(
+        wrapped("timm-vit"), pixels("timm-vit"), "hsic", 3, samples=12, removal=removal, design=design
+    )
+    assert explanation.maps.shape == (2, 4, 4)
+    assert explanation.maps.min() >= 0
+    assert explanation.maps.flatten(1).std(1).min() > 0
 
 
 def test_networks_without_tokens_are_explained_too() -> None:
-    made = cv.explain(cv.wrap(cnn()), pixels("timm-vit"), "hsic", 3, samples=20, removal="token")
-    assert made.maps.flatten(1).std(1).min() > 0
-    assert any("no token stream" in note for note in made.notes)
+    explanation = cv.explain(cv.wrap(cnn()), pixels("timm-vit"), "hsic", 3, samples=20, removal="token")
+    assert explanation.maps.flatten(1).std(1).min() > 0
+    assert any("no token stream" in note for note in explanation.notes)
 
 
 @pytest.mark.parametrize(

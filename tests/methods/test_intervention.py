@@ -426,7 +426,7 @@ def test_sites_of_a_vision_language_model_are_those_of_its_language_model(name: 
     """Its vision tower attends and adds up before, for some models image by image: sites are not counted from there."""
     with vision_language.without_float32():
         module = vision_language.tiny_language_model(name)
-        text = vision_language.own_text(name, [1, 3], [4, 11, 12, 14])
+        text = vision_language.model_text(name, [1, 3], [4, 11, 12, 14])
         model = cv.wrap(module, size=vision_language.SIDE, mean=0.5, std=0.5).with_inputs(**text)
         images, target = vision_language.images(2), cv.NextToken(token=9)
         attention: Any = module.model.language_model.layers[1].self_attn
@@ -440,7 +440,7 @@ def test_sites_of_a_vision_language_model_are_those_of_its_language_model(name: 
             hook = part.register_forward_pre_hook(lambda _, args, columns=columns: (_without(args[0], columns),))
             with torch.no_grad():
                 rows = [
-                    module(**vision_language.own_inputs(name, image[None]), **text).logits[:, -1] for image in images
+                    module(**vision_language.model_inputs(name, image[None]), **text).logits[:, -1] for image in images
                 ]
             hook.remove()
             expected = torch.cat(rows)

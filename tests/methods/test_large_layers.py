@@ -69,10 +69,10 @@ def test_large_layers_give_the_maps_of_small_ones(kind: str, monkeypatch: pytest
     assert max(sums) >= 6
     for large in (in_tiles, as_sums):
         assert large.skipped.keys() == small.skipped.keys()
-        for name, made in small.items():
-            assert_same(large[name].maps, made.maps, dtype=torch.float64, label=name)
-            if made.layers is not None:
-                assert_same(large[name].layers, made.layers, dtype=torch.float64, label=name)
+        for name, explanation in small.items():
+            assert_same(large[name].maps, explanation.maps, dtype=torch.float64, label=name)
+            if explanation.layers is not None:
+                assert_same(large[name].layers, explanation.layers, dtype=torch.float64, label=name)
 
 
 @pytest.mark.filterwarnings("ignore::clairvit.errors.ClairWarning")  # maps that are zero, as their methods declare

@@ -34,8 +34,10 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 def test_leaving_one_out_of_a_linear_model_is_its_effect(grid: tuple[int, int]) -> None:
     model, image = linear(grid)
     for target in range(3):
-        made = cv.explain(model, image, "leave-one-out", target, score="logit", removal="mean")
-        assert_same(made.maps[0], effects(model, image, target), magnitude=effects(model, image, target).abs().sum())
+        explanation = cv.explain(model, image, "leave-one-out", target, score="logit", removal="mean")
+        assert_same(
+            explanation.maps[0], effects(model, image, target), magnitude=effects(model, image, target).abs().sum()
+        )
 
 
 DROPPED = ["timm-vit", "timm-vit-nonsquare", "timm-vit-avg", "timm-reg4-gap", "timm-dinov2-reg4"]
@@ -47,16 +49,16 @@ def test_leaving_a_token_out_is_running_the_model_on_the_others(kind: str) -> No
     """Class token and mean pooling, registers, non-square, rotary positions (whose angles must be dropped too)."""
     module, images = build(kind).double(), pixels(kind, dtype=torch.float64)
     patches = ZOO[kind].grid[0] * ZOO[kind].grid[1]
-    made = cv.explain(cv.wrap(module, size=ZOO[kind].size), images, "leave-one-out", TARGET)
-    assert made.score == "prob"
-    assert not made.notes
-    for image, own in zip(images, made.maps, strict=True):
+    explanation = cv.explain(cv.wrap(module, size=ZOO[kind].size), images, "leave-one-out", TARGET)
+    assert explanation.score == "prob"
+    assert not explanation.notes
+    for image, heatmap in zip(images, explanation.maps, strict=True):
         chances = [
             logits_without(module, image[None], gone, patches).softmax(-1)[TARGET]
             for gone in ([], *([i] for i in range(patches)))
         ]
         expected = chances[0] - torch.stack(chances[1:])
-        assert_same(own.flatten(), expected, magnitude=float(chances[0]))  # differences of chances
+        assert_same(heatmap.flatten(), expected, magnitude=float(chances[0]))  # differences of chances
 
 
 @pytest.mark.parametrize("kind", DROPPED)
@@ -64,14 +66,14 @@ def test_painting_a_patch_over_is_running_the_model_on_that_image(kind: str) -> 
     module, images = build(kind).double(), pixels(kind, dtype=torch.float64)
     rows, cols = ZOO[kind].grid
     model = cv.wrap(module, size=ZOO[kind].size)
-    made = cv.explain(model, images, "leave-one-out", TARGET, score="logit", removal="mean")
+    explanation = cv.explain(model, images, "leave-one-out", TARGET, score="logit", removal="mean")
     with torch.no_grad():
         for r in range(rows):
             for c in range(cols):
                 painted = images.clone()
                 painted[:, :, 8 * r : 8 * r + 8, 8 * c : 8 * c + 8] = 0
                 before, after = module(images)[:, TARGET], module(painted)[:, TARGET]
-                assert_same(made.maps[:, r, c], before - after, magnitude=float(before.abs().max()))
+                assert_same(explanation.maps[:, r, c], before - after, magnitude=float(before.abs().max()))
 
 
 # atman
@@ -112,17 +114,17 @@ def weights_by_hand(tokens: Tensor, i: int, factor: float, threshold: float | No
 def test_atman_is_the_forward_with_suppressed_scores(shift_min: bool, factor: float, threshold: float | None) -> None:
     module, images = build("home-matmul").double(), pixels("home-matmul", dtype=torch.float64)
     options = {"factor": factor, "threshold": threshold, "shift_min": shift_min}
-    made = cv.explain(cv.wrap(module), images, "atman", TARGET, **options)
-    assert made.score == "logprob"
+    explanation = cv.explain(cv.wrap(module), images, "atman", TARGET, **options)
+    assert explanation.score == "logprob"
     near = 0
     with torch.no_grad():
-        for image, own in zip(images, made.maps, strict=True):
+        for image, heatmap in zip(images, explanation.maps, strict=True):
             before = module(image[None])[0].log_softmax(-1)[TARGET]
             for i in range(16):
                 weights = weights_by_hand(module.tokens(image[None])[0], i, factor, threshold)
                 near += int((weights != 1).sum()) - 1
                 after = by_hand(module, image[None], weights, shift_min).log_softmax(-1)[TARGET]
-                assert_same(own.flatten()[i], before - after, magnitude=float(before.abs()))
+                assert_same(heatmap.flatten()[i], before - after, magnitude=float(before.abs()))
     assert (near > 0) == (threshold is not None), "there are patches that look alike, or the test says nothing of them"
 
 
@@ -130,9 +132,9 @@ def test_the_variants_differ() -> None:
     model, image = double("home-matmul")
     texts = ["atman", "atman(shift_min=false)", "atman(threshold=none)", "atman(threshold=0.2)", "atman(factor=0.5)"]
     maps = [cv.explain(model, image, text, TARGET).maps for text in texts]
-    for number, one in enumerate(maps[1:], start=1):
+    for number, heatmap in enumerate(maps[1:], start=1):
         alike = texts[number] == "atman(threshold=none)"  # no tokens are so much alike here
-        assert same(one, maps[0]) == alike, texts[number]
+        assert same(heatmap, maps[0]) == alike, texts[number]
 
 
 @pytest.mark.parametrize("kind", ["timm-vit", "timm-eva02", "timm-relpos", "timm-siglip-map"])
@@ -154,21 +156,21 @@ def test_atman_says_what_the_authors_code_says() -> None:
     kept = np.load(FIXTURES / "atman.npz")
     for name in kept.files:
         threshold = None if name == "none" else float(name)
-        made = cv.explain(cv.wrap(module), images, "atman", TARGETS, threshold=threshold)
+        explanation = cv.explain(cv.wrap(module), images, "atman", TARGETS, threshold=threshold)
         # their similarities are float32: of 24 channels, and a float32 weight changes a score by as much
         bound = {"dtype": torch.float32, "growth": growth(depth=1, width=24), "magnitude": 1.0}
-        assert_same(made.maps.flatten(1), kept[name], **bound, label=name)
+        assert_same(explanation.maps.flatten(1), kept[name], **bound, label=name)
 
 
-def test_atman_explains_the_score_that_was_asked_for() -> None:
+def test_atman_explains_the_score_of_the_option() -> None:
     module, images = build("home-matmul").double(), pixels("home-matmul", dtype=torch.float64)
-    made = cv.explain(cv.wrap(module), images, "atman", TARGET, score="logit")
+    explanation = cv.explain(cv.wrap(module), images, "atman", TARGET, score="logit")
     with torch.no_grad():
         weights = weights_by_hand(module.tokens(images[:1])[0], 5, 0.1, 0.6)
         expected = module(images[:1])[0] - by_hand(module, images[:1], weights, True)
         largest = float(module(images[:1]).abs().max())
-    assert made.score == "logit"
-    assert_same(made.maps[0].flatten()[5], expected[TARGET], magnitude=largest)
+    assert explanation.score == "logit"
+    assert_same(explanation.maps[0].flatten()[5], expected[TARGET], magnitude=largest)
 
 
 def test_a_factor_near_one_changes_nearly_nothing_also_where_a_class_token_joins_late() -> None:
@@ -187,10 +189,10 @@ def test_what_a_mask_of_the_model_hides_stays_hidden() -> None:
     for never in (float("-inf"), torch.finfo(torch.float64).min):
         masked = scores.clone()
         masked[..., 3] = never
-        found = suppress_keys(weights, shift_min=True)(masked).softmax(-1)
+        attention = suppress_keys(weights, shift_min=True)(masked).softmax(-1)
         expected = suppress_keys(weights[:, :3], shift_min=True)(scores[..., :3]).softmax(-1)
-        assert (found[..., 3] == 0).all()
-        assert_same(found[..., :3], expected, magnitude=1)
+        assert (attention[..., 3] == 0).all()
+        assert_same(attention[..., :3], expected, magnitude=1)
 
 
 def test_patches_that_look_alike_are_turned_down_by_how_alike_they_are() -> None:

@@ -42,33 +42,35 @@ def on_linear(method: str, **options: Any) -> tuple[Tensor, Explanation]:
 
 @pytest.mark.parametrize("samples", [80, 120, 200, None])
 def test_kernelshap_finds_the_effects_of_a_linear_model(samples: int | None) -> None:
-    expected, made = on_linear("kernelshap", samples=samples)
+    expected, explanation = on_linear("kernelshap", samples=samples)
     total = float(expected.abs().sum())
-    assert_same(made.maps[0], expected, magnitude=total)
-    assert made.standard_error is not None
-    assert_same(made.standard_error[0], torch.zeros_like(expected), magnitude=total, label="nothing is left to chance")
+    assert_same(explanation.maps[0], expected, magnitude=total)
+    assert explanation.standard_error is not None
+    assert_same(
+        explanation.standard_error[0], torch.zeros_like(expected), magnitude=total, label="nothing is left to chance"
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1e-14])
 def test_lime_finds_the_effects_of_a_linear_model(alpha: float) -> None:
-    expected, made = on_linear("lime", alpha=alpha, samples=100)
+    expected, explanation = on_linear("lime", alpha=alpha, samples=100)
     total = float(expected.abs().sum())
-    assert_same(made.maps[0], expected, magnitude=total)
-    assert made.standard_error is not None
-    assert_same(made.standard_error[0], torch.zeros_like(expected), magnitude=total)
+    assert_same(explanation.maps[0], expected, magnitude=total)
+    assert explanation.standard_error is not None
+    assert_same(explanation.standard_error[0], torch.zeros_like(expected), magnitude=total)
 
 
 def test_the_ridge_of_lime_only_shrinks() -> None:
-    expected, made = on_linear("lime")
-    both = torch.stack([made.maps[0].flatten(), expected.flatten()])
+    expected, explanation = on_linear("lime")
+    both = torch.stack([explanation.maps[0].flatten(), expected.flatten()])
     assert torch.corrcoef(both)[0, 1] > 0.999
-    assert 0.9 < float(made.maps[0].norm() / expected.norm()) < 1
+    assert 0.9 < float(explanation.maps[0].norm() / expected.norm()) < 1
 
 
 def test_lime_is_the_weighted_ridge_of_its_samples() -> None:
     """Written as one least-squares problem: sqrt(w) (a + z·b) = sqrt(w) f(z), and sqrt(alpha) b = 0."""
     model, image = double("timm-vit")
-    made = cv.explain(model, image, "lime", TARGET, samples=60, removal="mean", alpha=0.7, width=0.3, seed=5)
+    explanation = cv.explain(model, image, "lime", TARGET, samples=60, removal="mean", alpha=0.7, width=0.3, seed=5)
     kept = torch.cat([torch.ones(1, 16), random_halves(59, 16, 5)]).double().numpy()
     shown = torch.from_numpy(kept.reshape(60, 1, 4, 4).repeat(8, 2).repeat(8, 3))
     for row in range(2):
@@ -78,15 +80,15 @@ def test_lime_is_the_weighted_ridge_of_its_samples() -> None:
         root = np.sqrt(np.exp(-(distance**2) / 0.3**2))
         left = np.vstack([root[:, None] * np.hstack([kept, np.ones((60, 1))]), np.eye(16, 17) * np.sqrt(0.7)])
         expected = np.linalg.lstsq(left, np.concatenate([root * scores, np.zeros(16)]))[0][:16]
-        assert_same(made.maps[row].flatten(), expected, magnitude=1)  # a fit to probabilities
+        assert_same(explanation.maps[row].flatten(), expected, magnitude=1)  # a fit to probabilities
 
 
 def small(size: tuple[int, int] = (16, 32), patch: int = 8) -> nn.Module:
-    """A ViT in float64, of 2 × 4 patches unless told otherwise."""
-    made = timm.create_model(
+    """A ViT in float64, of 2 × 4 patches by default."""
+    module = timm.create_model(
         "vit_tiny_patch16_224", img_size=size, patch_size=patch, embed_dim=24, depth=2, num_heads=3, num_classes=7
     )
-    return shaken(made, 4).eval().double()
+    return shaken(module, 4).eval().double()
 
 
 def painted(module: nn.Module, image: Tensor, kept: list[int]) -> Tensor:
@@ -105,16 +107,16 @@ def dropped(module: Any, image: Tensor, kept: list[int]) -> Tensor:
 
 def shapley(value: Callable[[list[int]], float], players: int) -> Tensor:
     """From the definition: the mean over all orders of what a player adds."""
-    known = {
+    values = {
         group: value(list(group))
         for size in range(players + 1)
         for group in itertools.combinations(range(players), size)
     }
     fair = torch.zeros(players, dtype=torch.double)
-    for group, worth in known.items():
+    for group, worth in values.items():
         for player in set(range(players)) - set(group):
             share = 1 / (players * math.comb(players - 1, len(group)))
-            fair[player] += share * (known[tuple(sorted((*group, player)))] - worth)
+            fair[player] += share * (values[tuple(sorted((*group, player)))] - worth)
     return fair
 
 
@@ -122,16 +124,18 @@ def shapley(value: Callable[[list[int]], float], players: int) -> Tensor:
 def test_kernelshap_with_all_coalitions_is_shapley(removal: str, left: Callable[..., Tensor]) -> None:
     module, image = small(), pixels("timm-vit", 1, dtype=torch.float64)[:, :, :16]
     model = cv.wrap(module, size=(16, 32))
-    made = cv.explain(model, image, "kernelshap", TARGET, removal=removal)
+    explanation = cv.explain(model, image, "kernelshap", TARGET, removal=removal)
     with torch.no_grad():
         expected = shapley(lambda kept: float(left(module, image, kept).softmax(-1)[TARGET]), 8)
-    assert made.maps.dtype == torch.float64
-    assert_same(made.maps[0].flatten(), expected, magnitude=1)  # a mean of differences of probabilities
+    assert explanation.maps.dtype == torch.float64
+    assert_same(explanation.maps[0].flatten(), expected, magnitude=1)  # a mean of differences of probabilities
     assert expected.std() > 0.1 * expected.abs().max()
-    assert made.standard_error is not None
-    assert not made.standard_error.any()  # all coalitions were asked
-    assert made.cost.forwards == 1 + 254 + 1
-    assert_same(cv.explain(model, image, "kernelshap", TARGET, removal=removal, seed=9).maps, made.maps, magnitude=1)
+    assert explanation.standard_error is not None
+    assert not explanation.standard_error.any()  # all coalitions were asked
+    assert explanation.cost.forwards == 1 + 254 + 1
+    assert_same(
+        cv.explain(model, image, "kernelshap", TARGET, removal=removal, seed=9).maps, explanation.maps, magnitude=1
+    )
 
 
 def test_a_draw_of_coalitions_is_shapley_on_average() -> None:
@@ -164,11 +168,11 @@ def test_a_draw_of_coalitions_is_shapley_on_average() -> None:
 def test_values_add_up(kind: str, samples: int, removal: str) -> None:
     """To f(x) − f(all removed), in any number of samples."""
     model, image = wrapped(kind, torch.float64), pixels(kind, dtype=torch.float64)
-    made = cv.explain(model, image, "kernelshap", TARGET, score="logit", samples=samples, removal=removal)
+    explanation = cv.explain(model, image, "kernelshap", TARGET, score="logit", samples=samples, removal=removal)
     with probing(cv.trace(model, image, target=TARGET), removal, label="test", forwards=1) as probe:
         nothing = probe.score_kept(torch.zeros(1, 1, probe.patches, dtype=torch.bool))[:, 0]
         expected = probe.original - nothing
-    assert_same(made.maps.sum((1, 2)), expected, magnitude=float(made.maps.abs().sum()))
+    assert_same(explanation.maps.sum((1, 2)), expected, magnitude=float(explanation.maps.abs().sum()))
 
 
 @functools.cache
@@ -177,11 +181,11 @@ def pets() -> cv.Model:
 
 
 def test_values_add_up_on_the_built_in_model() -> None:
-    made = cv.explain(pets(), "demo", "kernelshap", samples=12, cells=2, removal="mean", score="logit")
+    explanation = cv.explain(pets(), "demo", "kernelshap", samples=12, cells=2, removal="mean", score="logit")
     with torch.no_grad():
-        nothing = pets().logits(torch.zeros_like(made.pixels))
-    expected = (made.logits - nothing)[0, made.classes[0]]
-    assert_same(made.maps[0, ::7, ::7].sum(), expected, magnitude=float(made.logits.abs().max()))
+        nothing = pets().logits(torch.zeros_like(explanation.pixels))
+    expected = (explanation.logits - nothing)[0, explanation.classes[0]]
+    assert_same(explanation.maps[0, ::7, ::7].sum(), expected, magnitude=float(explanation.logits.abs().max()))
 
 
 # Superpixels
@@ -201,34 +205,34 @@ def test_superpixels_of_a_linear_model(method: str) -> None:
     model, _ = linear((4, 4), patch=16)
     images = torch.stack([patchwork(20), patchwork(27)]).double()
     options = {"alpha": 0.0} if method == "lime" else {}
-    made = cv.explain(
+    explanation = cv.explain(
         model, images, method, 1, score="logit", removal="mean", features="superpixels", samples=200, **options
     )
     with probing(cv.trace(model, images, target=1), "mean", label="test", forwards=1) as probe:
         groups = segmentations(probe, "superpixels", None)
-    assert len({own.count for own in groups}) == 2
+    assert len({segment.count for segment in groups}) == 2
     weights = model.module.weights[1].detach().repeat_interleave(16, 0).repeat_interleave(16, 1) / 256
-    for row, own in enumerate(groups):
+    for row, superpixel in enumerate(groups):
         pixel = images[row].mean(0) * weights  # what each pixel adds
-        effect = pixel.new_zeros(own.count).scatter_add_(0, own.labels.flatten(), pixel.flatten())
-        expected = effect[own.labels].reshape(4, 16, 4, 16).mean((1, 3))
-        assert_same(made.maps[row], expected, magnitude=float(pixel.abs().sum()))
+        effect = pixel.new_zeros(superpixel.count).scatter_add_(0, superpixel.labels.flatten(), pixel.flatten())
+        expected = effect[superpixel.labels].reshape(4, 16, 4, 16).mean((1, 3))
+        assert_same(explanation.maps[row], expected, magnitude=float(pixel.abs().sum()))
     alone = cv.explain(
         model, images[1:], method, 1, score="logit", removal="mean", features="superpixels", samples=200, **options
     )
-    assert_same(made.maps[1:], alone.maps)
+    assert_same(explanation.maps[1:], alone.maps)
 
 
 def test_superpixels_of_tokens_are_patches() -> None:
     """One token, one number: the map is flat on each rounded superpixel, and these are stripes."""
     model, image = cv.wrap(small((64, 64), 16), size=(64, 64)), patchwork(20)[None].double()
-    made = cv.explain(model, image, "lime", TARGET, samples=50, features="superpixels")
-    assert 1 < made.maps.unique().numel() < 16
+    explanation = cv.explain(model, image, "lime", TARGET, samples=50, features="superpixels")
+    assert 1 < explanation.maps.unique().numel() < 16
     with probing(cv.trace(model, image, target=TARGET), "token", label="test", forwards=1) as probe:
-        (own,) = segmentations(probe, "superpixels", None)
-    assert 1 < own.count < 16
-    for feature in range(own.count):
-        assert made.maps[0][own.labels == feature].unique().numel() == 1
+        (segmentation,) = segmentations(probe, "superpixels", None)
+    assert 1 < segmentation.count < 16
+    for feature in range(segmentation.count):
+        assert explanation.maps[0][segmentation.labels == feature].unique().numel() == 1
 
 
 # Chance
@@ -236,32 +240,32 @@ def test_superpixels_of_tokens_are_patches() -> None:
 
 @pytest.mark.parametrize("text", ["lime(samples=70)", "kernelshap(samples=70)"])
 def test_the_draws_know_neither_batch_nor_image(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Tensor] = []
+    drawn_masks: list[Tensor] = []
     keeping = Probe.score_kept
 
     def noting(probe: Probe, keep: Tensor) -> Tensor:
-        asked.append(keep)
+        drawn_masks.append(keep)
         return keeping(probe, keep)
 
     monkeypatch.setattr(Probe, "score_kept", noting)
     for images, size in ((1, 1), (3, 7), (3, 64)):
         cv.explain(wrapped("timm-vit"), pixels("timm-vit", images, seed=images), text, TARGET, seed=4, batch_size=size)
-    assert len(asked) == 3
-    assert len(asked[0]) == 1  # one set of masks for all images
-    assert torch.equal(asked[0], asked[1])
-    assert torch.equal(asked[0], asked[2])
+    assert len(drawn_masks) == 3
+    assert len(drawn_masks[0]) == 1  # one set of masks for all images
+    assert torch.equal(drawn_masks[0], drawn_masks[1])
+    assert torch.equal(drawn_masks[0], drawn_masks[2])
 
 
 @pytest.mark.parametrize("method", ["lime", "kernelshap"])
 def test_batch_size_changes_nothing(method: str) -> None:
     model, image = double("timm-vit", batch=3)
     for removal in ("token", "noise"):
-        found = [
+        maps = [
             cv.explain(model, image, method, TARGET, samples=70, removal=removal, seed=4, batch_size=size).maps
             for size in (1, 7, 64)
         ]
-        assert_same(found[0], found[2])
-        assert_same(found[1], found[2])
+        assert_same(maps[0], maps[2])
+        assert_same(maps[1], maps[2])
 
 
 @pytest.mark.slow
@@ -271,10 +275,12 @@ def test_batch_size_changes_nothing(method: str) -> None:
 def test_standard_errors_are_the_spread_over_seeds(text: str) -> None:
     """In the root mean square over patches, within a factor of 1.3."""
     model, image = wrapped("timm-vit-avg"), pixels("timm-vit-avg")
-    made = [cv.explain(model, image, text, TARGET, seed=seed) for seed in range(24)]
-    spread = torch.stack([one.maps for one in made]).var(0).mean((1, 2)).sqrt()
-    said = torch.stack([one.standard_error for one in made]).square().mean((0, 2, 3)).sqrt()
-    assert ((said / spread).log().abs() < math.log(1.3)).all()
+    explanations = [cv.explain(model, image, text, TARGET, seed=seed) for seed in range(24)]
+    spread = torch.stack([explanation.maps for explanation in explanations]).var(0).mean((1, 2)).sqrt()
+    reported_error = (
+        torch.stack([explanation.standard_error for explanation in explanations]).square().mean((0, 2, 3)).sqrt()
+    )
+    assert ((reported_error / spread).log().abs() < math.log(1.3)).all()
 
 
 def test_errors_vanish_as_the_draw_becomes_complete() -> None:
@@ -286,10 +292,10 @@ def test_errors_vanish_as_the_draw_becomes_complete() -> None:
     assert most.max() < 0.35 * many.max()
 
 
-# What is said, asked and declared
+# Notes, errors and declared costs
 
 
-def test_too_few_samples_are_said() -> None:
+def test_too_few_samples_are_noted() -> None:
     model, image = wrapped("timm-vit"), pixels("timm-vit")
     few = cv.explain(model, image, "kernelshap", TARGET, samples=10)
     assert few.standard_error is None
@@ -303,11 +309,11 @@ def test_too_few_samples_are_said() -> None:
 @pytest.mark.filterwarnings("ignore:.*is the same everywhere")
 def test_one_feature_takes_it_all() -> None:
     model, image = double("timm-vit")
-    made = cv.explain(model, image, "kernelshap", TARGET, cells=1, removal="mean")
+    explanation = cv.explain(model, image, "kernelshap", TARGET, cells=1, removal="mean")
     with torch.no_grad():
         scores = model.logits(torch.cat([image, torch.zeros_like(image[:1])])).softmax(-1)[:, TARGET]
-    assert_same(made.maps, (scores[:2] - scores[2])[:, None, None].expand(2, 4, 4), magnitude=1)
-    only, flat = made.notes
+    assert_same(explanation.maps, (scores[:2] - scores[2])[:, None, None].expand(2, 4, 4), magnitude=1)
+    only, flat = explanation.notes
     assert only == "kernelshap: there is one feature only, so the map is flat; use features=patches, or more cells"
     assert "is the same everywhere" in flat
 
@@ -325,7 +331,7 @@ def test_one_feature_takes_it_all() -> None:
         ("kernelshap(cells=0)", "cells=0 was given; expected 1 or more cells in a row, such as cells=7"),
     ],
 )
-def test_what_cannot_be_is_said(text: str, words: str) -> None:
+def test_impossible_options_are_refused(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=re.escape(words)):
         cv.explain(wrapped("timm-vit"), pixels("timm-vit"), text, TARGET)
 
@@ -348,8 +354,8 @@ def test_the_declared_cost(text: str, forwards: int) -> None:
     "text", ["kernelshap(samples=25)", "kernelshap(cells=3,samples=60)", "kernelshap(cells=2)", "lime(samples=9)"]
 )
 def test_what_is_declared_is_spent(text: str) -> None:
-    made = cv.explain(wrapped("timm-vit"), pixels("timm-vit"), text, TARGET)
-    assert made.cost.forwards == resolve_method(text).cost_for(16).forwards
+    explanation = cv.explain(wrapped("timm-vit"), pixels("timm-vit"), text, TARGET)
+    assert explanation.cost.forwards == resolve_method(text).cost_for(16).forwards
 
 
 # The peers (tests/parity/make_surrogates.py)
@@ -366,8 +372,8 @@ def test_lime_fits_as_lime_does() -> None:
     preset = dict(resolve_method("lime(preset=lime)").options)
     assert (preset["features"], preset["removal"]) == ("superpixels", "mean")
     kept = peers()["kept"].double()
-    found, _ = lime_fit(kept, peers()["said"][None], torch.eye(49).double(), preset["width"], preset["alpha"])
-    assert_same(found[0], peers()["lime fit"])
+    coefficients, _ = lime_fit(kept, peers()["said"][None], torch.eye(49).double(), preset["width"], preset["alpha"])
+    assert_same(coefficients[0], peers()["lime fit"])
     ours, _ = lime_fit(kept, peers()["said"][None], torch.eye(49).double(), LIME_WIDTH, 1.0)
     assert not same(ours[0], peers()["lime fit"])  # METHODS.md's kernel falls off faster
 
@@ -379,10 +385,12 @@ def test_closeness_by_hand() -> None:
 
 
 def test_kernelshap_agrees_with_shap_where_both_are_exact() -> None:
-    made = cv.explain(pets(), "demo", "kernelshap", int(peers()["target"]), score="logit", removal="mean", cells=2)
+    explanation = cv.explain(
+        pets(), "demo", "kernelshap", int(peers()["target"]), score="logit", removal="mean", cells=2
+    )
     # Their scores are those of the model in float32: 12 blocks, heads of 64 channels.
     spec = {"dtype": torch.float32, "growth": growth(depth=12, width=64)}
-    assert_same(made.maps[0, ::7, ::7].flatten(), peers()["shap exact"], **spec)
+    assert_same(explanation.maps[0, ::7, ::7].flatten(), peers()["shap exact"], **spec)
 
 
 def assert_alike(values: Tensor, errors: Tensor, peer: str) -> None:
@@ -398,8 +406,8 @@ def test_lime_agrees_with_the_peers_within_chance(peer: str) -> None:
     """Our draw and fit on scores of the built-in model that were written beside the peers' values."""
     kept = torch.cat([torch.ones(1, 49, dtype=torch.bool), random_halves(999, 49, seed=1)])
     assert np.array_equal(np.packbits(kept.numpy()), peers()["halves"].numpy())  # else make the file again
-    said, every = peers()["half scores"][None], torch.eye(49, dtype=torch.double)
-    values, errors = lime_fit(kept.double(), said, every, LIME_WIDTH, 1.0)
+    outputs, every = peers()["half scores"][None], torch.eye(49, dtype=torch.double)
+    values, errors = lime_fit(kept.double(), outputs, every, LIME_WIDTH, 1.0)
     assert_alike(values[0], errors[0], peer)
 
 
@@ -408,7 +416,7 @@ def test_kernelshap_agrees_with_the_peers_within_chance(peer: str) -> None:
     """As above, with the number of samples that is the default."""
     drawn = shapley_coalitions(49, 49 + 1024, seed=1)
     assert np.array_equal(np.packbits(drawn.sets.numpy()), peers()["sets"].numpy())  # else make the file again
-    said = (peers()["halved"][None], peers()["total"][None])
-    values, errors, _ = shapley_fit(drawn, *said, torch.eye(49, dtype=torch.double))
+    outputs = (peers()["halved"][None], peers()["total"][None])
+    values, errors, _ = shapley_fit(drawn, *outputs, torch.eye(49, dtype=torch.double))
     assert_same(values.sum(), peers()["total"].squeeze(), magnitude=float(values.abs().sum()))
     assert_alike(values[0], errors[0], peer)

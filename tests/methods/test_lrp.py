@@ -110,20 +110,20 @@ def test_down_to_the_patches_and_the_pixels(kind: str, name: str) -> None:
     conv = next(part for part in module.modules() if isinstance(part, torch.nn.Conv2d))
     with torch.no_grad():
         R = rules.down(vit, run, TARGETS).x[0]
-        made = conv(pixels)  # [B, d, h, w]
-        positions = vit.embed(pixels) - F.pad(made.flatten(2).transpose(1, 2), (0, 0, 1, 0))
+        embedded = conv(pixels)  # [B, d, h, w]
+        positions = vit.embed(pixels) - F.pad(embedded.flatten(2).transpose(1, 2), (0, 0, 1, 0))
         positions[:, 0] = _position_of_class(module)
         tokens = run.x[0] - positions
-        R = rules.add(tokens, positions, R)[0][:, 1:].transpose(1, 2).unflatten(2, made.shape[2:])
+        R = rules.add(tokens, positions, R)[0][:, 1:].transpose(1, 2).unflatten(2, embedded.shape[2:])
     expected = R.sum(1)
     by_hand = z_box(pixels, conv.weight.detach(), R)
     if name == "deep-taylor":
         assert expected.min() > 0
         assert by_hand.min() >= 0
     assert_same(cv.explain(model, pixels, name, target=TARGETS).maps, expected)
-    found = cv.explain(model, pixels, name, level="pixel", target=TARGETS).maps
-    assert_same(found, by_hand)
-    assert_same(found.unflatten(1, (-1, 4)).unflatten(3, (-1, 4)).sum((2, 4)), expected)
+    maps = cv.explain(model, pixels, name, level="pixel", target=TARGETS).maps
+    assert_same(maps, by_hand)
+    assert_same(maps.unflatten(1, (-1, 4)).unflatten(3, (-1, 4)).sum((2, 4)), expected)
 
 
 def _position_of_class(module: torch.nn.Module) -> Tensor:
@@ -135,7 +135,7 @@ def _position_of_class(module: torch.nn.Module) -> Tensor:
 def z_box(pixels: Tensor, weight: Tensor, R: Tensor) -> Tensor:
     """R_p = sum_i (x_p w_pi - l w⁺_pi - h w⁻_pi) / Z_i · R_i, patch by patch, summed over colours."""
     size = weight.shape[-1]
-    found = torch.zeros(len(pixels), *pixels.shape[2:], dtype=torch.float64)
+    relevance = torch.zeros(len(pixels), *pixels.shape[2:], dtype=torch.float64)
     w = weight.flatten(1)  # [d, p]
     for b, image in enumerate(pixels):
         for row in range(R.shape[2]):
@@ -144,8 +144,8 @@ def z_box(pixels: Tensor, weight: Tensor, R: Tensor) -> Tensor:
                 x = image[(slice(None), *area)].flatten()
                 terms = x * w - image.min() * w.clamp(min=0) - image.max() * w.clamp(max=0)  # [d, p]
                 shares = terms * (R[b, :, row, col] / terms.sum(1))[:, None]
-                found[(b, *area)] = shares.sum(0).view(-1, size, size).sum(0)
-    return found
+                relevance[(b, *area)] = shares.sum(0).view(-1, size, size).sum(0)
+    return relevance
 
 
 def test_patches_cut_by_hand_are_read_at_the_first_block() -> None:
@@ -179,11 +179,11 @@ _CHEFER = np.load(FIXTURES / "chefer.npz")
 _LXT = np.load(FIXTURES / "lxt.npz")
 
 
-def assert_within(found: Tensor, theirs: Tensor, part: float) -> None:
+def assert_within(actual: Tensor, theirs: Tensor, part: float) -> None:
     """Assert that two float64 maps differ by at most `part` of the largest number: an eps of theirs, not rounding."""
-    assert found.shape == theirs.shape
-    assert found.dtype == theirs.dtype == torch.float64
-    assert float((found - theirs).abs().max()) <= part * float(theirs.abs().max())
+    assert actual.shape == theirs.shape
+    assert actual.dtype == theirs.dtype == torch.float64
+    assert float((actual - theirs).abs().max()) <= part * float(theirs.abs().max())
 
 
 @pytest.mark.parametrize("name", _CHEFER.files)
@@ -191,9 +191,9 @@ def test_numbers_of_transformer_explainability(name: str) -> None:
     """Their code adds 1e-9 to what it divides by, sums of down to 1e-4; that is the difference that stays."""
     module = build("plain")
     module.norm.eps = 1e-5
-    found = cv.explain(wrapped(module), images_for(module), name, target=TARGETS).maps
+    maps = cv.explain(wrapped(module), images_for(module), name, target=TARGETS).maps
     theirs = torch.from_numpy(_CHEFER[name])
-    assert_within(found.flatten(1), theirs.flatten(1), 1e-5)
+    assert_within(maps.flatten(1), theirs.flatten(1), 1e-5)
 
 
 @pytest.mark.parametrize("gammas", ["gamma_lin=0,gamma_conv=0", "gamma_lin=0.05,gamma_conv=0.25"])
@@ -202,14 +202,14 @@ def test_numbers_of_lxt(gammas: str) -> None:
     module = build("torchvision")
     model, pixels = wrapped(module), images_for(module)
     assert_same(module(pixels), torch.from_numpy(_LXT["logits"]))
-    found = cv.explain(model, pixels, f"cp-lrp({gammas},eps=1e-6,inside=false,level=pixel)", target=TARGETS).maps
-    assert_within(found, torch.from_numpy(_LXT[gammas]), 1e-6)
+    maps = cv.explain(model, pixels, f"cp-lrp({gammas},eps=1e-6,inside=false,level=pixel)", target=TARGETS).maps
+    assert_within(maps, torch.from_numpy(_LXT[gammas]), 1e-6)
 
 
 def test_the_lxt_preset_is_that_one() -> None:
     model, pixels, _, _ = written("torchvision")
-    found = cv.explain(model, pixels, "cp-lrp(preset=lxt,level=pixel)", target=TARGETS).maps
-    assert_within(found, torch.from_numpy(_LXT["gamma_lin=0.05,gamma_conv=0.25"]), 1e-6)
+    maps = cv.explain(model, pixels, "cp-lrp(preset=lxt,level=pixel)", target=TARGETS).maps
+    assert_within(maps, torch.from_numpy(_LXT["gamma_lin=0.05,gamma_conv=0.25"]), 1e-6)
 
 
 # Gamma and eps
@@ -253,10 +253,10 @@ def gamma_sweep(vit: ViT, run: Run, *, gamma: float, eps: float, attnlrp: bool) 
     one_hot = F.one_hot(torch.tensor(TARGETS), run.logits.shape[-1]).double()
     Rz = linear(vit.readers[0].classifier, run.pooled[0], one_hot * run.logits)
     R = _norm_rule(vit.norm, run.x[-1], vit.readers[0].rows[:, None] * Rz.unsqueeze(1))
-    found = [R]
+    relevances = [R]
     for (attention, mlp), (first, second) in reversed(list(zip(vit.blocks, run.blocks, strict=True))):
-        found.insert(0, through_attention(attention, first, through_mlp(mlp, second, found[0])))
-    return found
+        relevances.insert(0, through_attention(attention, first, through_mlp(mlp, second, relevances[0])))
+    return relevances
 
 
 @pytest.mark.parametrize("name", ["cp-lrp", "attnlrp"])
@@ -269,8 +269,8 @@ def test_gamma_and_eps_are_explicit_relevance(kind: str, fused: bool, gamma: flo
     trace = cv.trace(model, pixels, target=TARGETS, rules=f"{name}(gamma_lin={gamma},eps={eps})")
     for layer, R in zip(trace.layers, direct, strict=False):
         assert_same(layer.x * layer.dx, R)
-    found = cv.explain(model, pixels, f"{name}(gamma_lin={gamma},eps={eps})", target=TARGETS).maps
-    assert_same(found, direct[0].sum(-1)[:, vit.prefix :].unflatten(1, vit.grid))
+    maps = cv.explain(model, pixels, f"{name}(gamma_lin={gamma},eps={eps})", target=TARGETS).maps
+    assert_same(maps, direct[0].sum(-1)[:, vit.prefix :].unflatten(1, vit.grid))
 
 
 @pytest.mark.parametrize("gamma", [0.25, 0.0])
@@ -283,17 +283,17 @@ def test_gamma_at_the_patch_embedding(gamma: float) -> None:
     patches = pixels.unflatten(2, (-1, 4)).unflatten(4, (-1, 4)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
     part = Linear(conv.weight.detach().flatten(1), conv.bias.detach())
     expected = gamma_linear(part, patches, part(patches) * c, gamma, 0.0).sum(-1)
-    found = cv.explain(model, pixels, f"cp-lrp(gamma_conv={gamma},level=pixel)", target=TARGETS).maps
-    assert_same(found.flatten(1), expected)
+    maps = cv.explain(model, pixels, f"cp-lrp(gamma_conv={gamma},level=pixel)", target=TARGETS).maps
+    assert_same(maps.flatten(1), expected)
 
 
 def test_without_numbers_nothing_more_is_swapped_and_the_trace_is_shared() -> None:
     model, pixels, _, _ = written("plain")
-    found = cv.compare(
+    comparison = cv.compare(
         model, pixels, ["decompx", "cp-lrp", "cp-lrp(gamma_lin=0,eps=0.0)", "cp-lrp+skipplus"], target=TARGETS
     )
-    assert torch.equal(found["cp-lrp"].maps, found["decompx"].maps)  # one trace
-    assert (found.cost.forwards, found.cost.backwards) == (1, 1)
+    assert torch.equal(comparison["cp-lrp"].maps, comparison["decompx"].maps)  # one trace
+    assert (comparison.cost.forwards, comparison.cost.backwards) == (1, 1)
     for name in ("linear", "attnlrp", "libra"):
         assert not {"linear", "conv", "add"} & set(rule_table(name).rules)
     assert set(rule_table("cp-lrp(gamma_conv=0.25)").rules) - set(rule_table("linear").rules) == {"conv"}
@@ -366,5 +366,5 @@ def test_attcat_under_libra(kind: str) -> None:
     model, pixels, vit, _run = written(kind)
     trace = cv.trace(model, pixels, target=TARGETS, rules="libra")
     expected = sum(layer.A.mean((1, 2)) * (layer.x * layer.dx).sum(-1) for layer in trace.layers)
-    found = cv.explain(model, pixels, "attcat(rules=libra)", target=TARGETS).maps
-    assert_same(found, expected[:, vit.prefix :].unflatten(1, vit.grid))
+    maps = cv.explain(model, pixels, "attcat(rules=libra)", target=TARGETS).maps
+    assert_same(maps, expected[:, vit.prefix :].unflatten(1, vit.grid))

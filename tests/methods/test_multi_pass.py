@@ -124,7 +124,7 @@ def test_smoothgrad_is_the_mean_over_noisy_images(kind: str, text: str) -> None:
     assert_same(maps, pooled(total / 7))
 
 
-def test_noise_is_as_wide_as_said_and_always_new() -> None:
+def test_noise_has_the_stated_width_and_is_always_new() -> None:
     """std sigma·(max − min) of each image; draws do not repeat and do not lean to a side."""
     module = build("plain")
     pixels = images_for(module) * torch.tensor([1.0, 5.0]).view(2, 1, 1, 1)
@@ -162,12 +162,12 @@ def test_an_image_has_the_same_noise_in_any_batch() -> None:
 
 def test_noise_follows_the_seed() -> None:
     model, p = proven("plain")
-    one, again, other = (
+    first, again, second = (
         cv.explain(model, p.pixels, "smoothgrad", target=TARGETS, n=4, seed=seed) for seed in (5, 5, -6)
     )
-    assert torch.equal(one.maps, again.maps)
-    assert not same(one.maps, other.maps)
-    assert (one.seed, other.seed) == (5, -6)
+    assert torch.equal(first.maps, again.maps)
+    assert not same(first.maps, second.maps)
+    assert (first.seed, second.seed) == (5, -6)
 
 
 def test_more_noise_starts_with_the_same_noise() -> None:
@@ -226,8 +226,8 @@ def test_integrated_gradients_from_another_colour(baseline: str, level: float) -
     model, p = proven("plain")
     start = torch.full_like(p.pixels, (level - 0.5) / 0.5)  # the model's mean and std are 0.5
     slope = sum(w * pixel_gradient(p.module, start + a * (p.pixels - start), TARGETS) for a, w in points("midpoint", 6))
-    found = cv.explain(model, p.pixels, "integrated-gradients", target=TARGETS, steps=6, baseline=baseline).maps
-    assert_same(found, patches_of(((p.pixels - start) * slope).sum(1)).sum(-1))
+    maps = cv.explain(model, p.pixels, "integrated-gradients", target=TARGETS, steps=6, baseline=baseline).maps
+    assert_same(maps, patches_of(((p.pixels - start) * slope).sum(1)).sum(-1))
 
 
 def token_shares(vit: ViT, x0: Tensor, rule: str, n: int) -> Tensor:
@@ -246,8 +246,8 @@ def token_shares(vit: ViT, x0: Tensor, rule: str, n: int) -> Tensor:
 def test_integrated_gradients_of_tokens(kind: str, rule: str) -> None:
     model, p = proven(kind)
     options: dict[str, Any] = {"steps": 6, "rule": rule, "path": "token"}
-    found = cv.explain(model, p.pixels, "integrated-gradients", target=TARGETS, **options).maps
-    assert_same(found, p.on_grid(token_shares(p.vit, p.x[0], rule, 6)), growth=NEAR_ZERO)
+    maps = cv.explain(model, p.pixels, "integrated-gradients", target=TARGETS, **options).maps
+    assert_same(maps, p.on_grid(token_shares(p.vit, p.x[0], rule, 6)), growth=NEAR_ZERO)
 
 
 @pytest.mark.parametrize("kind", ["home-matmul", "home-lucid", "home-sequence-first", "home-encoder-post-norm"])
@@ -301,24 +301,26 @@ def test_completeness_of_the_token_path() -> None:
 
 def test_the_residual_is_noted() -> None:
     model, p = proven("plain")
-    made = cv.explain(model, p.pixels, "integrated-gradients", target=TARGETS, steps=3)
+    explanation = cv.explain(model, p.pixels, "integrated-gradients", target=TARGETS, steps=3)
     rise = target_scores(p.module(p.pixels) - p.module(0 * p.pixels), TARGETS)
-    (note,) = made.notes
+    (note,) = explanation.notes
     numbers = re.fullmatch(
         r"integrated-gradients: completeness: the score rises by (\S+), (\S+) from the baseline and the map adds up to "
         r"(\S+), (\S+); residual (\S+) \((\S+)%\), (\S+) \((\S+)%\)(?:; more steps should make it smaller)?",
         note,
     )
     assert numbers is not None, note
-    found = [float(n) for n in numbers.groups()]
-    gap = made.maps.sum((1, 2)) - rise
-    assert found[:2] == pytest.approx(rise.tolist(), rel=0.01)
-    assert found[2:4] == pytest.approx(made.maps.sum((1, 2)).tolist(), rel=0.01)
-    assert [found[4], found[6]] == pytest.approx(gap.tolist(), rel=0.06)
-    assert [found[5], found[7]] == pytest.approx((100 * gap / rise).abs().tolist(), rel=0.02, abs=0.06)
+    printed_numbers = [float(n) for n in numbers.groups()]
+    gap = explanation.maps.sum((1, 2)) - rise
+    assert printed_numbers[:2] == pytest.approx(rise.tolist(), rel=0.01)
+    assert printed_numbers[2:4] == pytest.approx(explanation.maps.sum((1, 2)).tolist(), rel=0.01)
+    assert [printed_numbers[4], printed_numbers[6]] == pytest.approx(gap.tolist(), rel=0.06)
+    assert [printed_numbers[5], printed_numbers[7]] == pytest.approx(
+        (100 * gap / rise).abs().tolist(), rel=0.02, abs=0.06
+    )
     assert ("more steps" in note) == bool(((gap / rise).abs() > 0.05).any())
-    made = cv.explain(model, p.pixels, "integrated-gradients(path=token,steps=3)", target=TARGETS)
-    assert made.notes[0].endswith("%); rule=crowded or more steps should make it smaller")
+    explanation = cv.explain(model, p.pixels, "integrated-gradients(path=token,steps=3)", target=TARGETS)
+    assert explanation.notes[0].endswith("%); rule=crowded or more steps should make it smaller")
 
 
 # Linear models: everything is known
@@ -340,9 +342,9 @@ def test_integrated_gradients_of_a_linear_model_is_exact_in_one_step(rule: str) 
     torch.manual_seed(0)
     module, pixels = Linear(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     weight = module.head.weight[TARGETS].detach().view(2, 3, 8, 8)
-    made = cv.explain(cv.wrap(module), pixels, "integrated-gradients", target=TARGETS, steps=1, rule=rule)
-    assert_same(made.maps, (weight * pixels).sum(1))
-    assert made.notes[0].count("(0.0%)") == 2
+    explanation = cv.explain(cv.wrap(module), pixels, "integrated-gradients", target=TARGETS, steps=1, rule=rule)
+    assert_same(explanation.maps, (weight * pixels).sum(1))
+    assert explanation.notes[0].count("(0.0%)") == 2
 
 
 def test_smoothgrad_of_a_linear_model_does_not_see_the_noise() -> None:
@@ -383,9 +385,9 @@ def test_tam_is_twenty_gradients_and_a_chain(kind: str) -> None:
     alphas = torch.linspace(0, 1, 20, dtype=torch.float64).tolist()
     expected = transition(p, alphas, start=4)
     assert expected.abs().max() > 0
-    made = cv.explain(model, p.pixels, "tam", target=TARGETS)
-    assert_same(made.maps, expected)
-    assert made.notes == ()
+    explanation = cv.explain(model, p.pixels, "tam", target=TARGETS)
+    assert_same(explanation.maps, expected)
+    assert explanation.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -409,9 +411,11 @@ def test_tam_options(kind: str, text: str, alphas: list[float], options: dict[st
 @pytest.mark.parametrize(("depth", "layer"), [(1, 0), (2, 0), (3, 1), (5, 3)])
 def test_tam_of_a_shallow_model_says_where_its_chain_ends(depth: int, layer: int) -> None:
     model, p = proven("plain", depth=depth)
-    made = cv.explain(model, p.pixels, "tam(steps=2)", target=TARGETS)
-    assert made.notes == (f"tam: start_layer=4 leaves no chain in {depth} layers; it was taken down to layer {layer}",)
-    assert_same(made.maps, transition(p, [0, 1], start=layer))
+    explanation = cv.explain(model, p.pixels, "tam(steps=2)", target=TARGETS)
+    assert explanation.notes == (
+        f"tam: start_layer=4 leaves no chain in {depth} layers; it was taken down to layer {layer}",
+    )
+    assert_same(explanation.maps, transition(p, [0, 1], start=layer))
     assert cv.explain(model, p.pixels, "tam(steps=2,first_state=true)", target=TARGETS).notes == ()
 
 
@@ -443,10 +447,10 @@ def test_cost_is_what_the_module_sees(text: str) -> None:
     with Seen(p.module) as seen:
         cv.explain(model, p.pixels)
         seen.reset()
-        made = cv.explain(model, p.pixels, text, target=TARGETS)
+        explanation = cv.explain(model, p.pixels, text, target=TARGETS)
     forwards, backwards = PASSES[text]
     assert (resolve_method(text).cost.forwards, resolve_method(text).cost.backwards) == (forwards, backwards)
-    assert (made.cost.forwards, made.cost.backwards) == (forwards, backwards)
+    assert (explanation.cost.forwards, explanation.cost.backwards) == (forwards, backwards)
     assert (seen.forth / 2, seen.back / 2) == (forwards, backwards)
 
 
@@ -456,13 +460,13 @@ def test_costs_of_a_comparison_add_up() -> None:
     with Seen(p.module) as seen:
         cv.explain(model, p.pixels)
         seen.reset()
-        found = cv.compare(model, p.pixels, names, target=TARGETS)
-    assert (found.cost.forwards, found.cost.backwards) == (1 + 3 + 5 + 4, 2 + 3 + 4 + 4)
-    assert (seen.forth / 2, seen.back / 2) == (found.cost.forwards, found.cost.backwards)
-    assert (found["genatt"].cost.forwards, found["genatt"].cost.backwards) == (1, 1)
-    assert (found["tam(steps=5)"].cost.forwards, found["tam(steps=5)"].cost.backwards) == (5, 5)
+        comparison = cv.compare(model, p.pixels, names, target=TARGETS)
+    assert (comparison.cost.forwards, comparison.cost.backwards) == (1 + 3 + 5 + 4, 2 + 3 + 4 + 4)
+    assert (seen.forth / 2, seen.back / 2) == (comparison.cost.forwards, comparison.cost.backwards)
+    assert (comparison["genatt"].cost.forwards, comparison["genatt"].cost.backwards) == (1, 1)
+    assert (comparison["tam(steps=5)"].cost.forwards, comparison["tam(steps=5)"].cost.backwards) == (5, 5)
     for name in names:
-        assert_same(found[name].maps, cv.explain(model, p.pixels, name, target=TARGETS).maps)
+        assert_same(comparison[name].maps, cv.explain(model, p.pixels, name, target=TARGETS).maps)
 
 
 def test_variants_go_through_the_model_together() -> None:
@@ -484,9 +488,9 @@ def test_how_many_go_together_changes_nothing(text: str, monkeypatch: pytest.Mon
     usual = cv.explain(model, p.pixels, text, target=TARGETS)
     for at_once in (1, 4 * 12 * 20):
         monkeypatch.setattr(multi_pass, "PIXELS_AT_ONCE", at_once)
-        made = cv.explain(model, p.pixels, text, target=TARGETS)
-        assert_same(made.maps, usual.maps)
-        assert (made.cost.forwards, made.cost.backwards) == (usual.cost.forwards, usual.cost.backwards)
+        explanation = cv.explain(model, p.pixels, text, target=TARGETS)
+        assert_same(explanation.maps, usual.maps)
+        assert (explanation.cost.forwards, explanation.cost.backwards) == (usual.cost.forwards, usual.cost.backwards)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -515,12 +519,12 @@ def test_a_target_function_sees_the_batch_it_was_made_for(text: str) -> None:
     """It may know the images by their place, so it is never given several variants at once."""
     model, p = proven("plain")
 
-    def own(logits: Tensor) -> Tensor:
+    def target_score(logits: Tensor) -> Tensor:
         assert len(logits) == 2
         return logits[torch.arange(2), torch.tensor(TARGETS)]
 
     expected = cv.explain(model, p.pixels, text, target=TARGETS).maps
-    assert_same(cv.explain(model, p.pixels, text, target=own).maps, expected)
+    assert_same(cv.explain(model, p.pixels, text, target=target_score).maps, expected)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -562,7 +566,7 @@ def test_a_trace_runs_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("smoothgrad(n=0)", r"n=0 was given; expected 1 or more passes, such as n=50"),
         (
@@ -578,9 +582,9 @@ def test_a_trace_runs_again() -> None:
         ("tam(start_layer=-9)", r"Layer -9 was asked of a model with 3 layers; expected -3…2"),
     ],
 )
-def test_options_that_make_no_sense(text: str, said: str) -> None:
+def test_options_that_make_no_sense(text: str, message: str) -> None:
     model, p = proven("plain")
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         cv.explain(model, p.pixels, text, target=TARGETS)
 
 

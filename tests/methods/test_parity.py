@@ -34,8 +34,8 @@ def tiny() -> cv.Model:
 
 @functools.cache
 def fixture(name: str) -> Mapping[str, Tensor]:
-    with np.load(FIXTURES / f"{name}.npz") as found:
-        return {key: torch.from_numpy(value).double() for key, value in found.items()}
+    with np.load(FIXTURES / f"{name}.npz") as arrays:
+        return {key: torch.from_numpy(value).double() for key, value in arrays.items()}
 
 
 def assert_parity(ours: Tensor, theirs: Tensor, **bound: Any) -> None:

@@ -31,10 +31,10 @@ def ready(kind: str) -> tuple[cv.Model, Tensor]:
     return cv.wrap(module), pixels
 
 
-def agree(found: Tensor, theirs: Tensor) -> None:
-    assert found.shape == theirs.shape
+def agree(actual: Tensor, theirs: Tensor) -> None:
+    assert actual.shape == theirs.shape
     assert theirs.flatten(1).std(1).min() > 0
-    assert_same(found, theirs, dtype=torch.float32, growth=growth(depth=2, width=64))
+    assert_same(actual, theirs, dtype=torch.float32, growth=growth(depth=2, width=64))
 
 
 def ours(kind: str, name: str, **options: object) -> Tensor:

@@ -40,21 +40,21 @@ def with_starts(**starts: str) -> Recipe:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = pick().save(tmp_path / "new folder" / "recipe.json")
-    found = read_recipe(path)
-    assert found.method == pick().best
-    assert found.model == pick().model
-    assert found.weights == weights_hash(wrapped(DEEP))
-    assert found.metrics == (METRIC, "sparseness")
-    assert found.by == METRIC
-    assert found.seed == 0
-    assert found.images == 4
-    assert found.version == cv.__version__
-    assert found.answer == pick().answer
-    assert found.starts == {base: own.method for base, own in pick().tuned.items()}
-    assert found.settings == {"target": "predicted", "maps": "raw", "activation": "softmax"}
-    assert [row["method"] for row in found.ranking] == [row.method for row in pick().ranking]
-    assert [row["mean"] for row in found.ranking] == [row.mean for row in pick().ranking]
-    assert found.tuned[0]["curve"][0]["mean"] == pick().tuned["focusvit"].means[0]
+    recipe = read_recipe(path)
+    assert recipe.method == pick().best
+    assert recipe.model == pick().model
+    assert recipe.weights == weights_hash(wrapped(DEEP))
+    assert recipe.metrics == (METRIC, "sparseness")
+    assert recipe.by == METRIC
+    assert recipe.seed == 0
+    assert recipe.images == 4
+    assert recipe.version == cv.__version__
+    assert recipe.answer == pick().answer
+    assert recipe.starts == {base: start_layer.method for base, start_layer in pick().tuned.items()}
+    assert recipe.settings == {"target": "predicted", "maps": "raw", "activation": "softmax"}
+    assert [row["method"] for row in recipe.ranking] == [row.method for row in pick().ranking]
+    assert [row["mean"] for row in recipe.ranking] == [row.mean for row in pick().ranking]
+    assert recipe.tuned[0]["curve"][0]["mean"] == pick().tuned["focusvit"].means[0]
     assert not list(tmp_path.rglob(".*"))  # nothing is left beside it
 
 
@@ -128,19 +128,19 @@ def test_explain_follows_a_recipe(tmp_path: Path) -> None:
         cv.explain(model, image, recipe=path),
         cv.explain(model, image, recipe=pick().recipe),
     ]
-    for made in ways:
-        assert made.method == expected.method
-        assert torch.equal(made.maps, expected.maps)
+    for way in ways:
+        assert way.method == expected.method
+        assert torch.equal(way.maps, expected.maps)
     assert cv.explain(model, image).method == "attnlrp+plus"
 
 
 def test_m_auto_is_the_recipes() -> None:
     model, image = wrapped(DEEP), pixels(DEEP, 1)
     recipe = with_starts(focusvit="focusvit(m=2)", genatt="genatt+from:1", legrad="legrad(start=1)")
-    made = cv.explain(model, image, "focusvit(m=auto)", recipe=recipe)
-    assert made.method == "focusvit(m=2)"
-    assert torch.equal(made.maps, cv.explain(model, image, "focusvit(m=2)").maps)
-    assert not torch.equal(made.maps, cv.explain(model, image, "focusvit(m=0)").maps)
+    explanation = cv.explain(model, image, "focusvit(m=auto)", recipe=recipe)
+    assert explanation.method == "focusvit(m=2)"
+    assert torch.equal(explanation.maps, cv.explain(model, image, "focusvit(m=2)").maps)
+    assert not torch.equal(explanation.maps, cv.explain(model, image, "focusvit(m=0)").maps)
     assert recipe.method_for("genatt+from:auto") == "genatt+from:1"
     assert recipe.method_for("legrad(start=auto)") == "legrad(start=1)"
     assert recipe.method_for("smooth(focusvit(m=auto), n=3)") == cv.ensembles.smooth("focusvit(m=2)", n=3)
@@ -157,8 +157,8 @@ def test_auto_with_another_combinator_is_refused(text: str) -> None:
 
 
 def test_m_auto_is_what_was_found() -> None:
-    found = pick().tuned["focusvit"]
-    expected = "focusvit" if found.best == found.half else f"focusvit(m={found.best})"
+    start_layer = pick().tuned["focusvit"]
+    expected = "focusvit" if start_layer.best == start_layer.half else f"focusvit(m={start_layer.best})"
     assert pick().recipe.method_for("focusvit(m=auto)") == expected
 
 
@@ -191,8 +191,8 @@ def test_other_weights_are_a_warning(tmp_path: Path) -> None:
         next(module.parameters()).add_(1e-3)
     other = cv.wrap(module, name="other", size=(32, 32))
     with pytest.warns(ClairWarning, match=r"made for .* and this is other with other weights .* Run cv\.choose"):
-        made = cv.explain(other, image, path)
-    assert made.method == pick().best  # and it is followed
+        explanation = cv.explain(other, image, path)
+    assert explanation.method == pick().best  # and it is followed
 
 
 def test_the_hash_is_of_the_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,14 +61,14 @@ def probe_of(trace: Trace, removal: str = "mean") -> Probe:
         return probe
 
 
-def agree(found: Tensor, expected: Tensor, magnitude: float | None = None) -> None:
+def agree(actual: Tensor, expected: Tensor, magnitude: float | None = None) -> None:
     """Assert equality up to rounding; what the peers' code gave is float32.
 
     It interpolates, scales and weighs masks, and adds them up over at most 24 channels: four reductions.
     """
     assert expected.flatten().std() > 0
     theirs = expected.dtype == torch.float32
-    assert_same(found, expected, magnitude=magnitude, growth=growth(4, 24) if theirs else DEFAULT_GROWTH)
+    assert_same(actual, expected, magnitude=magnitude, growth=growth(4, 24) if theirs else DEFAULT_GROWTH)
 
 
 # Score-CAM
@@ -85,8 +85,8 @@ def test_scorecam_is_that_of_pytorch_grad_cam(kind: str) -> None:
 
 def test_plain_weights_of_the_probability_are_the_authors_code() -> None:
     """It adds up maps on the image, clips them and scales each to 0…1 in the end."""
-    found = ours("cnn", "scorecam(weights=plain,relu=false)", score="prob")
-    whole = scorecam.enlarge(found, (24, 40)).clamp(min=0)
+    actual = ours("cnn", "scorecam(weights=plain,relu=false)", score="prob")
+    whole = scorecam.enlarge(actual, (24, 40)).clamp(min=0)
     low, high = whole.amin((1, 2), keepdim=True), whole.amax((1, 2), keepdim=True)
     agree((whole - low) / (high - low), stored()["cnn official"])
 
@@ -161,12 +161,12 @@ def test_top_k_takes_the_channels_that_vary_most_and_weighs_no_other() -> None:
 def test_a_map_that_is_the_same_everywhere_masks_everything_and_makes_no_nan() -> None:
     trace = traced("cnn")
     maps = scorecam.feature_maps(trace)
-    made = scorecam.enlarged_masks(maps, (24, 40))
-    assert (made[:, DEAD] == 0).all()
-    assert (made[:, CONSTANT] == 0).all()
+    masks = scorecam.enlarged_masks(maps, (24, 40))
+    assert (masks[:, DEAD] == 0).all()
+    assert (masks[:, CONSTANT] == 0).all()
     rest = [k for k in range(CHANNELS) if k not in (DEAD, CONSTANT)]
-    assert (made[:, rest].amin((2, 3)) == 0).all()
-    assert (made[:, rest].amax((2, 3)) == 1).all()
+    assert (masks[:, rest].amin((2, 3)) == 0).all()
+    assert (masks[:, rest].amax((2, 3)) == 1).all()
     # In float32 a constant is not one after interpolation; that must not be blown up to a mask.
     assert (scorecam.enlarged_masks(torch.full((1, 3, 5), 0.3), (224, 224)) == 0).all()
     model, images = ready("cnn")
@@ -180,7 +180,7 @@ def test_removals_that_cannot_be_half_there_are_refused(removal: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("scorecam(top_k=0)", "top_k=0 was given; expected 1 or more"),
         ("vit-cx(samples=0)", "samples=0 was given; expected 1 or more"),
@@ -192,8 +192,8 @@ def test_removals_that_cannot_be_half_there_are_refused(removal: str) -> None:
         ("vit-cx(noise=-1)", "noise=-1 was given; expected 0 or more (a standard deviation), such as noise=0.1"),
     ],
 )
-def test_options_without_meaning_are_refused(name: str, said: str) -> None:
-    with pytest.raises(BadInput, match=re.escape(said)):
+def test_options_without_meaning_are_refused(name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
         ours("vit", name)
 
 
@@ -241,13 +241,13 @@ def their_noise(mark: int, channel: int, like: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", ["still", "noise"])
 def test_vit_cx_is_the_authors(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(scorecam, "normal_noise", their_noise)
-    found = ours("vit", "vit-cx", level="pixel", **({} if kind == "noise" else {"noise": 0.0}))
+    actual = ours("vit", "vit-cx", level="pixel", **({} if kind == "noise" else {"noise": 0.0}))
     expected = torch.stack([stored()[f"vit-cx {kind} map {i}"] for i in range(2)])
-    agree(found, expected)
+    agree(actual, expected)
     # Their map is nearly flat; what is left after its mean is the same too.
     flat = (1, 2)
     level = float(expected.abs().max())
-    agree(found - found.mean(flat, keepdim=True), expected - expected.mean(flat, keepdim=True), level)
+    agree(actual - actual.mean(flat, keepdim=True), expected - expected.mean(flat, keepdim=True), level)
 
 
 # ViT-CX: clusters
@@ -347,8 +347,8 @@ def test_on_a_linear_model_the_causal_score_is_that_of_the_masked_image() -> Non
         expected.append((p[:, None, None] * seen / seen.sum(0)).sum(0) / len(seen))
     options = {"target": TARGETS, "score": "logit", "level": "pixel"}
     for seed in (0, 1):
-        found = cv.explain(model, images, "vit-cx", seed=seed, **options).maps
-        agree(found, torch.stack(expected))
+        maps = cv.explain(model, images, "vit-cx", seed=seed, **options).maps
+        agree(maps, torch.stack(expected))
     plain = [cv.explain(model, images, "vit-cx(causal=false)", seed=seed, **options).maps for seed in (0, 1)]
     assert not same(*plain)
     still = cv.explain(model, images, "vit-cx(causal=false,noise=0)", **options).maps
@@ -367,8 +367,8 @@ def test_without_noise_the_causal_term_is_nothing_and_costs_nothing() -> None:
 def test_equal_scores_make_a_constant_map_where_any_mask_shows() -> None:
     cells = scorecam.merge_maps(random_maps(), (16, 24), 0.1, None)[0]
     p = torch.full((1, len(cells)), 0.7, dtype=torch.float64)
-    found = scorecam.weighted_masks(p, cells, (16, 24), coverage=True)
-    assert_same(found, torch.full_like(found, 0.7 / len(cells)))
+    masks = scorecam.weighted_masks(p, cells, (16, 24), coverage=True)
+    assert_same(masks, torch.full_like(masks, 0.7 / len(cells)))
     seen = scorecam.enlarged_masks(cells, (16, 24))
     without = scorecam.weighted_masks(p, cells, (16, 24), coverage=False)[0]
     assert_same(without, 0.7 * seen.mean(0))
@@ -418,20 +418,20 @@ def test_the_standard_error_is_the_spread_over_draws() -> None:
     assert run(1, 0).standard_error is None
     many = [run(4, seed) for seed in range(20)]
     assert many[0].cost.forwards == 1 + 4 * (14 + 13)
-    errors = torch.stack([one.standard_error for one in many if one.standard_error is not None])
+    errors = torch.stack([explanation.standard_error for explanation in many if explanation.standard_error is not None])
     assert errors.shape == (20, 2, 3, 5)
-    spread = torch.stack([one.maps for one in many]).std(0)
+    spread = torch.stack([explanation.maps for explanation in many]).std(0)
     ratio = errors.square().mean(0).sqrt() / spread
     assert 0.75 < ratio.mean() < 1.3
     exact = torch.stack([run(1, seed).maps for seed in range(40, 80)]).mean(0)
-    assert (torch.stack([one.maps for one in many]).mean(0) - exact).abs().max() < 5 * spread.max() / 4
+    assert (torch.stack([explanation.maps for explanation in many]).mean(0) - exact).abs().max() < 5 * spread.max() / 4
 
 
 def test_no_noise_has_no_standard_error() -> None:
     model, images = ready("vit")
-    made = cv.explain(model, images, "vit-cx(noise=0,repeats=5)", target=TARGETS)
-    assert made.standard_error is None
-    assert made.cost.forwards == 15
+    explanation = cv.explain(model, images, "vit-cx(noise=0,repeats=5)", target=TARGETS)
+    assert explanation.standard_error is None
+    assert explanation.cost.forwards == 15
 
 
 # Other models and targets
@@ -475,14 +475,14 @@ def test_features_that_are_the_same_everywhere_leave_nothing_to_say() -> None:
         module[2].weight.zero_()
     model = cv.wrap(module, size=(24, 40))
     with pytest.warns(ClairWarning, match="vit-cx: the map of image 1, image 2 is zero everywhere"):
-        made = cv.explain(model, images, "vit-cx", target=TARGETS)
-    assert any("there is no mask" in note for note in made.notes)
-    assert not made.maps.any()
-    assert made.cost.forwards == 1
+        explanation = cv.explain(model, images, "vit-cx", target=TARGETS)
+    assert any("there is no mask" in note for note in explanation.notes)
+    assert not explanation.maps.any()
+    assert explanation.cost.forwards == 1
 
 
 @pytest.mark.parametrize("name", ["scorecam", "vit-cx"])
-def test_a_head_of_zeros_is_said_not_to_listen(name: str) -> None:
+def test_a_head_of_zeros_is_a_warning(name: str) -> None:
     model = wrapped("timm-vit")
     for part in (model.module.head.weight, model.module.head.bias):
         nn.init.zeros_(part)
@@ -491,7 +491,7 @@ def test_a_head_of_zeros_is_said_not_to_listen(name: str) -> None:
 
 
 def test_the_probe_keeps_apart_what_it_saw_of_each_image() -> None:
-    """Also when they are asked about one by one: an image that nobody asked about is not said to be unmoved."""
+    """Also when images are scored one by one: an image that was not scored is not reported as unmoved."""
     module, images = vit()
     nn.init.zeros_(module.head.weight)
     deaf = probe_of(cv.trace(cv.wrap(module, size=(12, 20)), images, target=TARGETS))

@@ -40,9 +40,9 @@ def test_a_model_that_moves_with_its_image_has_the_same_map(shifts: str) -> None
     model = cv.wrap(CircularNet().eval(), size=(12, 16))
     image = torch.randn(2, 3, 12, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     plain = cv.explain(model, image, "saliency(level=pixel)", target=TARGET).maps
-    made = cv.explain(model, image, f"shift(saliency(level=pixel),border=wrap,shifts={shifts})", target=TARGET).maps
+    maps = cv.explain(model, image, f"shift(saliency(level=pixel),border=wrap,shifts={shifts})", target=TARGET).maps
     assert plain.std() > 0
-    assert_same(made, plain)
+    assert_same(maps, plain)
     cut = cv.explain(model, image, "shift(saliency(level=pixel))", target=TARGET).maps
     assert not same(cut, plain)  # at the edge the image is another one
 
@@ -107,9 +107,9 @@ def test_random_shifts_follow_the_seed() -> None:
 
 def test_its_cost_and_name_are_declared() -> None:
     model, image = double(KIND)
-    made = cv.explain(model, image, cv.ensembles.shift("ixg", n=4), target=TARGET)
-    assert (made.method, made.cost.forwards, made.cost.backwards) == ("shift(ixg,n=4)", 1 + 4, 4)
-    assert made.signed
+    explanation = cv.explain(model, image, cv.ensembles.shift("ixg", n=4), target=TARGET)
+    assert (explanation.method, explanation.cost.forwards, explanation.cost.backwards) == ("shift(ixg,n=4)", 1 + 4, 4)
+    assert explanation.signed
     assert cv.explain(model, image, "ensemble(shift(ixg,n=2),rollout)", target=TARGET).maps.isfinite().all()
 
 
@@ -125,6 +125,6 @@ def test_its_cost_and_name_are_declared() -> None:
         ("shift(genatt)+plus", r"Put it inside: shift\(genatt\+plus"),
     ],
 )
-def test_mistakes_are_told(text: str, message: str) -> None:
+def test_mistakes_are_refused_with_a_reason(text: str, message: str) -> None:
     with pytest.raises((BadInput, NotApplicable, UnknownName), match=message):
         maps_of(text)

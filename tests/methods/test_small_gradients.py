@@ -155,7 +155,7 @@ def test_a_sum_of_rollouts_is_the_sum_of_their_maps(pooling: str, normalise: str
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_constant_map_is_told_from_a_faint_one(dtype: torch.dtype) -> None:
+def test_a_constant_map_and_a_faint_one_differ(dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
     base = torch.full((16,), 0.0625, dtype=dtype)
     faint = base.clone()

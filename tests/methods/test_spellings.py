@@ -1,4 +1,4 @@
-"""Whole models whose norms, activations or linear layers are written out get the maps of torch's own, or are told."""
+"""Whole models whose norms, activations or linear layers are written out get the maps of torch's own, or an error."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def applied(logits: Tensor, activation: str) -> Tensor:
     return 1 / (1 + (-logits).exp()) if activation == "sigmoid" else logits
 
 
-class Known:
+class LinearCase:
     """A linear model with an activation, one image, a map of any order, and the exact score of any patches left."""
 
     def __init__(self, activation: str, *, seed: int = 0, sign: float = 1.0, map_seed: int = 7) -> None:
@@ -95,130 +95,133 @@ def area(values: list[float]) -> float:
 
 
 @pytest.fixture(params=ACTIVATIONS)
-def known(request: pytest.FixtureRequest) -> Known:
-    return Known(request.param)
+def linear_case(request: pytest.FixtureRequest) -> LinearCase:
+    return LinearCase(request.param)
 
 
 # Closed forms
 
 
-def test_deletion(known: Known) -> None:
-    wanted = [known.level(known.without_top(k)) for k in (0, 4, 8, 12)]
-    score = known.score("deletion", steps=3)
-    assert_same(score.mean, area(wanted))
+def test_deletion(linear_case: LinearCase) -> None:
+    expected = [linear_case.level(linear_case.without_top(k)) for k in (0, 4, 8, 12)]
+    score = linear_case.score("deletion", steps=3)
+    assert_same(score.mean, area(expected))
     assert score.curve is not None
-    assert_same(score.curve.y[0], wanted)
-    assert score.curve.meaning == ("normalised score" if known.activation == "raw" else "prob")
+    assert_same(score.curve.y[0], expected)
+    assert score.curve.meaning == ("normalised score" if linear_case.activation == "raw" else "prob")
 
 
-def test_deletion_to_the_end_reaches_nothing(known: Known) -> None:
-    score = known.score("deletion", steps=3, ends=True)
+def test_deletion_to_the_end_reaches_nothing(linear_case: LinearCase) -> None:
+    score = linear_case.score("deletion", steps=3, ends=True)
     assert score.curve is not None
-    assert_same(score.curve.y[0, -1], 0.0 if known.activation == "raw" else known.nothing, magnitude=1.0)
+    assert_same(score.curve.y[0, -1], 0.0 if linear_case.activation == "raw" else linear_case.nothing, magnitude=1.0)
 
 
-def test_insertion(known: Known) -> None:
-    wanted = [known.level(known.top_alone(k)) for k in (4, 8, 12, 16)]
-    assert_same(known.score("insertion", steps=3).mean, area(wanted))
+def test_insertion(linear_case: LinearCase) -> None:
+    expected = [linear_case.level(linear_case.top_alone(k)) for k in (4, 8, 12, 16)]
+    assert_same(linear_case.score("insertion", steps=3).mean, area(expected))
 
 
-def test_insertion_minus_deletion(known: Known) -> None:
-    up = area([known.level(known.top_alone(k)) for k in (4, 8, 12, 16)])
-    down = area([known.level(known.without_top(k)) for k in (0, 4, 8, 12)])
-    assert_same(known.score("insertion-deletion", steps=3).mean, up - down)
+def test_insertion_minus_deletion(linear_case: LinearCase) -> None:
+    up = area([linear_case.level(linear_case.top_alone(k)) for k in (4, 8, 12, 16)])
+    down = area([linear_case.level(linear_case.without_top(k)) for k in (0, 4, 8, 12)])
+    assert_same(linear_case.score("insertion-deletion", steps=3).mean, up - down)
 
 
-def test_deletion_by_pixels_is_normalised_alike(known: Known) -> None:
+def test_deletion_by_pixels_is_normalised_alike(linear_case: LinearCase) -> None:
     """All pixels of a patch have its value, so that a quarter of the pixels is a quarter of the patches."""
-    score = known.score("deletion", steps=3, granularity="pixel", upsampling="nearest")
-    assert_same(score.mean, known.score("deletion", steps=3).mean)
+    score = linear_case.score("deletion", steps=3, granularity="pixel", upsampling="nearest")
+    assert_same(score.mean, linear_case.score("deletion", steps=3).mean)
 
 
-def test_drops(known: Known) -> None:
-    wanted = [(known.full - known.without_top(k)) / known.unit for k in (0, 4, 8, 12)]
-    assert_same(known.score("deletion", steps=3, score="drop").mean, area(wanted))
+def test_drops(linear_case: LinearCase) -> None:
+    expected = [(linear_case.full - linear_case.without_top(k)) / linear_case.unit for k in (0, 4, 8, 12)]
+    assert_same(linear_case.score("deletion", steps=3, score="drop").mean, area(expected))
 
 
-def test_aopc(known: Known) -> None:
-    wanted = [(known.full - known.without_top(k)) / known.unit for k in range(PATCHES)]
-    assert_same(known.score("aopc").mean, sum(wanted) / PATCHES)
+def test_aopc(linear_case: LinearCase) -> None:
+    expected = [(linear_case.full - linear_case.without_top(k)) / linear_case.unit for k in range(PATCHES)]
+    assert_same(linear_case.score("aopc").mean, sum(expected) / PATCHES)
 
 
-def test_comprehensiveness_and_sufficiency(known: Known) -> None:
+def test_comprehensiveness_and_sufficiency(linear_case: LinearCase) -> None:
     counts = [max(1, round(q * PATCHES)) for q in (0.01, 0.05, 0.1, 0.2, 0.5)]
-    gone = [(known.full - known.without_top(k)) / known.unit for k in counts]
-    alone = [(known.full - known.top_alone(k)) / known.unit for k in counts]
-    assert_same(known.score("comprehensiveness").mean, sum(gone) / 5)
-    assert_same(known.score("sufficiency").mean, sum(alone) / 5)
+    gone = [(linear_case.full - linear_case.without_top(k)) / linear_case.unit for k in counts]
+    alone = [(linear_case.full - linear_case.top_alone(k)) / linear_case.unit for k in counts]
+    assert_same(linear_case.score("comprehensiveness").mean, sum(gone) / 5)
+    assert_same(linear_case.score("sufficiency").mean, sum(alone) / 5)
 
 
-def test_road(known: Known) -> None:
-    best_gone = [known.level(known.without_top(k)) for k in (4, 8, 12)]
-    last_gone = [known.level(known.top_alone(PATCHES - k)) for k in (4, 8, 12)]
+def test_road(linear_case: LinearCase) -> None:
+    best_gone = [linear_case.level(linear_case.without_top(k)) for k in (4, 8, 12)]
+    last_gone = [linear_case.level(linear_case.top_alone(PATCHES - k)) for k in (4, 8, 12)]
     both = [(b - a) / 2 for a, b in zip(best_gone, last_gone, strict=True)]
-    assert_same(known.score("road", steps=3).mean, sum(both) / 3)
-    assert_same(known.score("road", steps=3, order="morf").mean, sum(best_gone) / 3)
-    assert_same(known.score("road", steps=3, order="lerf").mean, sum(last_gone) / 3)
+    assert_same(linear_case.score("road", steps=3).mean, sum(both) / 3)
+    assert_same(linear_case.score("road", steps=3, order="morf").mean, sum(best_gone) / 3)
+    assert_same(linear_case.score("road", steps=3, order="lerf").mean, sum(last_gone) / 3)
 
 
-def test_srg(known: Known) -> None:
+def test_srg(linear_case: LinearCase) -> None:
     """Both curves meet at either end, so that four trapezoids have five heights, of which three are not 0."""
-    gains = [known.level(known.top_alone(PATCHES - k)) - known.level(known.without_top(k)) for k in (4, 8, 12)]
-    assert_same(known.score("srg", steps=3).mean, area([0, *gains, 0]))
+    gains = [
+        linear_case.level(linear_case.top_alone(PATCHES - k)) - linear_case.level(linear_case.without_top(k))
+        for k in (4, 8, 12)
+    ]
+    assert_same(linear_case.score("srg", steps=3).mean, area([0, *gains, 0]))
 
 
-def test_irof(known: Known) -> None:
-    (segments,) = superpixels_of(known.image, known.model.preprocess)
+def test_irof(linear_case: LinearCase) -> None:
+    (segments,) = superpixels_of(linear_case.image, linear_case.model.preprocess)
     groups = segments_on_patches(segments, GRID).flatten()
     count = int(groups.max()) + 1
-    means = [float(known.map.flatten()[groups == g].mean()) for g in range(count)]
+    means = [float(linear_case.map.flatten()[groups == g].mean()) for g in range(count)]
     left, curve = torch.ones(PATCHES, dtype=torch.bool), []
     for g in [-1, *sorted(range(count), key=lambda g: -means[g])]:
         left = left & (groups != g)
-        value = known.f(left)
-        curve.append(known.level(value) if known.activation == "raw" else value / known.full)
-    score = known.score("irof")
+        value = linear_case.f(left)
+        curve.append(linear_case.level(value) if linear_case.activation == "raw" else value / linear_case.full)
+    score = linear_case.score("irof")
     assert count > 1
     assert_same(score.mean, 1 - area(curve))
 
 
-def test_monotonicity(known: Known) -> None:
+def test_monotonicity(linear_case: LinearCase) -> None:
     """Least relevant first, four groups of four; a share of steps is not normalised."""
-    values = [known.f(left) for left in (known_left(known, k) for k in (4, 8, 12, 16))]
-    wanted = sum(b >= a for a, b in itertools.pairwise(values)) / 3
-    score = known.score("monotonicity", steps=4)
-    assert_same(score.mean, wanted)
+    values = [linear_case.f(left) for left in (last_left(linear_case, k) for k in (4, 8, 12, 16))]
+    expected = sum(b >= a for a, b in itertools.pairwise(values)) / 3
+    score = linear_case.score("monotonicity", steps=4)
+    assert_same(score.mean, expected)
     assert "normalised_by" not in score.settings
     assert score.curve is not None
     assert_same(score.curve.y[0], values)
-    assert score.curve.meaning == ("score" if known.activation == "raw" else "prob")
+    assert score.curve.meaning == ("score" if linear_case.activation == "raw" else "prob")
 
 
-def known_left(known: Known, count: int) -> Tensor:
+def last_left(case: LinearCase, count: int) -> Tensor:
     left = torch.zeros(PATCHES, dtype=torch.bool)
-    left[known.order.flip(0)[:count]] = True
+    left[case.order.flip(0)[:count]] = True
     return left
 
 
-def test_completeness(known: Known) -> None:
-    score = "logit" if known.activation == "raw" else "prob"
-    rise = known.full - known.nothing
-    wanted = abs(float(known.map.sum()) - rise) / abs(rise)
-    assert_same(known.score("completeness", score=score).mean, wanted)
+def test_completeness(linear_case: LinearCase) -> None:
+    score = "logit" if linear_case.activation == "raw" else "prob"
+    rise = linear_case.full - linear_case.nothing
+    expected = abs(float(linear_case.map.sum()) - rise) / abs(rise)
+    assert_same(linear_case.score("completeness", score=score).mean, expected)
 
 
-def test_faithfulness_estimate(known: Known) -> None:
+def test_faithfulness_estimate(linear_case: LinearCase) -> None:
     """Groups of four by falling relevance, each taken away alone."""
     drops, sums = [], []
     for k in range(4):
-        group = known.order[4 * k : 4 * k + 4]
+        group = linear_case.order[4 * k : 4 * k + 4]
         left = torch.ones(PATCHES, dtype=torch.bool)
         left[group] = False
-        drops.append(known.full - known.f(left))
-        sums.append(float(known.map.flatten()[group].sum()))
-    wanted = torch.corrcoef(torch.tensor([drops, sums], dtype=torch.float64))[0, 1]
-    score = "logit" if known.activation == "raw" else "prob"
-    assert_same(known.score("faithfulness-estimate", steps=4, score=score).mean, wanted)
+        drops.append(linear_case.full - linear_case.f(left))
+        sums.append(float(linear_case.map.flatten()[group].sum()))
+    expected = torch.corrcoef(torch.tensor([drops, sums], dtype=torch.float64))[0, 1]
+    score = "logit" if linear_case.activation == "raw" else "prob"
+    assert_same(linear_case.score("faithfulness-estimate", steps=4, score=score).mean, expected)
 
 
 RANDOM = {
@@ -255,31 +258,31 @@ OTHERS = (
 @pytest.mark.parametrize("metric", [*AREAS, *SETTLED, *RANDOM])
 def test_a_probability_is_the_score_of_a_model_that_applies_its_activation(activation: str, metric: str) -> None:
     """The same sets are drawn for the same image, so that no reference has to draw them."""
-    known = Known(activation)
-    ours = known.score(metric, score="prob", **RANDOM.get(metric, {}))
-    twins = known.score(metric, twin=True, score="logit", **RANDOM.get(metric, {}))
+    case = LinearCase(activation)
+    ours = case.score(metric, score="prob", **RANDOM.get(metric, {}))
+    twins = case.score(metric, twin=True, score="logit", **RANDOM.get(metric, {}))
     assert_same(ours.values, twins.values)
 
 
 def test_every_faithfulness_metric_is_in_these_tests() -> None:
-    assert {one.name for one in list_metrics() if one.family == "faithfulness"} == {*AREAS, *OTHERS}
+    assert {metric.name for metric in list_metrics() if metric.family == "faithfulness"} == {*AREAS, *OTHERS}
 
 
-# What raw scores are divided by, and what is said about it
+# What raw scores are divided by, and the notes on it
 
 
 @pytest.mark.parametrize("metric", AREAS)
 def test_a_normalised_score_does_not_depend_on_scale_and_offset(metric: str) -> None:
     """f and 3 f + 5 are the same regression in another unit."""
-    known = Known("raw")
+    case = LinearCase("raw")
 
     class Shifted(nn.Module):
         def forward(self, logits: Tensor) -> Tensor:
             return 3 * logits + 5
 
-    known.twin = replace(known.twin, module=nn.Sequential(known.module, Shifted()))
-    score = known.score(metric)
-    assert_same(known.score(metric, twin=True).values, score.values)
+    case.twin = replace(case.twin, module=nn.Sequential(case.module, Shifted()))
+    score = case.score(metric)
+    assert_same(case.score(metric, twin=True).values, score.values)
     assert score.settings["score"] == "raw"
     assert score.settings["normalised_by"] == NORMALISED_BY
     assert score.settings["activation"] == "raw"
@@ -289,35 +292,35 @@ def test_a_normalised_score_does_not_depend_on_scale_and_offset(metric: str) -> 
 
 @pytest.mark.parametrize("metric", AREAS)
 def test_an_explicit_logit_is_taken_as_it_is(metric: str) -> None:
-    known = Known("raw")
-    score = known.score(metric, score="logit")
+    case = LinearCase("raw")
+    score = case.score(metric, score="logit")
     assert "normalised_by" not in score.settings
     assert score.settings["score"] == "logit"
     if metric == "deletion":
         assert score.curve is not None
-        assert_same(score.curve.y[0, 0], known.full)
+        assert_same(score.curve.y[0, 0], case.full)
 
 
 @pytest.mark.parametrize("metric", AREAS)
 def test_where_the_image_lowers_the_score_a_better_map_stays_better(metric: str) -> None:
     """The map that knows the effects is better than its opposite, also where the whole image has a negative score."""
-    known = Known("raw", sign=1.0 if float(Known("raw").full) < 0 else -1.0)
-    assert known.full < known.nothing == 0
-    truth = known.by_class[TARGET].reshape(GRID)
+    case = LinearCase("raw", sign=1.0 if float(LinearCase("raw").full) < 0 else -1.0)
+    assert case.full < case.nothing == 0
+    truth = case.by_class[TARGET].reshape(GRID)
     scores = []
     for maps in (truth, -truth):
-        known.map = maps
-        scores.append(known.score(metric))
+        case.map = maps
+        scores.append(case.score(metric))
     gap = scores[0].mean - scores[1].mean
     assert gap > 0 if scores[0].better == "higher" else gap < 0
 
 
 @pytest.mark.parametrize("metric", [*AREAS, "completeness"])
 def test_a_score_that_nothing_changes_is_undefined(metric: str) -> None:
-    known = Known("raw")
+    case = LinearCase("raw")
     with torch.no_grad():
-        known.module.weights[TARGET].zero_()
-    score = known.score(metric)
+        case.module.weights[TARGET].zero_()
+    score = case.score(metric)
     assert (score.n_valid, score.n_invalid) == (0, 1)
     assert bool(score.values.isnan().all())
     if metric != "completeness":
@@ -326,32 +329,32 @@ def test_a_score_that_nothing_changes_is_undefined(metric: str) -> None:
 
 def test_an_undefined_share_is_not_infinite() -> None:
     """irof of a logit that is exactly 0 for the whole image, 12 − 12, and not for its halves."""
-    known = Known("softmax")
-    known.image = torch.ones_like(known.image)
-    known.image[..., 32:] = 2
+    case = LinearCase("softmax")
+    case.image = torch.ones_like(case.image)
+    case.image[..., 32:] = 2
     with torch.no_grad():
-        known.module.embed.weight.fill_(2.0**-10)  # sums of these are exact
-        known.module.weights[TARGET, :, :2], known.module.weights[TARGET, :, 2:] = 2, -1
-        assert float(known.model.logits(known.image)[0, TARGET]) == 0
-    assert int(superpixels_of(known.image, known.model.preprocess)[0].max()) > 0
-    score = known.score("irof", score="logit")
+        case.module.embed.weight.fill_(2.0**-10)  # sums of these are exact
+        case.module.weights[TARGET, :, :2], case.module.weights[TARGET, :, 2:] = 2, -1
+        assert float(case.model.logits(case.image)[0, TARGET]) == 0
+    assert int(superpixels_of(case.image, case.model.preprocess)[0].max()) > 0
+    score = case.score("irof", score="logit")
     assert bool(score.values.isnan().all())
     assert score.n_invalid == 1
 
 
 def test_scores_that_need_a_probability_are_refused_of_raw_ones() -> None:
-    known = Known("raw")
+    case = LinearCase("raw")
     with pytest.raises(BadInput, match="score 'logprob' is made of a probability"):
-        known.score("deletion", score="logprob")
+        case.score("deletion", score="logprob")
     with pytest.raises(BadInput, match="score 'log-odds' is made of a probability"):
-        known.score("deletion", score="log-odds")
+        case.score("deletion", score="log-odds")
 
 
 def test_images_that_a_model_is_sure_of_need_a_probability() -> None:
-    known = Known("raw")
-    images = known.image.repeat(4, 1, 1, 1)
+    case = LinearCase("raw")
+    images = case.image.repeat(4, 1, 1, 1)
     with pytest.raises(NotApplicable, match="grid-pointing-game takes images that the model is sure of"):
-        cv.evaluate(known.model, images, "random", "grid-pointing-game")
+        cv.evaluate(case.model, images, "random", "grid-pointing-game")
 
 
 def test_accuracy_of_a_single_output_is_refused() -> None:
@@ -364,11 +367,11 @@ def test_accuracy_of_a_single_output_is_refused() -> None:
             scores: Tensor = self.inner(image)
             return scores[:, :1]
 
-    known = Known("raw")
-    model = cv.wrap(One(known.module), size=(64, 64), layout=known.layout)
+    case = LinearCase("raw")
+    model = cv.wrap(One(case.module), size=(64, 64), layout=case.layout)
     with pytest.raises(BadInput, match="single output, which gives the same answer for any image"):
-        cv.evaluate(model, known.image, "random", "deletion", score="accuracy", removal="mean")
-    score = cv.evaluate(model, known.image, "random", "deletion", removal="mean")
+        cv.evaluate(model, case.image, "random", "deletion", score="accuracy", removal="mean")
+    score = cv.evaluate(model, case.image, "random", "deletion", removal="mean")
     assert isinstance(score, cv.Score)
     assert score.settings["score"] == "raw", "one column that no module announces is raw where it is seen"
 
@@ -376,19 +379,19 @@ def test_accuracy_of_a_single_output_is_refused() -> None:
 # What the model says of each image
 
 
-def test_predictions_have_a_probability_where_there_is_one(known: Known) -> None:
-    scores = cv.evaluate(known.model, known.image, ["random"], ["sparseness"])
+def test_predictions_have_a_probability_where_there_is_one(linear_case: LinearCase) -> None:
+    scores = cv.evaluate(linear_case.model, linear_case.image, ["random"], ["sparseness"])
     assert not isinstance(scores, cv.Score)
     (seen,) = scores.predictions  # type: ignore[attr-defined]
-    logits = known.by_class.sum(1)
+    logits = linear_case.by_class.sum(1)
     assert seen.predicted == int(logits.argmax())
-    if known.activation == "raw":
+    if linear_case.activation == "raw":
         assert seen.probability is None
     else:
-        assert_same(seen.probability, applied(logits, known.activation).max())
+        assert_same(seen.probability, applied(logits, linear_case.activation).max())
 
 
-# A single CLIP prompt, of which insertion said 1 for any map
+# A single CLIP prompt, whose insertion was 1 for any map
 
 
 def test_one_prompt_has_a_cosine_and_maps_differ(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,19 +404,19 @@ def test_one_prompt_has_a_cosine_and_maps_differ(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", small)
     model = cv.load("open_clip:tiny", pretrained=False, labels=["a cat"], dtype="float64")
     image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    made = cv.explain(model, image, "leave-one-out")
-    assert made.probabilities == (None,)
-    assert made.class_scores[0] is not None
-    assert -1 <= made.class_scores[0] <= 1
-    assert float(made.maps.abs().max()) > 0
-    opposite = replace(made, maps=-made.maps)
-    values = [float(cv.evaluate(model, image, ex, "insertion").mean) for ex in (made, opposite)]  # type: ignore[union-attr]
+    explanation = cv.explain(model, image, "leave-one-out")
+    assert explanation.probabilities == (None,)
+    assert explanation.class_scores[0] is not None
+    assert -1 <= explanation.class_scores[0] <= 1
+    assert float(explanation.maps.abs().max()) > 0
+    opposite = replace(explanation, maps=-explanation.maps)
+    values = [float(cv.evaluate(model, image, ex, "insertion").mean) for ex in (explanation, opposite)]  # type: ignore[union-attr]
     assert values[0] != values[1]
     assert 1.0 not in values
 
 
 @pytest.mark.parametrize(
-    ("metric", "wanted"),
+    ("metric", "expected"),
     [
         ("faithfulness-correlation(runs=12)", 1.0),
         ("sensitivity-n(runs=6,sizes=3)", 1.0),
@@ -423,7 +426,7 @@ def test_one_prompt_has_a_cosine_and_maps_differ(monkeypatch: pytest.MonkeyPatch
         ("completeness", 0.0),
     ],
 )
-def test_the_effects_of_a_raw_linear_model_are_its_perfect_map(metric: str, wanted: float) -> None:
-    known = Known("raw")
-    known.map = known.by_class[TARGET].reshape(GRID)
-    assert_same(known.score(metric).mean, wanted, magnitude=1.0)
+def test_the_effects_of_a_raw_linear_model_are_its_perfect_map(metric: str, expected: float) -> None:
+    case = LinearCase("raw")
+    case.map = case.by_class[TARGET].reshape(GRID)
+    assert_same(case.score(metric).mean, expected, magnitude=1.0)

@@ -23,9 +23,9 @@ RANDOM = cv.explain(MODEL, IMAGE, "random", target=1).maps[0]
 
 def of_map(maps: Tensor, metric: str, **more: Any) -> cv.Score:
     ex = replace(cv.explain(MODEL, IMAGE, "random", target=1), maps=maps[None])
-    found = cv.evaluate(MODEL, IMAGE, ex, metric, **({"score": "logit", "removal": "mean"} | more))
-    assert isinstance(found, cv.Score)
-    return found
+    score = cv.evaluate(MODEL, IMAGE, ex, metric, **({"score": "logit", "removal": "mean"} | more))
+    assert isinstance(score, cv.Score)
+    return score
 
 
 def test_aopc_by_hand() -> None:
@@ -64,10 +64,10 @@ def test_squares_of_pixels_are_patches_where_they_have_their_size() -> None:
 
 
 def test_a_random_order_is_nobody_s_and_of_the_seed() -> None:
-    for own in ("", ",region=8", ",preset=quantus"):
-        first, again = (of_map(maps, f"aopc(order=random{own})").mean for maps in (ORACLE, RANDOM))
+    for options in ("", ",region=8", ",preset=quantus"):
+        first, again = (of_map(maps, f"aopc(order=random{options})").mean for maps in (ORACLE, RANDOM))
         assert_same(first, again, magnitude=TOTAL)
-        assert of_map(ORACLE, f"aopc(order=random{own})", seed=1).mean != pytest.approx(first, abs=1e-6)
+        assert of_map(ORACLE, f"aopc(order=random{options})", seed=1).mean != pytest.approx(first, abs=1e-6)
 
 
 def test_quantus_regions_are_the_same_in_any_batch() -> None:
@@ -81,11 +81,11 @@ def test_quantus_regions_are_the_same_in_any_batch() -> None:
 
 
 def test_regions_that_make_no_sense_are_refused() -> None:
-    for text, said in [
+    for text, message in [
         ("aopc(region=25)", "Squares of 25 × 25 pixels were asked for; expected a side of 1 to 24"),
         ("aopc(regions=0)", "regions=0 was given; expected 1 or more"),
     ]:
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(BadInput, match=message):
             of_map(ORACLE, text)
     model, images = wrapped("timm-vit"), pixels("timm-vit", 1)
     with pytest.raises(BadInput, match="removal=token, which takes whole patches"):

@@ -1,4 +1,4 @@
-"""`ex.check()`: exact numbers on models that are linear in their patches, the verdicts, and what a reader is told."""
+"""`ex.check()`: exact numbers on models that are linear in their patches, the verdicts, and what a reader reads."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_image_of_a_batch_that_cannot_be_checked_leaves_the_others_alone() -> No
     assert json.loads(json.dumps(result.to_dict()))["checks"][1]["verdict"] is None
 
 
-# What a reader is told
+# The sentences for a reader
 
 
 def test_sentence_of_a_probability_is_in_per_cent() -> None:
@@ -243,7 +243,7 @@ def test_quantity_of_targets() -> None:
     assert quantity_of(replace(target, rows=()), 0) == "similarity"
 
 
-def test_fall_of_the_log_odds_that_the_confidence_does_not_show_is_said() -> None:
+def test_a_fall_of_the_log_odds_that_the_confidence_does_not_show_is_reported() -> None:
     """One class is so far above the others that its probability stays 1 whatever is removed."""
     model, image = linear_softmax()
     module = copy.deepcopy(model.module)
@@ -256,7 +256,7 @@ def test_fall_of_the_log_odds_that_the_confidence_does_not_show_is_said() -> Non
     assert any("log-odds" in remark for remark in check.remarks)
 
 
-def test_low_confidence_is_said() -> None:
+def test_low_confidence_is_reported() -> None:
     model, image = linear_softmax()
     with torch.no_grad():
         p = model.logits(image).softmax(1)[0]
@@ -270,7 +270,7 @@ def test_low_confidence_is_said() -> None:
 
 @pytest.mark.parametrize("sure", [True, False])
 def test_a_model_that_is_sure_of_another_class_is_not_called_unsure(sure: bool) -> None:
-    """For Boxer on a photo of a pug it said "The model is unsure", at 97 % for Pug."""
+    """For Boxer on a photo of a pug the check once read "The model is unsure", at 97 % for Pug."""
     model, image = linear_softmax()
     module = copy.deepcopy(model.module)
     with torch.no_grad():

@@ -32,7 +32,7 @@ from clairvit.papers.comparison import compare_rows, evaluate_claims
 from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper
 from clairvit.reports.sections import compare_with_random
 from clairvit.selection.stats import corrected, corrected_after_picking, holm, holm_after_picking
-from helpers.fixed_scores import made
+from helpers.fixed_scores import fixed_score
 from helpers.rounding import assert_same
 
 Array = NDArray[np.float64]
@@ -120,7 +120,7 @@ def test_the_best_of_many_makes_few_false_claims(null: str, n: int) -> None:
     """`choose` and the first sentence of a report: of 6 methods that are alike the best is picked, then tested."""
     values = drawn(null, TRIALS, 6, n)
     best = values.mean(2).argmax(1)
-    gaps = np.stack([np.delete(row[one] - row, one, 0) for row, one in zip(values, best, strict=True)])  # [T, 5, n]
+    gaps = np.stack([np.delete(row[top] - row, top, 0) for row, top in zip(values, best, strict=True)])  # [T, 5, n]
     p = np.apply_along_axis(holm_after_picking, 1, p_of_many(gaps))
     assert float((p < LEVEL).any(1).mean()) <= BOUND
 
@@ -130,7 +130,7 @@ def test_a_share_of_hits_misses_the_truth_rarely() -> None:
     for n in (6, 12, 30):
         for truth in (0.5, 0.9, 0.97):
             hits = np.arange(n + 1)
-            edges = np.array([share_interval(int(one), n) for one in hits])
+            edges = np.array([share_interval(int(outcome), n) for outcome in hits])
             outside = (edges[:, 0] > truth) | (edges[:, 1] < truth)
             assert scipy_stats.binom.pmf(hits, n, truth)[outside].sum() <= LEVEL
     assert share_interval(6, 6) == (pytest.approx(0.025 ** (1 / 6)), 1.0)
@@ -152,9 +152,9 @@ def three_scores(values: Array) -> dict[tuple[str, str], Score]:
     """[3, 2, n] -> scores of A, B, C by both measures."""
     kinds = (("up", "insertion", "higher"), ("down", "deletion", "lower"))
     return {
-        (name, short): made(name, own.tolist(), metric, better)
+        (name, short): fixed_score(name, row.tolist(), metric, better)
         for name, rows in zip("ABC", values, strict=True)
-        for own, (short, metric, better) in zip(rows, kinds, strict=True)
+        for row, (short, metric, better) in zip(rows, kinds, strict=True)
     }
 
 
@@ -164,11 +164,11 @@ def test_verdicts_of_claims_are_corrected_p_values() -> None:
         values = np.random.default_rng(seed).normal(size=(3, 2, 14))
         values[0] += np.array([0.9, -0.9])[:, None]  # better by both
         scores = three_scores(values)
-        (found,) = evaluate_claims(preset, scores, compare_rows(preset, scores, None))
+        (claim_result,) = evaluate_claims(preset, scores, compare_rows(preset, scores, None))
         gaps = [sign * (values[0, m] - values[other, m]) for m, sign in ((0, 1), (1, -1)) for other in (1, 2)]
         p = holm(mean_p(np.stack(gaps)))
-        assert found.surely == sum(p < LEVEL)
-        assert (found.images, found.fewest, found.comparisons) == (14, 8, 4)
+        assert claim_result.surely == sum(p < LEVEL)
+        assert (claim_result.images, claim_result.fewest, claim_result.comparisons) == (14, 8, 4)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
@@ -178,10 +178,10 @@ def test_few_images_are_never_sure(n: int) -> None:
     values[0] = np.array([1, -1])[:, None]
     scores = three_scores(values)
     preset = toy((("A", "B"), ("A", "C")))
-    (found,) = evaluate_claims(preset, scores, compare_rows(preset, scores, None))
-    assert (found.true, found.surely, found.surely_not, found.fewest) == (4, 0, 0, 8)
+    (claim_result,) = evaluate_claims(preset, scores, compare_rows(preset, scores, None))
+    assert (claim_result.true, claim_result.surely, claim_result.surely_not, claim_result.fewest) == (4, 0, 0, 8)
     verdict = compare_with_random(
-        {"a": made("a", [0.0] * n), "b": made("b", [0.0] * n), "random": made("random", [1.0] * n)}
+        {"a": fixed_score("a", [0.0] * n), "b": fixed_score("b", [0.0] * n), "random": fixed_score("random", [1.0] * n)}
     )
     expected = "better" if 2 * smallest_p(n) < LEVEL else "unclear"
     assert {word for word, _ in verdict.values()} == {expected}
@@ -266,7 +266,7 @@ def test_values_that_differ_by_rounding_have_no_spread() -> None:
     values = np.array([0.1 + 0.2, 0.3, 0.3, 0.1 * 3, 0.3, 0.3, 0.3])
     assert values.std(ddof=1) > 0
     assert standard_deviation(values) == 0
-    score = made("center", values.tolist())
+    score = fixed_score("center", values.tolist())
     assert score.standard_error == 0
     assert score.interval == (score.mean, score.mean)
     assert standard_deviation(np.array([0.3, 0.3 + 1e-12])) > 0
@@ -322,15 +322,15 @@ def test_intervals_keep_their_coverage(law: str, n: int) -> None:
 
 
 def test_intervals_stay_where_values_can_be() -> None:
-    score = made("a", [0.97, 0.99, 0.98, 1.0, 0.2, 0.99], better="higher")
+    score = fixed_score("a", [0.97, 0.99, 0.98, 1.0, 0.2, 0.99], better="higher")
     assert 0 <= score.interval[0] < score.mean < score.interval[1] <= 1
-    hits = made("a", [1.0] * 8, "pointing-game", "higher")
+    hits = fixed_score("a", [1.0] * 8, "pointing-game", "higher")
     assert hits.interval == share_interval(8, 8)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_no_interval_for_few_images(n: int) -> None:
-    score = made("a", np.linspace(0.1, 0.9, n).tolist())
+    score = fixed_score("a", np.linspace(0.1, 0.9, n).tolist())
     assert all(math.isnan(edge) for edge in score.interval)
     assert "[" not in repr(score)
     assert math.isnan(score.standard_error) == (n == 1)
@@ -342,13 +342,13 @@ def test_no_interval_for_few_images(n: int) -> None:
 def test_contributions_have_the_pooled_score_as_mean_and_its_derivative() -> None:
     """The linearised score of weights 1 + e on image i: d score / d weight_i · n = contribution_i − score."""
     counts = np.random.default_rng(0).uniform(1, 9, (7, 2, 2))
-    found, score = contributions(counts), float(pooled(counts.sum(0)))
-    assert_same(found.mean(), score)
+    per_image, score = contributions(counts), float(pooled(counts.sum(0)))
+    assert_same(per_image.mean(), score)
     step = 1e-6
     for image in range(7):
         sums = counts.sum(0)
         slope = (float(pooled(sums + step * counts[image])) - float(pooled(sums - step * counts[image]))) / (2 * step)
-        assert (found[image] - score) / 7 == pytest.approx(slope, rel=1e-6, abs=1e-9)
+        assert (per_image[image] - score) / 7 == pytest.approx(slope, rel=1e-6, abs=1e-9)
 
 
 def test_contributions_of_plain_values_are_the_values() -> None:
@@ -360,13 +360,13 @@ def test_a_pooled_difference_is_the_difference_of_pooled_scores() -> None:
     import torch
 
     generator = np.random.default_rng(3)
-    one, other = (
-        made("a", [0.5] * 9, better="higher", counts=torch.from_numpy(generator.uniform(1, 9, (9, 2, 2))))
+    first, second = (
+        fixed_score("a", [0.5] * 9, better="higher", counts=torch.from_numpy(generator.uniform(1, 9, (9, 2, 2))))
         for _ in range(2)
     )
-    gap, (low, high) = lead(one, other)
-    assert_same(gap, one.mean - other.mean)
-    assert (low, high) == mean_interval(differences(one, other))
+    gap, (low, high) = lead(first, second)
+    assert_same(gap, first.mean - second.mean)
+    assert (low, high) == mean_interval(differences(first, second))
 
 
 def test_corrections_take_comparisons_of_different_length() -> None:

@@ -28,8 +28,8 @@ def test_every_metric_is_in_a_sweep() -> None:
 
 
 def text(name: str) -> str:
-    own = ",".join(f"{key}={value}" for key, value in QUICK.items() if key in METRICS[name].options)
-    return f"{name}({own})" if own else name
+    options = ",".join(f"{key}={value}" for key, value in QUICK.items() if key in METRICS[name].options)
+    return f"{name}({options})" if options else name
 
 
 def objects(images: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def objects(images: Tensor) -> Tensor:
 
 
 def scored(kind: str, images: Tensor, names: list[str], seed: int = 0, method: str = "ixg") -> dict[str, cv.Score]:
-    found = cv.evaluate(
+    scores = cv.evaluate(
         wrapped(kind, images.dtype),
         images,
         [method],
@@ -51,7 +51,7 @@ def scored(kind: str, images: Tensor, names: list[str], seed: int = 0, method: s
         distractors=[2] * len(images),
         seed=seed,
     )
-    return {score.metric.partition("(")[0]: score for score in found.values()}
+    return {score.metric.partition("(")[0]: score for score in scores.values()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,9 +163,9 @@ def test_every_metric_is_documented(name: str) -> None:
 def test_declared_forwards_are_what_is_spent(name: str) -> None:
     """At most, where the image decides; shared passes count in part for each method."""
     images = pixels("timm-vit", 2)
-    metric, asked = METRICS[name], resolve_metric(text(name))
+    metric, spec = METRICS[name], resolve_metric(text(name))
     score = scored("timm-vit", images, [name])[name]
-    options = dict(asked.options)
+    options = dict(spec.options)
     wants = inspect.signature(metric.cost).parameters
     declared = metric.cost(**options, **({"patches": 16} if "patches" in wants else {})).forwards
     assert 0 < score.cost.forwards <= declared
@@ -205,13 +205,13 @@ def test_a_map_and_its_copy_in_float64_have_the_same_scores(normalize: str) -> N
         cv.evaluate(
             model,
             images,
-            one,
+            explanation,
             [text(name) for name in METRICS],
             normalize=normalize,
             masks=objects(images),
             distractors=[2, 2],
         )
-        for one in (single, double_)
+        for explanation in (single, double_)
     )
     for key, score in first.items():
         assert torch.equal(score.values.nan_to_num(nan=7), second[key].values.nan_to_num(nan=7)), key

@@ -36,9 +36,9 @@ FINE = torch.linspace(1, 0, 224 * 224, dtype=torch.float64)[ORDER.argsort()].res
 
 def of_photo(metric: str, **more: object) -> cv.Score:
     ex = replace(cv.explain(BIG, PHOTO, "random", target=TARGET), maps=FINE)
-    found = cv.evaluate(BIG, PHOTO, ex, metric, **more)
-    assert isinstance(found, cv.Score)
-    return found
+    score = cv.evaluate(BIG, PHOTO, ex, metric, **more)
+    assert isinstance(score, cv.Score)
+    return score
 
 
 def probability(image: Tensor) -> float:
@@ -52,11 +52,11 @@ def lots(order: Tensor, size: int, count: int) -> Iterable[Tensor]:
 
 def replaced(start: Tensor, finish: Tensor, parts: Iterable[Tensor]) -> list[float]:
     """Probabilities as lots of pixels of `start` turn into those of `finish`."""
-    now, found = start.clone().flatten(2), [probability(start)]
+    now, curve = start.clone().flatten(2), [probability(start)]
     for places in parts:
         now[:, :, places] = finish.flatten(2)[:, :, places]
-        found.append(probability(now.reshape(start.shape)))
-    return found
+        curve.append(probability(now.reshape(start.shape)))
+    return curve
 
 
 @pytest.mark.parametrize(("preset", "step", "points"), [("rise", 1792, 29), ("rise-demo", 224, 225)])
@@ -113,12 +113,12 @@ def test_chefer(preset: str, better: str) -> None:
 def by_patches(shown: bool) -> list[float]:
     """Probabilities with 10 … 90 % of the patches of a mean map away, or there alone."""
     order = FINE.unfold(1, 16, 16).unfold(2, 16, 16).mean((3, 4)).flatten().argsort(descending=True)
-    found = []
+    curve = []
     for k in range(1, 10):
         first = torch.zeros(196).scatter_(0, order[: round(k * 19.6)], 1) > 0
         left = (first if shown else ~first).reshape(14, 14).repeat_interleave(16, 0).repeat_interleave(16, 1)
-        found.append(probability(torch.where(left, PHOTO, 0.0)))
-    return found
+        curve.append(probability(torch.where(left, PHOTO, 0.0)))
+    return curve
 
 
 @pytest.mark.parametrize("shown", [False, True])
@@ -128,8 +128,8 @@ def test_skipplus(shown: bool) -> None:
     p = [*by_patches(shown), whole] if shown else [whole, *by_patches(shown)]
     metric, better = ("insertion", "lower") if shown else ("deletion", "higher")
     falls = {
-        "skipplus-aopc": [whole - one for one in p],
-        "skipplus-log-odds": [math.log(whole) - math.log(one) for one in p],
+        "skipplus-aopc": [whole - p_left for p_left in p],
+        "skipplus-log-odds": [math.log(whole) - math.log(p_left) for p_left in p],
     }
     for preset, expected in falls.items():
         score = of_photo(f"{metric}(preset={preset})", removal="mean")

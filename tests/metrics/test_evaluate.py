@@ -27,9 +27,9 @@ KIND = "timm-vit"
 
 
 def scored(images: Tensor, metric: str, method: str = "genatt", **how: object) -> cv.Score:
-    found = cv.evaluate(wrapped(KIND, images.dtype), images, method, metric, target=3, **how)
-    assert isinstance(found, cv.Score)
-    return found
+    score = cv.evaluate(wrapped(KIND, images.dtype), images, method, metric, target=3, **how)
+    assert isinstance(score, cv.Score)
+    return score
 
 
 @pytest.mark.parametrize("metric", ["deletion", "insertion", "sparseness", "complexity"])
@@ -56,8 +56,8 @@ def test_many_methods_and_metrics_are_each_alone() -> None:
 
 def test_an_option_goes_to_the_metrics_that_have_it() -> None:
     images = pixels(KIND, 2)
-    found = cv.evaluate(wrapped(KIND), images, ["genatt"], ["deletion", "sparseness"], target=3, removal="mean")
-    assert [score.metric for score in found.values()] == ["deletion(removal=mean)", "sparseness"]
+    scores = cv.evaluate(wrapped(KIND), images, ["genatt"], ["deletion", "sparseness"], target=3, removal="mean")
+    assert [score.metric for score in scores.values()] == ["deletion(removal=mean)", "sparseness"]
     with pytest.raises(BadInput, match="None of the metrics deletion, sparseness has an option 'remova'"):
         cv.evaluate(wrapped(KIND), images, ["genatt"], ["deletion", "sparseness"], target=3, remova="mean")
     with pytest.raises(BadInput, match="No metrics were given"):
@@ -96,24 +96,24 @@ def test_the_right_order_beats_a_random_map_beats_the_reverse() -> None:
     model, image = linear((6, 6), 4)
     oracle = effects(model, image, 1)[None]
     ex = cv.explain(model, image, "random", target=1)
-    found = {}
+    means = {}
     for name, maps in (("oracle", oracle), ("random", ex.maps), ("reverse", -oracle)):
         for metric in ("deletion", "insertion"):
-            made = cv.evaluate(model, image, replace(ex, maps=maps), metric, score="logit", removal="mean")
-            found[name, metric] = float(made.values)
-    assert found["oracle", "deletion"] < found["random", "deletion"] < found["reverse", "deletion"]
-    assert found["oracle", "insertion"] > found["random", "insertion"] > found["reverse", "insertion"]
+            score = cv.evaluate(model, image, replace(ex, maps=maps), metric, score="logit", removal="mean")
+            means[name, metric] = float(score.values)
+    assert means["oracle", "deletion"] < means["random", "deletion"] < means["reverse", "deletion"]
+    assert means["oracle", "insertion"] > means["random", "insertion"] > means["reverse", "insertion"]
 
 
 def test_the_curve_is_what_the_area_is_of() -> None:
     """By hand on the linear model: what is left after each step, added up."""
     model, image = linear((6, 6), 4)
-    own = effects(model, image, 1)
-    ex = replace(cv.explain(model, image, "random", target=1), maps=own[None])
+    expected_effects = effects(model, image, 1)
+    ex = replace(cv.explain(model, image, "random", target=1), maps=expected_effects[None])
     score = cv.evaluate(model, image, ex, "deletion", score="logit", removal="mean")
-    order = own.flatten().argsort(descending=True)
-    total = own.sum()
-    left = [total - own.flatten()[order[: max(1, round(k / 10 * 36))]].sum() for k in range(1, 10)]
+    order = expected_effects.flatten().argsort(descending=True)
+    total = expected_effects.sum()
+    left = [total - expected_effects.flatten()[order[: max(1, round(k / 10 * 36))]].sum() for k in range(1, 10)]
     expected = torch.stack([total, *left])
     assert_same(score.curve.y[0], expected)
     assert score.curve.x.tolist() == pytest.approx([k / 10 for k in range(10)])
@@ -139,11 +139,11 @@ def test_methods_that_explain_again_share_the_passes() -> None:
         (["legrad"], 1),
         (["legrad", "ixg"], 2),
     ):
-        found = cv.evaluate(wrapped(KIND), images, methods, ["max-sensitivity"], target=3, samples=12, baselines=False)
-        costs = [score.cost for score in found.values()]
+        scores = cv.evaluate(wrapped(KIND), images, methods, ["max-sensitivity"], target=3, samples=12, baselines=False)
+        costs = [score.cost for score in scores.values()]
         assert [cost.forwards for cost in costs] == [12 // len(methods)] * len(methods), methods
         assert [cost.backwards for cost in costs] == [12 * backwards // len(methods)] * len(methods), methods
-        assert not any(score.baselines for score in found.values())
+        assert not any(score.baselines for score in scores.values())
 
 
 def test_maps_may_be_shaped_first() -> None:
@@ -159,10 +159,10 @@ def test_maps_may_be_shaped_first() -> None:
     }
     for shape, expected in shapes.items():
         by_hand = replace(ex, maps=expected.reshape(ex.maps.shape))
-        one = cv.evaluate(model, images, ex, "infidelity(runs=5)", normalize=shape, scaled=False)
+        score = cv.evaluate(model, images, ex, "infidelity(runs=5)", normalize=shape, scaled=False)
         other = cv.evaluate(model, images, by_hand, "infidelity(runs=5)", scaled=False)
-        assert_same(one.values, other.values, label=shape)
-        assert one.settings["maps"] == shape
+        assert_same(score.values, other.values, label=shape)
+        assert score.settings["maps"] == shape
         assert other.settings["maps"] == "raw"
         again = cv.evaluate(model, images, "ixg", "avg-sensitivity(samples=2,radius=1e-6)", target=3, normalize=shape)
         assert (again.values < 1e-2).all(), "copies are shaped as the map is"
@@ -170,10 +170,10 @@ def test_maps_may_be_shaped_first() -> None:
 
 def test_methods_that_do_not_fit_may_be_left_out() -> None:
     model, images = wrapped(KIND), pixels(KIND, 10)  # two batches
-    found = cv.evaluate(model, images, ["cam", "ixg"], ["sparseness"], target=3, skip=True)
-    assert list(found) == [("ixg", "sparseness")]
-    assert len(found["ixg", "sparseness"].values) == 10
-    assert "pool" in found.skipped["cam"]
+    scores = cv.evaluate(model, images, ["cam", "ixg"], ["sparseness"], target=3, skip=True)
+    assert list(scores) == [("ixg", "sparseness")]
+    assert len(scores["ixg", "sparseness"].values) == 10
+    assert "pool" in scores.skipped["cam"]
     with pytest.raises(NotApplicable, match="pool"):
         cv.evaluate(model, images, ["cam", "ixg"], ["sparseness"], target=3)
 
@@ -182,13 +182,13 @@ def test_no_method_may_fit() -> None:
     """Where nothing fits there is nothing to score, and what the model says of the images is still there."""
     model, image = linear()
     for metric in ("sparseness", "grid-pointing-game"):
-        found = cv.evaluate(model, image, ["rollout"], [metric, "sparseness"], baselines=False, skip=True)
-        assert not found
-        assert "no attention" in found.skipped["rollout"]
-        assert len(found.predictions) == 1
+        scores = cv.evaluate(model, image, ["rollout"], [metric, "sparseness"], baselines=False, skip=True)
+        assert not scores
+        assert "no attention" in scores.skipped["rollout"]
+        assert len(scores.predictions) == 1
 
 
-def test_what_cannot_be_done_is_said() -> None:
+def test_what_cannot_be_done_is_an_error_with_a_reason() -> None:
     images = pixels(KIND, 2)
     with pytest.raises(UnknownName, match=r"There is no metric 'deletoin'.*'deletion'"):
         scored(images, "deletoin")
@@ -248,8 +248,10 @@ def test_nothing_is_kept_of_images_that_are_done(tmp_path: Path, monkeypatch: py
         for part in iter_batches(*given):
             yield part
             gc.collect()
-            kept = (one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter))
-            alive.append(sum(one.numel() * one.element_size() for one in kept))
+            kept = (
+                candidate for candidate in gc.get_objects() if type(candidate) in (torch.Tensor, torch.nn.Parameter)
+            )
+            alive.append(sum(candidate.numel() * candidate.element_size() for candidate in kept))
 
     monkeypatch.setattr("clairvit.methods.runs.iter_batches", watched)
     cv.evaluate(wrapped(KIND), paths, ["ixg", "rollout"], ["deletion(steps=2)", "sparseness", "random-logit"], target=3)
@@ -263,10 +265,10 @@ def test_a_preset_for_several_metrics_goes_to_those_that_have_it() -> None:
     names = ["sparseness", "complexity", "iou"]
     masks = torch.zeros(2, 32, 32)
     masks[:, 4:20, 4:20] = 1
-    found = cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, compat="quantus")
+    scores = cv.evaluate(model, images, ["ixg"], names, target=3, masks=masks, compat="quantus")
     alone = cv.evaluate(model, images, "ixg", "sparseness(preset=quantus)", target=3)
     assert isinstance(alone, cv.Score)
-    by_name = {metric.partition("(")[0]: score for (_, metric), score in found.items()}
+    by_name = {metric.partition("(")[0]: score for (_, metric), score in scores.items()}
     assert set(by_name) == set(names)
     assert_same(by_name["sparseness"].values, alone.values)
     with pytest.raises(BadInput, match="None of the metrics sparseness, iou has an option 'preset'"):
@@ -275,6 +277,6 @@ def test_a_preset_for_several_metrics_goes_to_those_that_have_it() -> None:
 
 def test_what_is_named_twice_is_scored_once() -> None:
     images = pixels(KIND, 2)
-    found = cv.evaluate(wrapped(KIND), images, ["rollout", "rollout()"], ["sparseness", "sparseness"], target=3)
-    (score,) = found.values()
+    scores = cv.evaluate(wrapped(KIND), images, ["rollout", "rollout()"], ["sparseness", "sparseness"], target=3)
+    (score,) = scores.values()
     assert score.values.shape == (2,)

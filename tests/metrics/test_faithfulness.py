@@ -27,9 +27,9 @@ NAMES = [metric.name for metric in FAMILY]
 def of_map(maps: Tensor, metric: str, grid: tuple[int, int] = (6, 6), **more: Any) -> cv.Score:
     model, image = linear(grid, 4)
     ex = replace(cv.explain(model, image, "random", target=1), maps=maps[None])
-    found = cv.evaluate(model, image, ex, metric, **(LINEAR | more))
-    assert isinstance(found, cv.Score)
-    return found
+    score = cv.evaluate(model, image, ex, metric, **(LINEAR | more))
+    assert isinstance(score, cv.Score)
+    return score
 
 
 ORACLE = effects(*linear((6, 6), 4), 1)
@@ -51,7 +51,7 @@ def models() -> list[tuple[cv.Model, Tensor]]:
 
     Weights average out: where nearly all patches add to the score, nearly any order of them is monotone.
     """
-    made = []
+    cases = []
     for seed in range(3):
         model, _ = linear((8, 8), 8, seed=seed)
         with torch.no_grad():
@@ -59,16 +59,16 @@ def models() -> list[tuple[cv.Model, Tensor]]:
             model.module.weights[1] -= model.module.weights[1].mean()
             model.module.weights.mul_(0.3)
         images = [linear((8, 8), 8, seed=10 * seed + k)[1] for k in range(6)]
-        made.append((model, torch.cat(images)))
-    return made
+        cases.append((model, torch.cat(images)))
+    return cases
 
 
 def held_to(text: str, model: cv.Model, images: Tensor, maps: Tensor) -> Tensor:
     ex = replace(cv.explain(model, images, "random", target=1), maps=maps)
-    own = {"removal": "mean"} if "removal" in find_metric(text.partition("(")[0]).options else {}
-    found = cv.evaluate(model, images, ex, text, **own)
-    assert isinstance(found, cv.Score)
-    return found.values
+    options = {"removal": "mean"} if "removal" in find_metric(text.partition("(")[0]).options else {}
+    score = cv.evaluate(model, images, ex, text, **options)
+    assert isinstance(score, cv.Score)
+    return score.values
 
 
 # Presets too, but for those in which the map is to be in another unit (the gradient) or equal to the last bit.
@@ -88,11 +88,13 @@ def test_the_best_map_beats_a_random_map_beats_the_worst(text: str) -> None:
     for model, images in models():
         truth = torch.cat([effects(model, image[None], 1)[None] for image in images])
         chance = torch.Generator().manual_seed(1)
-        shuffled = torch.stack([one.flatten()[torch.randperm(64, generator=chance)].reshape(8, 8) for one in truth])
-        for maps, found in ((truth, best), (shuffled, random_score), (-truth, worst)):
-            found.append(held_to(text, model, images, maps))
+        shuffled = torch.stack(
+            [heatmap.flatten()[torch.randperm(64, generator=chance)].reshape(8, 8) for heatmap in truth]
+        )
+        for maps, scores in ((truth, best), (shuffled, random_score), (-truth, worst)):
+            scores.append(held_to(text, model, images, maps))
     sign = 1 if resolve_metric(text).better == "higher" else -1
-    good, middling, bad = (sign * float(torch.cat(found).nanmean()) for found in (best, random_score, worst))
+    good, middling, bad = (sign * float(torch.cat(means).nanmean()) for means in (best, random_score, worst))
     slack = rounding_bound(max(abs(good), abs(middling), abs(bad)))  # where a metric cannot tell two of them apart
     assert good >= middling - slack
     assert middling >= bad - slack
@@ -150,12 +152,12 @@ def test_pearson_is_numpys() -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    for text, said in [
+    for text, message in [
         ("faithfulness-correlation(subset=1.5)", "subset=1.5 was given; expected a part"),
         ("faithfulness-correlation(subset=36)", "subset=36.0 was given; expected a part .* or a count of 1 to 35"),
         ("faithfulness-estimate(preset=quantus,at_once=577)", "at_once=577 was given; expected 1 to 576"),
         ("faithfulness-correlation(runs=1)", "runs=1 was given; expected 3 or more"),
         ("monotonicity(steps=1)", "steps=1 was given; expected 2 or more"),
     ]:
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(BadInput, match=message):
             of_map(ORACLE, text)

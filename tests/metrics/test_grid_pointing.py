@@ -58,9 +58,9 @@ def plain(*colours: int) -> Tensor:
 
 def game(images: Any, method: str = "ixg", model: cv.Model = MODEL, **options: Any) -> cv.Score:
     labels = options.pop("labels", None)
-    found = cv.evaluate(model, images, method, "grid-pointing-game", labels=labels, **options)
-    assert isinstance(found, cv.Score)
-    return found
+    score = cv.evaluate(model, images, method, "grid-pointing-game", labels=labels, **options)
+    assert isinstance(score, cv.Score)
+    return score
 
 
 def test_images_side_by_side() -> None:
@@ -129,25 +129,25 @@ def test_shares_by_hand() -> None:
     maps[2, 0, 0] = math.nan
     inside = torch.zeros(3, 4, 4, dtype=torch.bool)
     inside[:, :, :2] = True
-    found = share_inside(maps, inside).tolist()
-    assert found[0] == 0.75, "negative relevance counts nowhere"
-    assert math.isnan(found[1]), "nothing positive"
-    assert math.isnan(found[2]), "a broken map"
+    shares = share_inside(maps, inside).tolist()
+    assert shares[0] == 0.75, "negative relevance counts nowhere"
+    assert math.isnan(shares[1]), "nothing positive"
+    assert math.isnan(shares[2]), "a broken map"
     void = torch.zeros_like(inside)
     void[:, :2, :2] = True
     assert share_inside(maps, inside, void=void)[0] == 0, "what lies on the void counts nowhere"
-    one = torch.zeros(1, 4, 4)
-    one[0, 1, 1] = 9
-    smooth = share_inside(one, inside[:1], smooth=3).tolist()
+    heatmap = torch.zeros(1, 4, 4)
+    heatmap[0, 1, 1] = 9
+    smooth = share_inside(heatmap, inside[:1], smooth=3).tolist()
     assert smooth == pytest.approx([2 / 3]), "the point is spread over three columns, two of them inside"
 
 
 def contrast(images: Tensor, classes: list[int], others: list[int | None], masks: Tensor) -> cv.Score:
-    found = cv.evaluate(
+    score = cv.evaluate(
         MODEL, images, "ixg", "class-contrast", labels=classes, distractors=others, target="label", masks=masks
     )
-    assert isinstance(found, cv.Score)
-    return found
+    assert isinstance(score, cv.Score)
+    return score
 
 
 def test_contrast_of_two_objects() -> None:

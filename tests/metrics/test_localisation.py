@@ -30,18 +30,18 @@ def some_masks(batch: int = 3, seed: int = 5) -> Tensor:
     return torch.rand(batch, SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) < 0.3
 
 
-def by_hand(name: str, said: np.ndarray, truth: np.ndarray) -> float:
+def by_hand(name: str, predicted: np.ndarray, truth: np.ndarray) -> float:
     """Of flat arrays, pixel by pixel."""
     table = np.zeros((2, 2))
-    for guess, right in zip(said, truth, strict=True):
+    for guess, right in zip(predicted, truth, strict=True):
         table[int(right), int(guess)] += 1
     (tn, fp), (fn, tp) = table
     if name == "pixel-accuracy":
         return float((tp + tn) / table.sum())
     if name == "f1":
         return float(2 * tp / (2 * tp + fp + fn))
-    own = tp / (tp + fp + fn)
-    return float(own if name == "iou" else (own + tn / (tn + fp + fn)) / 2)
+    iou = tp / (tp + fp + fn)
+    return float(iou if name == "iou" else (iou + tn / (tn + fp + fn)) / 2)
 
 
 def with_options(name: str, more: str) -> str:
@@ -73,8 +73,8 @@ def test_a_set_is_one_confusion_matrix_of_all_pixels(name: str, threshold: str) 
     masks[3] = False
     maps[0][1, 2, 2] = math.nan
     context = case_of(*maps, masks=masks, void=void)
-    said = resolve_metric(with_options(name, f"threshold={threshold},over=set"))(context)
-    assert isinstance(said, MetricOutput)
+    output = resolve_metric(with_options(name, f"threshold={threshold},over=set"))(context)
+    assert isinstance(output, MetricOutput)
     fine = list(context.pixel_maps("bilinear"))
     for method in range(2):
         use = [image for image in range(5) if image != 3 and not (method == 0 and image == 1)]
@@ -89,17 +89,17 @@ def test_a_set_is_one_confusion_matrix_of_all_pixels(name: str, threshold: str) 
         score = cv.Score(
             metric=name,
             method="",
-            values=said.values[method],
+            values=output.values[method],
             better="higher",
             span=(0, 1),
             degenerate=torch.zeros(5, dtype=torch.bool),
             names=("",) * 5,
             model="",
-            counts=said.counts[method] if said.counts is not None else None,
+            counts=output.counts[method] if output.counts is not None else None,
         )
         assert score.mean == pytest.approx(float(np.mean(every)), abs=1e-12)
         assert score.n_valid == len(use)
-        assert said.values[method, use].tolist() == pytest.approx(np.mean(each, 0).tolist(), abs=1e-12)
+        assert output.values[method, use].tolist() == pytest.approx(np.mean(each, 0).tolist(), abs=1e-12)
         if name.startswith("iou"):
             assert score.mean != pytest.approx(float(np.mean(each)), abs=1e-4), "not the mean over images"
 
@@ -113,8 +113,8 @@ def test_a_set_through_evaluate_goes_beyond_a_batch() -> None:
     score = cv.evaluate(model, images, "ixg", "iou(preset=chefer)", target=3, masks=masks)
     maps = cv.explain(model, images, "ixg", target=3).maps[:, None]
     fine = torch.nn.functional.interpolate(maps, images.shape[-2:], mode="bilinear")[:, 0].numpy()
-    said = fine > fine.mean((1, 2), keepdims=True)
-    assert score.mean == pytest.approx(by_hand("iou(classes=two)", said.ravel(), masks.numpy().ravel()), abs=1e-12)
+    predicted = fine > fine.mean((1, 2), keepdims=True)
+    assert score.mean == pytest.approx(by_hand("iou(classes=two)", predicted.ravel(), masks.numpy().ravel()), abs=1e-12)
     low, high = score.interval
     assert low < score.mean < high
 
@@ -135,16 +135,16 @@ def test_chefers_f1_is_row_by_row_and_zero_where_a_row_has_no_object() -> None:
     masks[:, 3:9, 2:11] = True
     context = case_of(noise(2), masks=masks)
     (maps,) = context.pixel_maps("bilinear")
-    found = values("f1(preset=chefer)", context)
+    metric_values = values("f1(preset=chefer)", context)
     for image in range(2):
-        said = maps[image] > maps[image].mean()
+        predicted = maps[image] > maps[image].mean()
         rows = []
         for row in range(SIZE):
-            both = int((said[row] & masks[image, row]).sum())
-            total = int(said[row].sum()) + int(masks[image, row].sum())
+            both = int((predicted[row] & masks[image, row]).sum())
+            total = int(predicted[row].sum()) + int(masks[image, row].sum())
             rows.append(2 * both / total if masks[image, row].any() else 0.0)
-        assert float(found[0, image]) == pytest.approx(sum(rows) / SIZE, abs=1e-12)
-    assert not torch.allclose(found, values("f1(threshold=mean)", context), atol=0.01)
+        assert float(metric_values[0, image]) == pytest.approx(sum(rows) / SIZE, abs=1e-12)
+    assert not torch.allclose(metric_values, values("f1(threshold=mean)", context), atol=0.01)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -158,8 +158,8 @@ def test_a_sweep_is_a_curve_and_its_mean_and_best(name: str) -> None:
     assert torch.equal(best.y, sweep.y)
     assert torch.allclose(sweep.y[..., 9], values(with_options(name, "threshold=half"), context), atol=1e-12)
     (maps, _) = context.pixel_maps("bilinear")
-    said = (min_max(maps, (1, 2)) > 0.3).numpy()
-    expected = [by_hand(name, said[i].ravel(), context.masks[i].numpy().ravel()) for i in range(3)]
+    predicted = (min_max(maps, (1, 2)) > 0.3).numpy()
+    expected = [by_hand(name, predicted[i].ravel(), context.masks[i].numpy().ravel()) for i in range(3)]
     assert sweep.y[0, :, 5].tolist() == pytest.approx(expected, abs=1e-12)
 
 
@@ -197,12 +197,12 @@ def test_otsu_is_scikit_images() -> None:
     from skimage.filters import threshold_otsu
 
     for seed in range(5):
-        one = min_max(noise(1, seed) + 2 * (noise(1, seed + 9) > 0.5), (1, 2))[0]
+        heatmap = min_max(noise(1, seed) + 2 * (noise(1, seed + 9) > 0.5), (1, 2))[0]
         edges = torch.linspace(0, 1, 257, dtype=torch.float64)
         theirs = threshold_otsu(
-            hist=(np.histogram(one.numpy(), edges.numpy())[0], ((edges[1:] + edges[:-1]) / 2).numpy())
+            hist=(np.histogram(heatmap.numpy(), edges.numpy())[0], ((edges[1:] + edges[:-1]) / 2).numpy())
         )
-        assert (one > otsu(one)).equal(one > float(theirs))
+        assert (heatmap > otsu(heatmap)).equal(heatmap > float(theirs))
 
 
 def test_a_part_of_nothing_is_whole() -> None:

@@ -16,7 +16,7 @@ from helpers.rounding import assert_same
 from helpers.tiny_models import pixels, wrapped
 
 SIZE = 16
-ALL = [one.name for one in list_metrics() if one.family == "localisation" and "methods" not in one.needs]
+ALL = [metric.name for metric in list_metrics() if metric.family == "localisation" and "methods" not in metric.needs]
 VARIANTS = [
     *ALL,
     *(
@@ -39,9 +39,9 @@ def noise(batch: int = 3, seed: int = 0) -> Tensor:
 
 
 def masks() -> Tensor:
-    found = torch.zeros(3, SIZE, SIZE, dtype=torch.bool)
-    found[:, 2:9, 3:10] = True
-    return found
+    object_masks = torch.zeros(3, SIZE, SIZE, dtype=torch.bool)
+    object_masks[:, 2:9, 3:10] = True
+    return object_masks
 
 
 @pytest.mark.parametrize("text", VARIANTS)
@@ -49,20 +49,20 @@ def test_a_map_with_nan_has_no_score(text: str) -> None:
     for bad in (math.nan, math.inf, -math.inf):
         maps = noise().abs()
         maps[1, 2, 1] = bad
-        found = values(text, case_of(maps, masks=masks()))
-        assert found[0, 1].isnan()
-        assert torch.equal(found[0, [0, 2]], values(text, case_of(noise().abs(), masks=masks()))[0, [0, 2]])
+        metric_values = values(text, case_of(maps, masks=masks()))
+        assert metric_values[0, 1].isnan()
+        assert torch.equal(metric_values[0, [0, 2]], values(text, case_of(noise().abs(), masks=masks()))[0, [0, 2]])
 
 
 @pytest.mark.parametrize("text", VARIANTS)
 def test_a_constant_map_is_flagged_and_scores_as_a_random_map(text: str) -> None:
     context = case_of(torch.full((3, 4, 4), 2.0), masks=masks())
     assert context.degenerate.all()
-    found = values(text, context)
+    metric_values = values(text, context)
     low, high = find_metric(text.partition("(")[0]).span
-    assert ((found >= low) & (found <= high)).all()
+    assert ((metric_values >= low) & (metric_values <= high)).all()
     other = values(text, case_of(torch.full((3, 4, 4), 7.0), masks=masks()))
-    assert_same(found, other, label="whatever the constant")
+    assert_same(metric_values, other, label="whatever the constant")
 
 
 @pytest.mark.parametrize("text", VARIANTS)
@@ -70,9 +70,9 @@ def test_an_empty_mask_is_undefined(text: str) -> None:
     where = masks()
     where[1] = False
     context = case_of(noise().abs(), masks=where)
-    found = values(text, context)
-    assert found[0, 1].isnan()
-    assert found[0, [0, 2]].isfinite().all()
+    metric_values = values(text, context)
+    assert metric_values[0, 1].isnan()
+    assert metric_values[0, [0, 2]].isfinite().all()
     assert FULL not in context.notes_log.notes
 
 
@@ -81,13 +81,13 @@ def test_a_full_mask_is_flagged(text: str) -> None:
     where = masks()
     where[1] = True
     context = case_of(noise().abs(), masks=where)
-    found = values(text, context)
+    metric_values = values(text, context)
     assert context.notes_log.notes == [FULL]
-    assert found[0, [0, 2]].isfinite().all()
-    assert found[0, 1].isnan() if text.startswith(UNDEFINED_IF_FULL) else found[0, 1].isfinite()
+    assert metric_values[0, [0, 2]].isfinite().all()
+    assert metric_values[0, 1].isnan() if text.startswith(UNDEFINED_IF_FULL) else metric_values[0, 1].isfinite()
     mass = ("relevance-mass", "energy", "relevance-rank", "top-k", "pointing-game", "faf", "ap(on=binary)")
     if text.startswith(mass) or text == "ap":
-        assert float(found[0, 1]) == pytest.approx(1)
+        assert float(metric_values[0, 1]) == pytest.approx(1)
     void = torch.zeros_like(where)
     void[0], void[1, 3:5] = ~where[0], True
     context = case_of(noise().abs(), masks=where, void=void)
@@ -103,12 +103,12 @@ def test_a_mask_of_one_pixel_is_defined(text: str) -> None:
     maps = torch.zeros(2, SIZE, SIZE, dtype=torch.float64)
     maps[0, 1, 14] = maps[1, 15, 1] = 1
     context = case_of(maps, masks=where)
-    found = values(text, context)[0]
-    assert found.isfinite().all()
+    actual = values(text, context)[0]
+    assert actual.isfinite().all()
     if text.startswith("top-k"):  # of all pixels, as there are fewer than 1000
-        assert found.tolist() == [1 / SIZE**2] * 2
+        assert actual.tolist() == [1 / SIZE**2] * 2
     else:
-        assert found[0] < found[1] if text == "baf" else found[0] > found[1]
+        assert actual[0] < actual[1] if text == "baf" else actual[0] > actual[1]
 
 
 def test_one_pixel_is_part_of_a_patch_in_part() -> None:

@@ -35,8 +35,8 @@ def test_our_noise_does_not_depend_on_the_batch() -> None:
     for law in ("uniform", "normal"):
         together = list(itertools.islice(image_noise(images, marks, law), 3))
         alone = list(itertools.islice(image_noise(images[1:2], marks[1:2], law), 3))
-        for one, other in zip(together, alone, strict=True):
-            assert torch.equal(one[1:2], other)
+        for first, second in zip(together, alone, strict=True):
+            assert torch.equal(first[1:2], second)
         assert not torch.equal(together[0], together[1])
         assert not torch.equal(together[0][0], together[0][1])
 

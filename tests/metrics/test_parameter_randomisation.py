@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.metrics.randomisation import parameter_layers, randomised_models, spread_steps
+from clairvit.methods.registry import METHODS, NOTHING
+from clairvit.metrics.randomisation import parameter_layers, spread_steps
 from helpers.tiny_models import build
 
 KIND = "timm-vit"
@@ -19,10 +19,20 @@ ORDERS = ["top-down", "bottom-up", "independent"]
 
 
 def states(module: nn.Module, order: str = "top-down", layers: int | None = None, by: str = "normal") -> list[Any]:
-    """The parameters of every model of a cascade."""
-    context: Any = SimpleNamespace(model=cv.wrap(module, name="tiny", size=(32, 32)), seed=0)
-    models = randomised_models(context, order, layers, by)  # type: ignore[arg-type]
-    return [copy.deepcopy(model.module.state_dict()) for _, model in models]
+    """The parameters of every model of a cascade, as a method sees them that MPRT asks for maps."""
+    seen: list[Any] = []
+
+    def watched(trace: cv.Trace) -> Tensor:
+        seen.append(copy.deepcopy(trace.recording.model.module.state_dict()))
+        return torch.arange(16.0).reshape(1, 4, 4)
+
+    with METHODS.restored():
+        cv.method("watched", output="image", requires=NOTHING, class_specific=False)(watched)
+        model, image = cv.wrap(module, name="tiny", size=(32, 32), mean=0.5, std=0.5), torch.zeros(1, 3, 32, 32)
+        cv.evaluate(model, image, "watched", "mprt", target=1, baselines=False, order=order, layers=layers, by=by)
+    trained, *randomised = seen
+    assert not changed(module.state_dict(), trained)
+    return randomised
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -35,7 +45,7 @@ def test_the_last_step_has_every_parameter_randomised(kind: str, by: str) -> Non
     module = build(kind)
     parameters = {name: p for name, p in module.named_parameters() if p.numel() > 1}
     for order in ("top-down", "bottom-up"):
-        last = states(module, order, by=by)[-1]
+        (last,) = states(module, order, 1, by)
         assert changed(module.state_dict(), last) == set(parameters), "all parameters, no buffer"
         for name, p in parameters.items():
             if by == "shuffle":
@@ -46,7 +56,7 @@ def test_the_last_step_has_every_parameter_randomised(kind: str, by: str) -> Non
 
 def test_normal_draws_keep_mean_and_deviation_and_differ_between_equal_layers() -> None:
     module = build(KIND)
-    last = states(module)[-1]
+    (last,) = states(module, layers=1)
     for name, p in module.named_parameters():
         n, deviation = p.numel(), float(p.detach().std(correction=0))
         assert abs(float(last[name].mean() - p.detach().mean())) < 5 * deviation / n**0.5, name
@@ -58,14 +68,14 @@ def test_normal_draws_keep_mean_and_deviation_and_differ_between_equal_layers() 
 
 def test_reset_initialises_modules_that_can_and_draws_the_rest() -> None:
     module = build(KIND)
-    last = states(module, by="reset")[-1]
+    (last,) = states(module, layers=1, by="reset")
     for name, part in module.named_modules():
         if isinstance(part, nn.LayerNorm):
             assert (last[f"{name}.weight"] == 1).all()
             assert (last[f"{name}.bias"] == 0).all()
     assert last["head.weight"].abs().max() <= 1 / module.head.in_features**0.5, "uniform, as nn.Linear does"
     assert changed(module.state_dict(), last) == {name for name, _ in module.named_parameters()}
-    again = states(module, by="reset")[-1]
+    (again,) = states(module, layers=1, by="reset")
     assert not changed(last, again)
 
 
@@ -73,7 +83,7 @@ def test_reset_initialises_modules_that_can_and_draws_the_rest() -> None:
 def test_the_cascade_goes_layer_by_layer(order: str) -> None:
     module = build(KIND)
     names = {id(p): name for name, p in module.named_parameters()}
-    owned = [{names[id(p)] for p in own} for _, own in parameter_layers(module)]
+    owned = [{names[id(p)] for p in parameters} for _, parameters in parameter_layers(module)]
     assert owned[0] == {"cls_token", "pos_embed"}
     assert owned[-1] == {"head.weight", "head.bias"}
     every = states(module, order)
@@ -105,6 +115,6 @@ def test_steps_are_spread_evenly_up_to_the_last() -> None:
 def test_a_shared_parameter_is_drawn_once() -> None:
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     second.weight = first.weight
-    (_, own), (_, rest) = parameter_layers(nn.Sequential(first, second))
-    assert [id(p) for p in own] == [id(first.weight), id(first.bias)]
+    (_, first_layer), (_, rest) = parameter_layers(nn.Sequential(first, second))
+    assert [id(p) for p in first_layer] == [id(first.weight), id(first.bias)]
     assert [id(p) for p in rest] == [id(second.bias)]

@@ -22,11 +22,11 @@ ORDERS = ["top-down", "bottom-up", "independent"]
 def test_every_step_and_the_average_are_quantus(order: str) -> None:
     module, images = vit()
     model = cv.wrap(module, name="tiny", size=tuple(images.shape[-2:]))
-    found = cv.evaluate(model, images, METHOD, "mprt(preset=quantus)", target=TARGETS, seed=SEED, order=order)
+    score = cv.evaluate(model, images, METHOD, "mprt(preset=quantus)", target=TARGETS, seed=SEED, order=order)
     theirs = order.replace("-", "_")
-    assert found.curve.y.shape == FIXTURE[theirs].shape
-    assert np.abs(found.curve.y.numpy() - FIXTURE[theirs]).max() < 1e-9
-    assert found.values.numpy() == pytest.approx(FIXTURE[f"{theirs} average"], abs=1e-9)
+    assert score.curve.y.shape == FIXTURE[theirs].shape
+    assert np.abs(score.curve.y.numpy() - FIXTURE[theirs]).max() < 1e-9
+    assert score.values.numpy() == pytest.approx(FIXTURE[f"{theirs} average"], abs=1e-9)
 
 
 def test_the_average_counts_the_original_and_ours_does_not() -> None:
@@ -35,9 +35,9 @@ def test_the_average_counts_the_original_and_ours_does_not() -> None:
     assert FIXTURE["top_down average"] == pytest.approx(curve.mean(1))
     module, images = vit()
     model = cv.wrap(module, name="tiny", size=tuple(images.shape[-2:]))
-    found = cv.evaluate(model, images, METHOD, "mprt(preset=quantus,original=false)", target=TARGETS, seed=SEED)
-    assert found.values.numpy() == pytest.approx(curve[:, 1:].mean(1), abs=1e-9)
-    assert found.curve.x[0] > 0
+    score = cv.evaluate(model, images, METHOD, "mprt(preset=quantus,original=false)", target=TARGETS, seed=SEED)
+    assert score.values.numpy() == pytest.approx(curve[:, 1:].mean(1), abs=1e-9)
+    assert score.curve.x[0] > 0
 
 
 def test_quantus_names_the_modules_we_reset() -> None:
@@ -50,5 +50,5 @@ def test_quantus_names_the_modules_we_reset() -> None:
 def test_another_seed_is_another_model() -> None:
     module, images = vit()
     model = cv.wrap(module, name="tiny", size=tuple(images.shape[-2:]))
-    found = cv.evaluate(model, images, METHOD, "mprt(preset=quantus)", target=TARGETS, seed=SEED + 1)
-    assert not torch.allclose(found.values, torch.as_tensor(FIXTURE["top_down average"]), atol=1e-3)
+    score = cv.evaluate(model, images, METHOD, "mprt(preset=quantus)", target=TARGETS, seed=SEED + 1)
+    assert not torch.allclose(score.values, torch.as_tensor(FIXTURE["top_down average"]), atol=1e-3)

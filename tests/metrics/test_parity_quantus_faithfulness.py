@@ -27,9 +27,9 @@ def scored(name: str, metric: str, only: int | None = None, maps: Tensor | None 
     model = cv.wrap(module, name=name, size=(int(images.shape[-2]), int(images.shape[-1])))
     ex = cv.explain(model, images[rows], "random", target=TARGETS[rows])
     ex = replace(ex, maps=(maps_of(images) if maps is None else maps)[rows])
-    found = cv.evaluate(model, images[rows], ex, metric, seed=SEED, **more)
-    assert isinstance(found, cv.Score)
-    return found
+    score = cv.evaluate(model, images[rows], ex, metric, seed=SEED, **more)
+    assert isinstance(score, cv.Score)
+    return score
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -51,8 +51,8 @@ def test_an_image_has_the_same_draws_in_any_batch(name: str) -> None:
 @pytest.mark.parametrize(("what", "score"), [("flipping", "prob"), ("flipping logits", "logit")])
 def test_pixel_flipping(name: str, what: str, score: str) -> None:
     """Quantus' own default is the probability, and its curve has no point for the whole image."""
-    own = {} if score == "prob" else {"score": score}
-    ours = scored(name, "deletion(preset=quantus)", at_once=STEP[name], **own)
+    options = {} if score == "prob" else {"score": score}
+    ours = scored(name, "deletion(preset=quantus)", at_once=STEP[name], **options)
     theirs = FIXTURE[f"{name} {what}"]
     assert ours.curve is not None
     assert ours.curve.y.shape == theirs.shape
@@ -66,8 +66,8 @@ def test_pixel_flipping(name: str, what: str, score: str) -> None:
 @pytest.mark.parametrize("order", ["morf", "lerf", "random"])
 def test_region_perturbation(name: str, order: str) -> None:
     """Squares that fit and squares that stick out; the drop after each, and the area under them."""
-    for what, own in ((order, {"region": SQUARES[name]}), (f"{order} of 5", {"region": 4, "regions": 5})):
-        ours = scored(name, "aopc(preset=quantus)", order=order, **own)
+    for what, options in ((order, {"region": SQUARES[name]}), (f"{order} of 5", {"region": 4, "regions": 5})):
+        ours = scored(name, "aopc(preset=quantus)", order=order, **options)
         theirs = FIXTURE[f"{name} {what}"]
         assert ours.curve is not None
         assert ours.curve.y.shape == theirs.shape

@@ -55,16 +55,16 @@ def given(kind: str) -> tuple[cv.Model, Tensor]:
 
 def scored(kind: str, text: str, rows: slice = slice(None), seed: int = SEED, **options: object) -> cv.Score:
     model, images = given(kind)
-    found = cv.evaluate(model, images[rows], METHOD, text, target=TARGETS[rows], seed=seed, **options)
-    assert isinstance(found, cv.Score)
-    return found
+    score = cv.evaluate(model, images[rows], METHOD, text, target=TARGETS[rows], seed=seed, **options)
+    assert isinstance(score, cv.Score)
+    return score
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OF_MODELS)
 def test_metrics_that_ask_the_model(name: str, kind: str) -> None:
-    found = scored(kind, OF_MODELS[name])
-    assert found.values.tolist() == pytest.approx(FIXTURE[f"{kind} {name}"].tolist(), rel=1e-8, nan_ok=True)
+    score = scored(kind, OF_MODELS[name])
+    assert score.values.tolist() == pytest.approx(FIXTURE[f"{kind} {name}"].tolist(), rel=1e-8, nan_ok=True)
 
 
 def test_a_changed_prediction_is_nan_in_quantus() -> None:
@@ -79,13 +79,13 @@ def test_a_changed_prediction_is_nan_in_quantus() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ["bottom-up", "top-down"])
 def test_smooth_mprt_step_by_step(order: str, kind: str) -> None:
-    found = scored(kind, "smooth-mprt(compat=quantus,samples=4)", order=order)
+    score = scored(kind, "smooth-mprt(compat=quantus,samples=4)", order=order)
     theirs = FIXTURE[f"{kind} smooth-mprt {order.replace('-', '_')}"]
-    assert found.curve is not None
-    assert found.curve.y.shape == theirs.shape
-    assert np.abs(found.curve.y.numpy() - theirs).max() < 1e-9
+    assert score.curve is not None
+    assert score.curve.y.shape == theirs.shape
+    assert np.abs(score.curve.y.numpy() - theirs).max() < 1e-9
     average = FIXTURE[f"{kind} smooth-mprt {order.replace('-', '_')} average"]
-    assert found.values.tolist() == pytest.approx(average.tolist(), abs=1e-9)
+    assert score.values.tolist() == pytest.approx(average.tolist(), abs=1e-9)
     assert (theirs[:, 0] < 1 - 1e-6).all(), "new noise: the original does not resemble itself fully"
 
 
@@ -93,12 +93,12 @@ def test_smooth_mprt_step_by_step(order: str, kind: str) -> None:
 @pytest.mark.parametrize("order", ["top-down", "bottom-up", "independent"])
 def test_mprt_step_by_step(order: str, kind: str) -> None:
     """The whole batch of the ViT is in test_parity_mprt; here image by image, and the CNN."""
-    found = scored(kind, "mprt(compat=quantus)", order=order)
+    score = scored(kind, "mprt(compat=quantus)", order=order)
     theirs = FIXTURE[f"{kind} mprt {order.replace('-', '_')}"]
-    assert found.curve is not None
-    assert found.curve.y.shape == theirs.shape
-    assert np.abs(found.curve.y.numpy() - theirs).max() < 1e-9
-    assert found.values.tolist() == pytest.approx(theirs.mean(1).tolist(), abs=1e-9), "with the original"
+    assert score.curve is not None
+    assert score.curve.y.shape == theirs.shape
+    assert np.abs(score.curve.y.numpy() - theirs).max() < 1e-9
+    assert score.values.tolist() == pytest.approx(theirs.mean(1).tolist(), abs=1e-9), "with the original"
 
 
 def test_an_image_draws_the_same_in_any_batch() -> None:
@@ -112,9 +112,9 @@ def test_an_image_draws_the_same_in_any_batch() -> None:
 @pytest.mark.parametrize("name", OF_MAPS)
 def test_metrics_of_maps_alone(name: str) -> None:
     context = case_of(MAPS, masks=MASKS, size=MAPS.shape[-1])
-    (found,) = values(OF_MAPS[name], context)
+    (actual,) = values(OF_MAPS[name], context)
     # Quantus adds 1e-9 to the sum of maps over their largest value, in AttributionLocalisation only.
-    assert found.tolist() == pytest.approx(FIXTURE[name].tolist(), rel=1e-9)
+    assert actual.tolist() == pytest.approx(FIXTURE[name].tolist(), rel=1e-9)
 
 
 def test_presets_differ_from_our_defaults_where_quantus_does() -> None:

@@ -21,8 +21,8 @@ TIED, CONSTANT, PERFECT, OPPOSITE = 1, 3, 4, 5  # what kind of map each row is
 def test_as_scikit_learn_has_it(name: str) -> None:
     void = VOID if name.startswith("void ") else None
     context = case_of(MAPS, masks=MASKS, void=void, size=MAPS.shape[-1])
-    (found,) = values(name.removeprefix("void ").replace("pooled=true", "preset=chefer,upsampling=nearest"), context)
-    assert found.tolist() == pytest.approx(THEIRS[name].tolist(), abs=1e-12)
+    (actual,) = values(name.removeprefix("void ").replace("pooled=true", "preset=chefer,upsampling=nearest"), context)
+    assert actual.tolist() == pytest.approx(THEIRS[name].tolist(), abs=1e-12)
 
 
 def test_the_file_holds_the_hard_cases() -> None:

@@ -29,9 +29,9 @@ def grey() -> tuple[cv.Model, Tensor, Tensor]:
 
 def scored(maps: Tensor, metric: str, **more: Any) -> cv.Score:
     model, image, _ = grey()
-    found = cv.evaluate(model, image, replace(cv.explain(model, image, "random", target=1), maps=maps), metric, **more)
-    assert isinstance(found, cv.Score)
-    return found
+    score = cv.evaluate(model, image, replace(cv.explain(model, image, "random", target=1), maps=maps), metric, **more)
+    assert isinstance(score, cv.Score)
+    return score
 
 
 VALUES: dict[str, Any] = {"preset": "quantus", "removal": "mean"}
@@ -75,8 +75,8 @@ def test_so_many_values_of_each_image_become_its_minimum() -> None:
             continue  # the image itself
         assert set(shown.flatten()[changed[image]].tolist()) == {float(images[image].min())}
         sets[image].append(frozenset(changed[image].nonzero()[:, 0].tolist()))
-    assert all(len(own) == 5 and len(set(own)) == 5 for own in sets.values()), "five runs, no map asks for its own"
-    assert all(len(places) in (6, 7) for own in sets.values() for places in own), "the minimum itself may be drawn"
+    assert all(len(runs) == 5 and len(set(runs)) == 5 for runs in sets.values()), "five runs, no map asks for its own"
+    assert all(len(places) in (6, 7) for runs in sets.values() for places in runs), "the minimum itself may be drawn"
     assert sets[0] == sets[1], "Quantus, alone with an image, draws the same for each"
 
 
@@ -113,10 +113,10 @@ def test_ties_are_broken_in_a_random_order_of_the_seed() -> None:
 def test_squares_stick_out_at_both_ends() -> None:
     """Five pixels in squares of three: one is added, at the far end; in squares of four: three, one before."""
     context = case_of(torch.zeros(1, 5, 5), size=5)
-    own, count = squares(context, 3)
-    assert (own.reshape(5, 5)[0].tolist(), count) == ([0, 0, 0, 1, 1], 4)
-    own, count = squares(context, 4)
-    assert (own.reshape(5, 5)[:, 0].tolist(), count) == ([0, 0, 0, 2, 2], 4)
+    regions, count = squares(context, 3)
+    assert (regions.reshape(5, 5)[0].tolist(), count) == ([0, 0, 0, 1, 1], 4)
+    regions, count = squares(context, 4)
+    assert (regions.reshape(5, 5)[:, 0].tolist(), count) == ([0, 0, 0, 2, 2], 4)
     maps = torch.zeros(1, 5, 5)
     maps[0, 4, 0], maps[0, 0, 0] = 2, 1
     rank, _ = square_ranks(case_of(maps, size=5), 3, "nearest")
@@ -129,5 +129,5 @@ def test_squares_stick_out_at_both_ends() -> None:
 def test_methods_share_the_copies() -> None:
     model, image, _ = grey()
     methods = ["saliency", "random", "center", "ixg"]
-    found = cv.evaluate(model, image, methods, ["faithfulness-correlation(preset=quantus)"], target=1)
-    assert sum(score.cost.forwards for score in found.values()) <= 104, "100 passes for all of them"
+    scores = cv.evaluate(model, image, methods, ["faithfulness-correlation(preset=quantus)"], target=1)
+    assert sum(score.cost.forwards for score in scores.values()) <= 104, "100 passes for all of them"

@@ -156,8 +156,8 @@ def test_void_pixels_count_nowhere() -> None:
         assert float(values(name, without)) < 0.9, name
     assert float(values("baf", with_void)) == 0
     box = masks | square(12, 12, 1, 1)
-    found = values("energy-pointing-game(box=true)", case_of(maps, masks=box, void=void))
-    assert float(found) == 1, "the box is of the object that counts"
+    metric_values = values("energy-pointing-game(box=true)", case_of(maps, masks=box, void=void))
+    assert float(metric_values) == 1, "the box is of the object that counts"
 
 
 def test_a_void_object_is_no_object() -> None:
@@ -187,6 +187,6 @@ def test_when_a_patch_is_foreground() -> None:
 def test_both_fractions_are_one() -> None:
     context = case_of(noise(), masks=square(1, 2, 9))
     for overlap in ("area", "nearest", "soft"):
-        one, other = (values(f"{name}(overlap={overlap})", context) for name in ("faf", "baf"))
-        assert torch.allclose(one + other, torch.ones(1, 3, dtype=torch.float64))
+        first, second = (values(f"{name}(overlap={overlap})", context) for name in ("faf", "baf"))
+        assert torch.allclose(first + second, torch.ones(1, 3, dtype=torch.float64))
     assert resolve_metric("baf").better == "lower"

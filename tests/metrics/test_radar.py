@@ -57,11 +57,11 @@ def test_areas_by_hand() -> None:
     """Full polygons are regular ones; a square's corners count by their products."""
     for axes, area in [(3, 3 * math.sqrt(3) / 4), (4, 2.0), (6, 3 * math.sqrt(3) / 2)]:
         assert float(area_under_radar(torch.ones(1, axes))) == pytest.approx(area, abs=1e-12)
-    one = torch.tensor([[0.5, 1.0, 0.25, 0.0]])
-    assert float(area_under_radar(one)) == pytest.approx((0.5 * 1 + 1 * 0.25 + 0 + 0) / 2, abs=1e-12)
-    assert float(area_under_radar(one)) == pytest.approx((0.5 + 0.25) * (1 + 0) / 2, abs=1e-12)
-    swapped = one[:, [0, 2, 1, 3]]
-    assert float(area_under_radar(swapped)) != pytest.approx(float(area_under_radar(one))), "the axes' order counts"
+    radii = torch.tensor([[0.5, 1.0, 0.25, 0.0]])
+    assert float(area_under_radar(radii)) == pytest.approx((0.5 * 1 + 1 * 0.25 + 0 + 0) / 2, abs=1e-12)
+    assert float(area_under_radar(radii)) == pytest.approx((0.5 + 0.25) * (1 + 0) / 2, abs=1e-12)
+    swapped = radii[:, [0, 2, 1, 3]]
+    assert float(area_under_radar(swapped)) != pytest.approx(float(area_under_radar(radii))), "the axes' order counts"
 
 
 def test_an_axis_on_which_all_are_equal() -> None:

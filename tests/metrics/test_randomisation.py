@@ -41,12 +41,12 @@ def test_the_centre_is_the_same_for_every_model_and_similarity(order: str, simil
     """METRICS 10.12: at every layer, and in every summary."""
     model, images = double(KIND, 2)
     for summary in ("mean", "last", "auc"):
-        found = cv.evaluate(
+        score = cv.evaluate(
             model, images, "center", "mprt", layers=None, order=order, similarity=similarity, summary=summary
         )
-        assert found.curve.y.shape == (2, len(parameter_layers(model.module)))
-        assert (found.curve.y - 1).abs().max() < 1e-12
-        assert (found.values - 1).abs().max() < 1e-12
+        assert score.curve.y.shape == (2, len(parameter_layers(model.module)))
+        assert (score.curve.y - 1).abs().max() < 1e-12
+        assert (score.values - 1).abs().max() < 1e-12
     entropy = cv.evaluate(model, images, "center", "efficient-mprt")
     assert entropy.values.tolist() == [0, 0], "as much disorder as before"
 
@@ -105,19 +105,21 @@ def test_summaries_are_read_off_the_curve() -> None:
     assert_same(mean.values, y.mean(1), magnitude=1.0)
     assert_same(last.values, y[:, -1], magnitude=1.0)
     assert_same(auc.values, ((y[:, 1:] + y[:, :-1]) / 2 * np.diff(x)).sum(1) / (x[-1] - x[0]), magnitude=1.0)
-    one = cv.evaluate(model, images, "genatt", "mprt", target=TARGET, layers=1, summary="auc")
-    assert_same(one.values, last.values, magnitude=1.0)
+    score = cv.evaluate(model, images, "genatt", "mprt", target=TARGET, layers=1, summary="auc")
+    assert_same(score.values, last.values, magnitude=1.0)
 
 
 def test_the_sign_counts_only_if_asked() -> None:
     model, images = double(KIND, 2)
-    one, other = (cv.evaluate(model, images, "ixg", "mprt", target=TARGET, layers=1, signed=s) for s in (False, True))
+    unsigned_score, signed_score = (
+        cv.evaluate(model, images, "ixg", "mprt", target=TARGET, layers=1, signed=s) for s in (False, True)
+    )
     before = cv.explain(model, images, "ixg", target=TARGET).maps.flatten(1)
     random = cv.wrap(by_hand(model.module, 10**6), name="random", size=ZOO[KIND].size)
     after = cv.explain(random, images, "ixg", target=TARGET).maps.flatten(1)
     signed = [scipy.stats.spearmanr(a.numpy(), b.numpy()).statistic for a, b in zip(before, after, strict=True)]
-    assert_same(other.values, signed, magnitude=1.0)
-    assert not torch.allclose(one.values, other.values)
+    assert_same(signed_score.values, signed, magnitude=1.0)
+    assert not torch.allclose(unsigned_score.values, signed_score.values)
 
 
 @pytest.mark.parametrize("metric", ["mprt", "smooth-mprt(layers=2,samples=3)", "efficient-mprt", "random-logit"])
@@ -144,13 +146,13 @@ def test_efficient_mprt_by_hand() -> None:
     random = cv.wrap(by_hand(model.module, 10**6), name="random", size=ZOO[KIND].size)
     before, after = (
         [
-            scipy.stats.entropy(np.histogram(one.numpy(), bins=10, density=True)[0])
-            for one in cv.explain(each, images, "ixg", target=TARGET).maps
+            scipy.stats.entropy(np.histogram(heatmap.numpy(), bins=10, density=True)[0])
+            for heatmap in cv.explain(each, images, "ixg", target=TARGET).maps
         ]
         for each in (model, random)
     )
-    found = cv.evaluate(model, images, "ixg", "efficient-mprt(bins=10)", target=TARGET)
-    assert_same(found.values, [(b - a) / a for a, b in zip(before, after, strict=True)], magnitude=1.0)
+    score = cv.evaluate(model, images, "ixg", "efficient-mprt(bins=10)", target=TARGET)
+    assert_same(score.values, [(b - a) / a for a, b in zip(before, after, strict=True)], magnitude=1.0)
 
 
 def test_smooth_mprt_by_hand_and_without_noise() -> None:
@@ -174,16 +176,16 @@ def test_smooth_mprt_by_hand_and_without_noise() -> None:
             maps.append(cv.explain(each, images + deviation * noise.to(images), "ixg", target=TARGET).maps)
         means.append(torch.stack(maps).mean(0).flatten(1).abs())
     expected = [scipy.stats.spearmanr(a.numpy(), b.numpy()).statistic for a, b in zip(*means, strict=True)]
-    found = cv.evaluate(model, images, "ixg", "smooth-mprt(layers=1,samples=2)", target=TARGET)
-    assert_same(found.values, expected, magnitude=1.0)
+    score = cv.evaluate(model, images, "ixg", "smooth-mprt(layers=1,samples=2)", target=TARGET)
+    assert_same(score.values, expected, magnitude=1.0)
 
 
 @pytest.mark.parametrize("other", ["other=random", "other=second", "other=least", "preset=quantus"])
 def test_maps_that_ask_for_no_class_are_the_same_for_another(other: str) -> None:
     for kind in ("ssim", "spearman", "pearson", "hog", *(["ssim-flat"] if "quantus" in other else [])):
         for method in ("raw-attention", "rollout", "center"):
-            found = cv.evaluate(*double(KIND, 2), method, f"random-logit({other},similarity={kind})", target=TARGET)
-            assert found.values.tolist() == pytest.approx([1, 1], abs=1e-12)
+            score = cv.evaluate(*double(KIND, 2), method, f"random-logit({other},similarity={kind})", target=TARGET)
+            assert score.values.tolist() == pytest.approx([1, 1], abs=1e-12)
 
 
 def test_random_logit_by_hand() -> None:
@@ -191,12 +193,12 @@ def test_random_logit_by_hand() -> None:
     with torch.no_grad():
         order = model.logits(images).argsort(-1, descending=True).tolist()
     usual = cv.explain(model, images, "ixg").maps.flatten(1)
-    wanted = {"second": [row[1] for row in order], "least": [row[-1] for row in order]}
-    for other, classes in wanted.items():
+    classes_by_option = {"second": [row[1] for row in order], "least": [row[-1] for row in order]}
+    for other, classes in classes_by_option.items():
         maps = cv.explain(model, images, "ixg", target=classes).maps.flatten(1)
         expected = [scipy.stats.spearmanr(a.numpy(), b.numpy()).statistic for a, b in zip(usual, maps, strict=True)]
-        found = cv.evaluate(model, images, "ixg", "random-logit(similarity=spearman)", other=other)
-        assert_same(found.values, expected, magnitude=1.0)
+        score = cv.evaluate(model, images, "ixg", "random-logit(similarity=spearman)", other=other)
+        assert_same(score.values, expected, magnitude=1.0)
     least = cv.evaluate(model, images[:1], "ixg", "random-logit", target=order[0][-1], other="least")
     assert float(least.values) < 1 - 1e-6, "the least probable class is asked for: another one is taken"
 

@@ -43,12 +43,12 @@ def slowly(maps: np.ndarray, mask: np.ndarray, name: str) -> float:
 @pytest.mark.parametrize("name", ["ap", "roc-auc"])
 def test_ranked_metrics_are_their_definition(name: str, void: Tensor | None) -> None:
     context = case_of(noise(), noise(seed=1), masks=MASK, void=void)
-    found = values(name, context)
+    metric_values = values(name, context)
     for method, maps in enumerate(context.pixel_maps("nearest")):
         for image in range(3):
             keep = torch.ones_like(MASK[0]) if void is None else ~void[image]
             expected = slowly(maps[image][keep].numpy(), MASK[image][keep].numpy(), name)
-            assert float(found[method, image]) == pytest.approx(expected, abs=1e-12)
+            assert float(metric_values[method, image]) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("threshold", ["half", "mean", "otsu"])
@@ -58,18 +58,18 @@ def test_the_ap_of_a_cut_map_has_one_threshold(threshold: str) -> None:
 
     context = case_of(noise(), masks=MASK)
     (maps,) = context.pixel_maps("nearest")
-    said = binarise(maps, threshold)[0]
+    binary = binarise(maps, threshold)[0]
     expected = []
-    for cut, mask in zip(said, MASK, strict=True):
+    for cut, mask in zip(binary, MASK, strict=True):
         both = int((cut & mask).sum())
         recall, precision = both / int(mask.sum()), both / int(cut.sum())
         expected.append(recall * precision + (1 - recall) * float(mask.double().mean()))
     assert values(f"ap(on=binary,threshold={threshold})", context)[0].tolist() == pytest.approx(expected, abs=1e-12)
     assert not torch.allclose(values("ap", context), values(f"ap(on=binary,threshold={threshold})", context), atol=1e-3)
     both = values(f"ap(preset=chefer,on=binary,threshold={threshold},upsampling=nearest)", context)[0]
-    for cut, mask, found in zip(said, MASK, both, strict=True):
+    for cut, mask, score in zip(binary, MASK, both, strict=True):
         pooled = slowly(torch.cat([~cut, cut]).double().numpy(), torch.cat([~mask, mask]).numpy(), "ap")
-        assert float(found) == pytest.approx(pooled, abs=1e-12)
+        assert float(score) == pytest.approx(pooled, abs=1e-12)
 
 
 def test_skipplus_ranks_patches_as_squares() -> None:
@@ -137,5 +137,5 @@ def test_small_differences_count_where_nothing_was_computed(name: str) -> None:
     tail = 1e-12 * torch.arange(16.0, dtype=torch.float64).reshape(1, 4, 4)
     spread = torch.arange(16.0, dtype=torch.float64).reshape(1, 4, 4)
     tail[0, 0, 0] = spread[0, 0, 0] = 100
-    one, other = (values(name, case_of(maps, masks=MASK[:1])) for maps in (tail, spread))
-    assert torch.equal(one, other)
+    first, second = (values(name, case_of(maps, masks=MASK[:1])) for maps in (tail, spread))
+    assert torch.equal(first, second)

@@ -35,9 +35,9 @@ MEAN: dict[str, Any] = {"score": "logit", "removal": "mean"}
 
 def of_map(maps: Tensor, metric: str, **more: Any) -> cv.Score:
     ex = replace(cv.explain(MODEL, IMAGE, "random", target=TARGET), maps=maps[None])
-    found = cv.evaluate(MODEL, IMAGE, ex, metric, **more)
-    assert isinstance(found, cv.Score)
-    return found
+    score = cv.evaluate(MODEL, IMAGE, ex, metric, **more)
+    assert isinstance(score, cv.Score)
+    return score
 
 
 @pytest.mark.parametrize("name", ["road", "irof"])
@@ -95,11 +95,11 @@ def test_imputation_takes_away_what_stands_out() -> None:
     bright[1:8:3, 1:8:3] = 2
     image = bright.repeat_interleave(PATCH, 0).repeat_interleave(PATCH, 1).expand(1, 3, -1, -1).contiguous()
     truth = effects(model, image, TARGET)
-    found = []
+    means = []
     for maps in (truth, RANDOM, -truth):
         ex = replace(cv.explain(model, image, "random", target=TARGET), maps=maps[None])
-        found.append(cv.evaluate(model, image, ex, "road", score="logit").mean)
-    best, random_score, worst = found
+        means.append(cv.evaluate(model, image, ex, "road", score="logit").mean)
+    best, random_score, worst = means
     assert best > random_score > worst
     assert best > float(truth.sum()) / 4, "a half is the most there is"
 
@@ -113,8 +113,8 @@ def test_irof_by_hand() -> None:
     count = int(groups.max()) + 1
     assert count >= 3, "the image must have something to order"
     for maps in (BEST, RANDOM):
-        own = [groups == k for k in range(count)]
-        order = sorted(own, key=lambda part: -float(maps[part].mean()))
+        parts = [groups == k for k in range(count)]
+        order = sorted(parts, key=lambda part: -float(maps[part].mean()))
         curve = [WHOLE]
         for part in order:
             curve.append(curve[-1] - float(BEST[part].sum()))
@@ -127,12 +127,12 @@ def test_irof_by_hand() -> None:
 def test_images_of_a_batch_have_superpixels_of_their_own() -> None:
     """As many as each has: the batch asks for a ragged lot of variants, and each image's score is its own."""
     images = torch.cat([IMAGE, IMAGE.flip(3) + torch.linspace(-3, 1, 64), IMAGE + torch.linspace(-3, 2, 64)[:, None]])
-    counts = {int(segments_on_patches(superpixels(one, MODEL.preprocess), GRID).max()) + 1 for one in images}
+    counts = {int(segments_on_patches(superpixels(image, MODEL.preprocess), GRID).max()) + 1 for image in images}
     assert len(counts) > 1
     assert min(counts) > 1
     together = cv.evaluate(MODEL, images, "ixg", "irof", target=TARGET)
     assert isinstance(together, cv.Score)
-    alone = [cv.evaluate(MODEL, one[None], "ixg", "irof", target=TARGET).mean for one in images]
+    alone = [cv.evaluate(MODEL, image[None], "ixg", "irof", target=TARGET).mean for image in images]
     assert_same(together.values, alone)
     assert len({round(value, 4) for value in alone}) == 3
 
@@ -140,9 +140,9 @@ def test_images_of_a_batch_have_superpixels_of_their_own() -> None:
 def test_an_image_of_one_superpixel_has_no_irof() -> None:
     model, image = linear((6, 6), 4)
     assert int(superpixels(image[0], model.preprocess).max()) == 0
-    found = cv.evaluate(model, image, "random", "irof", target=1)
-    assert isinstance(found, cv.Score)
-    assert math.isnan(found.mean)
+    score = cv.evaluate(model, image, "random", "irof", target=1)
+    assert isinstance(score, cv.Score)
+    assert math.isnan(score.mean)
 
 
 def test_groups_go_one_by_one_and_ties_in_random_order() -> None:
@@ -253,7 +253,7 @@ def test_on_a_transformer(name: str) -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    for text, said in [
+    for text, message in [
         ("road(steps=0)", "steps=0 was given; expected 1 or more"),
         ("infidelity(runs=0)", "runs=0 was given; expected 1 or more"),
         ("infidelity(side=9)", "side=9 was given; expected a block of 1 to 8 patches"),
@@ -264,5 +264,5 @@ def test_options_that_make_no_sense_are_refused() -> None:
             "region=5 was given for images of .* expected a side that divides both",
         ),
     ]:
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(BadInput, match=message):
             of_map(BEST, text)

@@ -46,27 +46,27 @@ def test_sensitivity_by_hand() -> None:
         other = cv.explain(model, images + 0.2 * noise(images, k, "uniform"), "genatt", target=3).maps.flatten(1)
         changes.append((usual - other).norm(dim=1) / usual.norm(dim=1))
     for name, expected in (("max", torch.stack(changes).amax(0)), ("avg", torch.stack(changes).mean(0))):
-        found = cv.evaluate(model, images, "genatt", f"{name}-sensitivity(samples=4)", target=3)
-        assert_same(found.values, expected)
-    assert (found.cost.forwards, found.cost.backwards) == (2, 2), "four of each, shared with two baselines"
+        score = cv.evaluate(model, images, "genatt", f"{name}-sensitivity(samples=4)", target=3)
+        assert_same(score.values, expected)
+    assert (score.cost.forwards, score.cost.backwards) == (2, 2), "four of each, shared with two baselines"
 
 
 def test_lipschitz_and_relative_stability_by_hand() -> None:
     model, images = double(KIND, 2)
     drawn = 0.1 * noise(images, 0, "normal")
-    one, other = (cv.explain(model, x, "ixg", target=3).maps for x in (images, images + drawn))
-    over = [maps / maps.abs().amax((1, 2), keepdim=True) for maps in (one, other)]
+    plain_maps, noisy_maps = (cv.explain(model, x, "ixg", target=3).maps for x in (images, images + drawn))
+    over = [maps / maps.abs().amax((1, 2), keepdim=True) for maps in (plain_maps, noisy_maps)]
     slope = (over[0] - over[1]).flatten(1).norm(dim=1) / drawn.flatten(1).norm(dim=1)
-    found = cv.evaluate(model, images, "ixg", "local-lipschitz(samples=1)", target=3)
-    assert_same(found.values, slope)
-    change = ((one - other) / one).flatten(1).norm(dim=1)
+    score = cv.evaluate(model, images, "ixg", "local-lipschitz(samples=1)", target=3)
+    assert_same(score.values, slope)
+    change = ((plain_maps - noisy_maps) / plain_maps).flatten(1).norm(dim=1)
     with torch.no_grad():
         moved = (model.logits(images + drawn) - model.logits(images)).norm(dim=1)
-    found = cv.evaluate(model, images, "ixg", "relative-stability(samples=1,of=output)", target=3)
-    assert_same(found.values, change / moved)
+    score = cv.evaluate(model, images, "ixg", "relative-stability(samples=1,of=output)", target=3)
+    assert_same(score.values, change / moved)
     inputs = (drawn / images).flatten(1).norm(dim=1)
-    found = cv.evaluate(model, images, "ixg", "relative-stability(samples=1)", target=3)
-    assert_same(found.values, change / inputs)
+    score = cv.evaluate(model, images, "ixg", "relative-stability(samples=1)", target=3)
+    assert_same(score.values, change / inputs)
 
 
 def test_more_samples_never_lower_a_maximum_and_batches_agree() -> None:
@@ -115,8 +115,8 @@ def test_redrawn_copies_by_hand() -> None:
         copies = images + 0.2 * noise(images, k, "uniform")
         other = cv.explain(model, copies, "random", target=3, seed=seed).maps.flatten(1)
         changes.append((usual - other).norm(dim=1) / usual.norm(dim=1))
-    found = cv.evaluate(model, images, "random", "max-sensitivity(samples=3,redraw=true)", target=3)
-    assert_same(found.values, torch.stack(changes).amax(0))
+    score = cv.evaluate(model, images, "random", "max-sensitivity(samples=3,redraw=true)", target=3)
+    assert_same(score.values, torch.stack(changes).amax(0))
 
 
 @pytest.mark.parametrize(("distance", "p"), [("euclidean", 2), ("manhattan", 1)])

@@ -103,8 +103,10 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
         cv.evaluate(model, images, "rollout", "sparseness")
     with pytest.warns(ClairWarning, match=r"broken\.png is left out: .* is not an image"):
         skipped = cv.evaluate(model, images, "rollout", "sparseness", on_error="skip")
-    told = cv.evaluate(model, images, "rollout", "sparseness", on_error=lambda name, error: names.append(name))
-    assert skipped.names == told.names == ("demo",)
+    reported_scores = cv.evaluate(
+        model, images, "rollout", "sparseness", on_error=lambda name, error: names.append(name)
+    )
+    assert skipped.names == reported_scores.names == ("demo",)
     assert names == [str(broken)]
     with pytest.raises(BadInput, match="on_error='ignore' was given; expected 'raise', 'skip' or a function"):
         cv.evaluate(model, images, "rollout", "sparseness", on_error="ignore")  # type: ignore[call-overload]

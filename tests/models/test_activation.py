@@ -17,8 +17,9 @@ from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput
 from clairvit.models.activation import log_probabilities, probabilities
 from clairvit.targets.base import score_values
-from clairvit.targets.resolve import resolve_targets, top
+from clairvit.targets.resolve import top
 from helpers.rounding import assert_same
+from helpers.targets import resolve_targets
 
 SMALL_VIT = {
     "hidden_size": 16,
@@ -205,9 +206,9 @@ def test_kinds_of_scores(activation: Any) -> None:
         assert_same(target.with_preferred_score("logprob")(logits), logits[:, 1])
         return
     p = torch.softmax(logits, -1) if activation == "softmax" else torch.sigmoid(logits)
-    for score, wanted in (("prob", p), ("logprob", p.log()), ("neg_loss", p.log()), ("loss", -p.log())):
+    for score, expected in (("prob", p), ("logprob", p.log()), ("neg_loss", p.log()), ("loss", -p.log())):
         (target,) = resolve_targets(1, logits, score=score, activation=activation)
-        assert_same(target(logits), wanted[:, 1])
+        assert_same(target(logits), expected[:, 1])
     (free,) = resolve_targets(1, logits, activation=activation)
     assert_same(free.with_preferred_score("prob").take([0, 0])(logits.repeat(2, 1)), p[:, 1].repeat(2))
 
@@ -248,13 +249,13 @@ def test_prompts_are_compared_and_a_single_one_is_a_cosine(tiny_open_clip: None)
     pixels = torch.rand(2, 3, 32, 32, dtype=torch.float64)
     two = cv.load("open_clip:tiny", pretrained=False, labels=["a cat", "a dog"], dtype="float64")
     assert two.activation == "softmax"
-    one = cv.load("open_clip:tiny", pretrained=False, labels=["a cat"], dtype="float64")
-    assert one.activation == "raw"
+    one_label = cv.load("open_clip:tiny", pretrained=False, labels=["a cat"], dtype="float64")
+    assert one_label.activation == "raw"
     with torch.no_grad():
         # the text tower runs in float32, here with one prompt and there with two, before everything is cast
-        assert_same(one.logits(pixels), cosines(two, pixels)[:, :1], dtype=torch.float32)
+        assert_same(one_label.logits(pixels), cosines(two, pixels)[:, :1], dtype=torch.float32)
         chances = two.probabilities(two.logits(pixels))
-    assert one.probabilities(one.logits(pixels)) is None
+    assert one_label.probabilities(one_label.logits(pixels)) is None
     assert_same(chances, (two.module.scale * cosines(two, pixels)).softmax(-1))  # type: ignore[operator]
     with pytest.raises(BadInput, match="single output"):
         cv.load("open_clip:tiny", pretrained=False, labels=["a cat"], activation="softmax")

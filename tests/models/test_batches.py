@@ -133,7 +133,7 @@ def test_prepared_pixels_have_no_graph(model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "said"),
+    ("tensor", "message"),
     [
         (torch.zeros(8, 8), r"shape \[8, 8\]; expected \[B, 3, H, W\]"),
         (torch.zeros(1, 1, 3, 8, 8), r"shape \[1, 1, 3, 8, 8\]"),
@@ -148,8 +148,8 @@ def test_prepared_pixels_have_no_graph(model: Model) -> None:
         ([], "No images were given"),
     ],
 )
-def test_wrong_tensors(tensor: object, said: str, model: Model) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_wrong_tensors(tensor: object, message: str, model: Model) -> None:
+    with pytest.raises(BadInput, match=message):
         prepare(tensor, model)  # type: ignore[arg-type]
 
 

@@ -308,11 +308,11 @@ def test_as_many_frames_as_channels_are_frames_first() -> None:
 
 def test_lists_of_frames_are_clips() -> None:
     model = cv.wrap(videomae(), mean=0.5, std=0.5)
-    one = prepare(frames(), model)
-    assert (one.pixels.shape, one.single) == ((1, 3, FRAMES, SIZE, SIZE), True)
+    single = prepare(frames(), model)
+    assert (single.pixels.shape, single.single) == ((1, 3, FRAMES, SIZE, SIZE), True)
     image_model = cv.wrap(nn.Conv2d(3, 1, 1), mean=0.5, std=0.5, size=SIZE)
     by_frame = torch.stack([prepare(frame, image_model).pixels[0] for frame in frames()], 1)
-    assert torch.equal(one.pixels[0], by_frame.double())
+    assert torch.equal(single.pixels[0], by_frame.double())
     two = cv.explain(model, [frames(), frames()[::-1]], "ixg", target=1)
     assert two.maps.shape == (2, 3, 4, 4)
     assert cv.evaluate(model, [frames(), frames()], "ixg", "sparseness").n_valid == 2

@@ -70,9 +70,9 @@ def test_a_name_is_loaded() -> None:
 
 def test_a_bare_module_gives_the_maps_of_a_wrapped_one() -> None:
     module, images = build(KIND), pixels(KIND)
-    bare, known = (cv.compare(model, images, ATTENTIVE, target=3) for model in (module, cv.wrap(module)))
+    bare, wrapped_maps = (cv.compare(model, images, ATTENTIVE, target=3) for model in (module, cv.wrap(module)))
     for text in ATTENTIVE:
-        assert torch.equal(bare[text].maps, known[text].maps)
+        assert torch.equal(bare[text].maps, wrapped_maps[text].maps)
     score = cv.evaluate(module, images, "rollout", "sparseness")
     assert score.n_valid == len(images)
     assert len(cv.trace(module, images).layers) == len(cv.trace(cv.wrap(module), images).layers)
@@ -95,9 +95,9 @@ def test_a_bare_module_is_not_changed(verb: Any) -> None:
 
 def test_a_timm_module_states_its_preprocessing() -> None:
     module = timm.create_model("vit_tiny_patch16_224", pretrained=False).eval()
-    made = cv.explain(module, "demo", "rollout")
-    assert made.preprocess.mean == (0.5, 0.5, 0.5)
-    assert not any("assumed" in note for note in made.notes)
+    explanation = cv.explain(module, "demo", "rollout")
+    assert explanation.preprocess.mean == (0.5, 0.5, 0.5)
+    assert not any("assumed" in note for note in explanation.notes)
 
 
 def test_assumed_preprocessing_is_a_warning_and_a_note() -> None:
@@ -121,9 +121,9 @@ def test_the_warning_of_a_verb_names_the_users_line() -> None:
         image_size = 32
 
     with pytest.warns(ClairWarning, match="ImageNet's") as caught:
-        made = cv.explain(Sized(), small, "rollout")
+        explanation = cv.explain(Sized(), small, "rollout")
     assert caught[0].filename == __file__
-    assert any("ImageNet's" in note for note in made.notes)
+    assert any("ImageNet's" in note for note in explanation.notes)
 
 
 @pytest.mark.parametrize("given", [42, None, ["pets"], object])
@@ -138,9 +138,9 @@ def test_other_objects_are_no_models(given: Any) -> None:
 def test_a_data_set_is_explained_in_chunks_as_its_images_are() -> None:
     model, images = wrapped(KIND), pixels(KIND, 11)
     together = cv.explain(model, images, "ixg", target=3)
-    made = cv.explain(model, Photos(images, [1] * 11), "ixg", target=3)
-    assert made.names == tuple(f"image {row + 1}" for row in range(11))
-    assert_same(made.maps, together.maps)
+    explanation = cv.explain(model, Photos(images, [1] * 11), "ixg", target=3)
+    assert explanation.names == tuple(f"image {row + 1}" for row in range(11))
+    assert_same(explanation.maps, together.maps)
 
 
 def test_targets_of_a_data_set_are_those_of_its_images() -> None:
@@ -160,12 +160,12 @@ def test_targets_of_a_data_set_are_those_of_its_images() -> None:
 @pytest.mark.parametrize("labelled", [False, True])
 def test_a_data_loader_is_its_images(labelled: bool) -> None:
     model, images = wrapped(KIND), pixels(KIND, 5)
-    known = TensorDataset(images, torch.arange(5)) if labelled else Stream(images)
-    loader = DataLoader(known, batch_size=2)
+    data = TensorDataset(images, torch.arange(5)) if labelled else Stream(images)
+    loader = DataLoader(data, batch_size=2)
     assert_same(cv.explain(model, loader, "rollout").maps, cv.explain(model, images, "rollout").maps)
     assert as_images(loader).labelled == labelled
     compared = cv.compare(model, loader, ATTENTIVE, target=2)
-    assert all(len(made) == 5 for made in compared.values())
+    assert all(len(explanation) == 5 for explanation in compared.values())
 
 
 @pytest.mark.parametrize("key", ["image", "pixel_values"])
@@ -186,16 +186,16 @@ def test_pairs_of_paths_and_labels(tmp_path: Path) -> None:
     pairs = [(tmp_path / "a.png", "cat"), (tmp_path / "b.png", "dog")]
     read = as_images(pairs)
     assert [read.label(place) for place in range(2)] == ["cat", "dog"]
-    made = cv.explain(wrapped(KIND), pairs, "rollout")
-    assert made.names == (str(tmp_path / "a.png"), str(tmp_path / "b.png"))
+    explanation = cv.explain(wrapped(KIND), pairs, "rollout")
+    assert explanation.names == (str(tmp_path / "a.png"), str(tmp_path / "b.png"))
 
 
 def test_labels_of_a_data_set_are_the_true_classes() -> None:
     model, images = wrapped(KIND), pixels(KIND, 3)
     photos = Photos(images, [np.int64(1), torch.tensor(4), 6])
     score = cv.evaluate(model, photos, "ixg", "deletion(steps=2)", target="label")
-    known = cv.evaluate(model, images, "ixg", "deletion(steps=2)", target=[1, 4, 6])
-    assert_same(score.values, known.values)
+    scores = cv.evaluate(model, images, "ixg", "deletion(steps=2)", target=[1, 4, 6])
+    assert_same(score.values, scores.values)
     with pytest.raises(BadInput, match="target='label' was given without labels"):
         cv.evaluate(model, Photos(images), "ixg", "deletion(steps=2)", target="label")
 
@@ -224,8 +224,8 @@ def test_other_images_stay_as_they_are(given: Any) -> None:
 
 def test_generators_are_read_once() -> None:
     images = pixels(KIND, 3)
-    made = cv.explain(wrapped(KIND), (image for image in images), "rollout")
-    assert_same(made.maps, cv.explain(wrapped(KIND), images, "rollout").maps)
+    explanation = cv.explain(wrapped(KIND), (image for image in images), "rollout")
+    assert_same(explanation.maps, cv.explain(wrapped(KIND), images, "rollout").maps)
 
 
 def test_an_empty_data_set_is_refused() -> None:

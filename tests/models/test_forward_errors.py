@@ -1,4 +1,4 @@
-"""What is said where a model cannot be run or an argument cannot be used: the true reason, and what to do."""
+"""Errors of models that cannot be run and arguments that cannot be used: the true reason, and what to do."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def segmenter() -> nn.Module:
     return hf.EomtForUniversalSegmentation(config).eval()
 
 
-def test_a_model_with_attention_is_not_told_that_it_has_none() -> None:
+def test_a_model_with_attention_gets_no_note_about_having_none() -> None:
     model = cv.wrap(segmenter(), mean=0.5, std=0.5, size=32)
     explanation = cv.explain(model, PIXELS, target=cv.Query(1))
     assert explanation.method == "saliency"

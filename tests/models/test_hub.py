@@ -34,12 +34,12 @@ def test_an_unreachable_hub_raises_one_sentence_without_logging(
     handlers = list(root.handlers)
     with pytest.raises(ModelUnavailable) as caught:
         cv.load(name)
-    said = str(caught.value)
-    assert said.startswith(f"The weights of '{name}' could not be downloaded (")
-    assert "cannot be reached: " in said
+    message = str(caught.value)
+    assert message.startswith(f"The weights of '{name}' could not be downloaded (")
+    assert "cannot be reached: " in message
     for way_out in ("'pets'", "file:PATH.safetensors", "pretrained=False"):
-        assert way_out in said
-    assert "\n" not in said
+        assert way_out in message
+    assert "\n" not in message
     assert connections == []
     assert capfd.readouterr() == ("", "")
     assert root.handlers == handlers

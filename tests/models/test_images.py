@@ -86,18 +86,18 @@ def test_palette_grey_bilevel_and_others_become_rgb(tmp_path: Path) -> None:
     base = Image.fromarray(gradient())
     for mode in ("P", "L", "1", "HSV", "YCbCr", "LA", "RGBA", "RGBa", "PA"):
         source = base.convert("RGBA").convert(mode) if mode == "RGBa" else base.convert(mode)
-        got = read_image(source)
-        assert got.mode == "RGB", mode
-        assert got.size == base.size, mode
+        actual = read_image(source)
+        assert actual.mode == "RGB", mode
+        assert actual.size == base.size, mode
 
 
 def test_transparency_becomes_white(tmp_path: Path) -> None:
     pixels = np.zeros((4, 4, 4), np.uint8)
     pixels[:2, :, 3] = 255
     Image.fromarray(pixels).save(tmp_path / "cut.png")
-    got = np.asarray(read_image(tmp_path / "cut.png"))
-    assert (got[:2] == 0).all()
-    assert (got[2:] == 255).all()
+    actual = np.asarray(read_image(tmp_path / "cut.png"))
+    assert (actual[:2] == 0).all()
+    assert (actual[2:] == 255).all()
     palette = Image.new("P", (4, 4), 0)
     palette.putpalette([10, 20, 30])
     palette.save(tmp_path / "see-through.gif", transparency=0)
@@ -108,8 +108,8 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
     values = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
     for name in ("deep.png", "deep.tiff"):
         Image.fromarray(values).save(tmp_path / name)
-        got = np.asarray(read_image(tmp_path / name))[..., 0]
-        assert np.array_equal(got, np.round(values / 257).astype(np.uint8)), name
+        actual = np.asarray(read_image(tmp_path / name))[..., 0]
+        assert np.array_equal(actual, np.round(values / 257).astype(np.uint8)), name
 
 
 def test_sixteen_bit_colour_is_scaled(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_unreadable_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "said"),
+    ("array", "message"),
     [
         (np.zeros((4, 4, 3)), r"dtype float64; expected uint8 .*\(a \* 255\)"),
         (np.zeros((4, 4, 3), np.uint16), "dtype uint16"),
@@ -225,8 +225,8 @@ def test_unreadable_file(tmp_path: Path) -> None:
         (np.zeros((0, 4, 3), np.uint8), r"shape \[0, 4, 3\]"),
     ],
 )
-def test_arrays_that_are_no_pictures(array: np.ndarray, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_arrays_that_are_no_pictures(array: np.ndarray, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         read_image(array)
 
 
@@ -415,9 +415,9 @@ def test_explain_carries_the_note() -> None:
     model = cv.load("pets")
     raw = torch.from_numpy(np.array(read_image("demo").resize((224, 224)))).permute(2, 0, 1).float() / 255
     with pytest.warns(ClairWarning, match="not normalised"):
-        made = cv.explain(model, raw, "ixg")
-    assert len(made.notes) == 1
-    assert "pixels in 0..1" in made.notes[0]
+        explanation = cv.explain(model, raw, "ixg")
+    assert len(explanation.notes) == 1
+    assert "pixels in 0..1" in explanation.notes[0]
 
 
 # folders, patterns, addresses -----------------------------------------------------------------------------------------

@@ -51,12 +51,12 @@ def test_random_weights_are_repeatable_and_leave_the_generator_unchanged() -> No
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    one = cv.load("pets", pretrained=False)
+    first = cv.load("pets", pretrained=False)
     assert torch.equal(torch.rand(3), expected)
-    two = cv.load("pets", pretrained=False)
-    assert one.name == "pets (random weights)"
-    assert all(torch.equal(a, b) for a, b in zip(one.module.parameters(), two.module.parameters(), strict=True))
-    assert not torch.equal(scores(one), scores(cv.load("pets")))
+    second = cv.load("pets", pretrained=False)
+    assert first.name == "pets (random weights)"
+    assert all(torch.equal(a, b) for a, b in zip(first.module.parameters(), second.module.parameters(), strict=True))
+    assert not torch.equal(scores(first), scores(cv.load("pets")))
     with pytest.raises(BadInput, match="takes 224 x 224 images"):
         cv.load("pets", size=96)
     assert scores(cv.load("pets", pretrained=False, size=96)).shape == (1, 37)
@@ -134,7 +134,7 @@ def test_torchvision_random() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("pet", r"no model 'pet'\. Did you mean 'pets'"),
         ("vit_tiny_patch16_224", "Did you mean 'timm:vit_tiny_patch16_224'"),
@@ -151,8 +151,8 @@ def test_torchvision_random() -> None:
         ("open_clip:ViT-B-32", "names no weights.*'open_clip:ViT-B-32:TAG', one of: openai"),
     ],
 )
-def test_unknown_names(name: str, said: str) -> None:
-    with pytest.raises(UnknownName, match=said):
+def test_unknown_names(name: str, message: str) -> None:
+    with pytest.raises(UnknownName, match=message):
         cv.load(name)
 
 

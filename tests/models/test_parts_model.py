@@ -48,8 +48,18 @@ def test_a_faithful_map_answers_the_questions(model: cv.Model) -> None:
 
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = ["evaluate", "parts:6", "--model", "parts", "--method", "rollout", "--metric", "part-accuracy", "--json"]
-    assert main(asked) == 0
+    arguments = [
+        "evaluate",
+        "parts:6",
+        "--model",
+        "parts",
+        "--method",
+        "rollout",
+        "--metric",
+        "part-accuracy",
+        "--json",
+    ]
+    assert main(arguments) == 0
     document = json.loads(capsys.readouterr().out)
     assert len(document["images"]) == 6
     assert {value for row in document["scores"] for value in row["values"]} == {1.0}

@@ -22,8 +22,8 @@ def model() -> cv.Model:
 
 def guesses(model: cv.Model, pictures: list[Image.Image]) -> list[str]:
     with torch.no_grad():
-        found = model.logits(prepare(pictures, model).pixels)
-    return [model.labels[number] for number in found.argmax(1)]
+        logits = model.logits(prepare(pictures, model).pixels)
+    return [model.labels[number] for number in logits.argmax(1)]
 
 
 def test_it_is_small_and_loads_as_the_other_built_in_model_does(model: cv.Model) -> None:
@@ -40,10 +40,12 @@ def test_it_is_small_and_loads_as_the_other_built_in_model_does(model: cv.Model)
 
 
 def test_it_names_the_class_of_scenes_it_never_saw(model: cv.Model) -> None:
-    found = [scene(SEED, number) for number in range(COUNT)]
+    drawn_scenes = [scene(SEED, number) for number in range(COUNT)]
     right = [
-        guess == one.class_name
-        for guess, one in zip(guesses(model, [one.picture for one in found]), found, strict=True)
+        guess == example.class_name
+        for guess, example in zip(
+            guesses(model, [example.picture for example in drawn_scenes]), drawn_scenes, strict=True
+        )
     ]
     assert sum(right) / COUNT > 0.95
 
@@ -51,20 +53,20 @@ def test_it_names_the_class_of_scenes_it_never_saw(model: cv.Model) -> None:
 def test_it_classifies_by_the_marker(model: cv.Model) -> None:
     """Another ink on the same badge is another answer."""
     plans = [plan(SEED, number) for number in range(40)]
-    wanted = [CLASSES[(CLASSES.index(draw(one).class_name) + 3) % len(CLASSES)] for one in plans]
-    pictures = [draw(with_class(one, kind)).picture for one, kind in zip(plans, wanted, strict=True)]
-    right = [guess == kind for guess, kind in zip(guesses(model, pictures), wanted, strict=True)]
+    expected = [CLASSES[(CLASSES.index(draw(planned).class_name) + 3) % len(CLASSES)] for planned in plans]
+    pictures = [draw(with_class(planned, kind)).picture for planned, kind in zip(plans, expected, strict=True)]
+    right = [guess == kind for guess, kind in zip(guesses(model, pictures), expected, strict=True)]
     assert sum(right) / len(right) > 0.9
 
 
 def test_it_recognises_both_of_two_objects(model: cv.Model) -> None:
     """Although it was trained on one: otherwise class contrast would compare nothing."""
-    found = [scene(SEED, number, objects=2) for number in range(80)]
+    drawn_scenes = [scene(SEED, number, objects=2) for number in range(80)]
     with torch.no_grad():
-        best = model.logits(prepare([one.picture for one in found], model).pixels).topk(2).indices
+        best = model.logits(prepare([example.picture for example in drawn_scenes], model).pixels).topk(2).indices
     both = [
-        {model.labels[int(k)] for k in row} == {one.class_name, one.other_class_name}
-        for row, one in zip(best, found, strict=True)
+        {model.labels[int(k)] for k in row} == {example.class_name, example.other_class_name}
+        for row, example in zip(best, drawn_scenes, strict=True)
     ]
     assert sum(both) / len(both) > 0.7
 

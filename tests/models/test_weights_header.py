@@ -27,8 +27,8 @@ def small() -> nn.Module:
 
 
 def stored(module: nn.Module, path: Path, **other: str) -> str:
-    said = weights_header.write("vit_tiny_patch16_224", OPTIONS, ("a", "b", "ü"), SEEN)
-    save_file(module.state_dict(), path, {**said, **other})
+    header = weights_header.write("vit_tiny_patch16_224", OPTIONS, ("a", "b", "ü"), SEEN)
+    save_file(module.state_dict(), path, {**header, **other})
     return f"file:{path}"
 
 

@@ -23,13 +23,13 @@ from clairvit.papers.comparison import (
     ranks,
 )
 from clairvit.papers.paper import Claim, Measure, MethodEntry, Paper, Table
-from helpers.fixed_scores import made
+from helpers.fixed_scores import fixed_score
 
 NAN = math.nan
 
 
 def score(method: str, metric: str, values: list[float], better: str = "higher") -> Score:
-    return made(method, values, metric, better)
+    return fixed_score(method, values, metric, better)
 
 
 def preset(area: str | None = None, *claims: Claim) -> Paper:
@@ -48,7 +48,7 @@ def preset(area: str | None = None, *claims: Claim) -> Paper:
     )
 
 
-FOUND = {
+OUR_SCORES = {
     ("A", "up"): score("rollout", "iou", [0.1, 0.2, 0.3] * 3),
     ("B", "up"): score("genatt", "iou", [0.2, 0.3, 0.5] * 3),
     ("X", "up"): score("legrad", "iou", [0.9, 0.9, 0.9] * 3),
@@ -70,10 +70,12 @@ def test_ranks_are_scipys() -> None:
 
 
 def test_agreement_is_spearmans_and_counts_pairs() -> None:
-    one, other = [1.0, 2.0, 3.0, 3.0, NAN], [10.0, 30.0, 20.0, 40.0, 5.0]
-    found = agreement("m", "d", one, other)
-    assert (found.methods, found.alike, found.pairs) == (4, 4, 5), "one tie of six pairs; 2 against 3 is the other way"
-    assert found.rho == pytest.approx(spearmanr(one[:4], other[:4]).statistic, abs=1e-12)
+    first, second = [1.0, 2.0, 3.0, 3.0, NAN], [10.0, 30.0, 20.0, 40.0, 5.0]
+    correlation = agreement("m", "d", first, second)
+    assert (correlation.methods, correlation.alike, correlation.pairs) == (4, 4, 5), (
+        "one tie of six pairs; 2 against 3 is the other way"
+    )
+    assert correlation.rho == pytest.approx(spearmanr(first[:4], second[:4]).statistic, abs=1e-12)
     tied = agreement("m", "d", [1.0, 2.0], [3.0, 3.0])
     assert (tied.alike, tied.pairs) == (0, 0), "a tie is no order, neither in print nor here"
     assert agreement("m", "d", [1.0, 2.0, 3.0], [3.0, 2.0, 1.0]).rho == pytest.approx(-1)
@@ -85,7 +87,7 @@ def test_agreement_is_spearmans_and_counts_pairs() -> None:
 
 
 def test_numbers_stand_beside_each_other_as_the_paper_writes_them() -> None:
-    rows = {row.entry.name: row.cells for row in compare_rows(preset(), FOUND, preset().tables[0])}
+    rows = {row.entry.name: row.cells for row in compare_rows(preset(), OUR_SCORES, preset().tables[0])}
     assert list(rows) == ["A", "B", "X", "random", "center"]
     cell = rows["A"]["up"]
     assert (cell.paper, cell.paper_rank, cell.our_rank, cell.images) == (10.0, 2, 2, 9)
@@ -107,27 +109,27 @@ def test_numbers_stand_beside_each_other_as_the_paper_writes_them() -> None:
 
 
 def test_agreement_with_the_papers_tables() -> None:
-    found = {one.measure: one for one in agreements(preset(), compare_rows(preset(), FOUND, None))}
-    assert set(found) == {"up", "down"}, "of `turned` the paper has no numbers"
-    assert (found["up"].alike, found["up"].pairs) == (1, 1)
-    assert (found["down"].alike, found["down"].pairs) == (0, 1)
+    by_measure = {entry.measure: entry for entry in agreements(preset(), compare_rows(preset(), OUR_SCORES, None))}
+    assert set(by_measure) == {"up", "down"}, "of `turned` the paper has no numbers"
+    assert (by_measure["up"].alike, by_measure["up"].pairs) == (1, 1)
+    assert (by_measure["down"].alike, by_measure["down"].pairs) == (0, 1)
 
 
 def test_the_area_of_ours() -> None:
-    own = preset("area")
-    rows = {row.entry.name: row.cells for row in compare_rows(own, FOUND, own.tables[0])}
-    r = radar_radii(own, rows, ["A", "B"], printed=False)
+    with_area = preset("area")
+    rows = {row.entry.name: row.cells for row in compare_rows(with_area, OUR_SCORES, with_area.tables[0])}
+    r = radar_radii(with_area, rows, ["A", "B"], printed=False)
     assert r == {"A": (0.0, 1.0, 0.0), "B": (1.0, 0.0, 1.0)}
     assert rows["B"]["area"].ours == pytest.approx(math.sin(2 * math.pi / 3) / 2)
     assert rows["A"]["area"].ours == 0
     assert (rows["A"]["area"].paper_rank, rows["A"]["area"].our_rank) == (2, 2)
     assert "area" not in rows["X"]
-    assert radar_radii(own, rows, ["A", "X"], printed=False) == {}, "one whole method is none to compare"
+    assert radar_radii(with_area, rows, ["A", "X"], printed=False) == {}, "one whole method is none to compare"
 
 
 def test_the_radar_of_the_paper_is_of_its_numbers() -> None:
     printed = Table("here", "Table 1", ("A", "B"), {"up": (10, 20), "down": (0.5, 0.2), "complement": (0.3, 0.9)})
-    rows = {row.entry.name: row.cells for row in compare_rows(preset(), FOUND, printed)}
+    rows = {row.entry.name: row.cells for row in compare_rows(preset(), OUR_SCORES, printed)}
     assert radar_radii(preset(), rows, ["A", "B"], printed=True) == {"A": (0.0, 0.0, 1.0), "B": (1.0, 1.0, 0.0)}
 
 
@@ -135,37 +137,39 @@ def claim(winner: str, loser: str, *measures: str) -> Claim:
     return Claim("w", "s", ((winner, loser),), measures)
 
 
-def said(one: Claim, area: str | None = None) -> ClaimResult:
-    own = preset(area, one)
-    (found,) = evaluate_claims(own, FOUND, compare_rows(own, FOUND, own.tables[0]))
-    return found
+def claim_result_of(stated: Claim, area: str | None = None) -> ClaimResult:
+    preset_of_claim = preset(area, stated)
+    (claim_result,) = evaluate_claims(
+        preset_of_claim, OUR_SCORES, compare_rows(preset_of_claim, OUR_SCORES, preset_of_claim.tables[0])
+    )
+    return claim_result
 
 
 def test_claims_are_tested_by_paired_differences() -> None:
-    true = said(claim("B", "A", "up"))
+    true = claim_result_of(claim("B", "A", "up"))
     assert (true.verdict, true.true, true.surely, true.surely_not) == ("holds", 1, 1, 0), "0.1 to 0.2: all above 0"
-    wrong = said(claim("A", "B", "up"))
+    wrong = claim_result_of(claim("A", "B", "up"))
     assert (wrong.verdict, wrong.true, wrong.surely, wrong.surely_not) == ("does not hold", 0, 0, 1)
-    unsure = said(claim("A", "B", "down"))
+    unsure = claim_result_of(claim("A", "B", "down"))
     assert (unsure.verdict, unsure.surely, unsure.surely_not) == ("holds", 0, 0), (
         "0.3, 0.2, −0.2, three times: not known"
     )
-    mixed = said(claim("B", "A", "up", "down", "complement"))
+    mixed = claim_result_of(claim("B", "A", "up", "down", "complement"))
     assert (mixed.verdict, mixed.true, mixed.comparisons) == ("holds in part", 2, 3)
-    lacking = said(claim("X", "A", "down"))
+    lacking = claim_result_of(claim("X", "A", "down"))
     assert (lacking.verdict, lacking.comparisons, lacking.missing) == ("cannot be said", 0, 1)
-    area = said(claim("B", "A", "area"), "area")
+    area = claim_result_of(claim("B", "A", "area"), "area")
     assert (area.verdict, area.surely) == ("holds", 0), "an area has no interval"
 
 
 def test_claims_are_tested_on_the_images_that_both_have() -> None:
     """A unit that failed leaves a method with fewer images than the others."""
-    own = preset(None, claim("B", "A", "up"))
-    both = FOUND["B", "up"], FOUND["A", "up"]
+    with_claim = preset(None, claim("B", "A", "up"))
+    both = OUR_SCORES["B", "up"], OUR_SCORES["A", "up"]
     fewer = replace(both[0], values=both[0].values[1:], degenerate=both[0].degenerate[1:], names=both[0].names[1:])
-    scores = {**FOUND, ("B", "up"): fewer}
-    (found,) = evaluate_claims(own, scores, compare_rows(own, scores, None))
-    assert (found.comparisons, found.true, found.surely) == (1, 1, 1), "0.1 and 0.2 ahead"
+    scores = {**OUR_SCORES, ("B", "up"): fewer}
+    (claim_result,) = evaluate_claims(with_claim, scores, compare_rows(with_claim, scores, None))
+    assert (claim_result.comparisons, claim_result.true, claim_result.surely) == (1, 1, 1), "0.1 and 0.2 ahead"
 
 
 def test_measures_are_compared_by_the_ranks_they_give() -> None:
@@ -175,7 +179,13 @@ def test_measures_are_compared_by_the_ranks_they_give() -> None:
         for k, (a, b) in enumerate(zip(first, second, strict=True))
     ]
     extra = Row(MethodEntry("x", "rollout", extra=True), {"up": Cell(NAN, 0.0), "down": Cell(NAN, 0.0)})
-    (found,) = measure_agreements(preset(), [*rows, extra])
-    assert (found.measure, found.data, found.methods, found.alike, found.pairs) == ("up", "down", 5, 8, 10)
-    assert found.rho == pytest.approx(spearmanr(first, second).statistic, abs=1e-12)
+    (measured,) = measure_agreements(preset(), [*rows, extra])
+    assert (measured.measure, measured.data, measured.methods, measured.alike, measured.pairs) == (
+        "up",
+        "down",
+        5,
+        8,
+        10,
+    )
+    assert measured.rho == pytest.approx(spearmanr(first, second).statistic, abs=1e-12)
     assert measure_agreements(preset(), rows[:4]) == []

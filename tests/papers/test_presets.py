@@ -40,9 +40,9 @@ FLOWER = {
 
 
 def holding(findings: list[Finding], start: str) -> dict[str, bool]:
-    found = {one.statement: one.holds for one in findings if one.statement.startswith(start)}
-    assert found, f"nothing is said of '{start}'"
-    return found
+    holds = {entry.statement: entry.holds for entry in findings if entry.statement.startswith(start)}
+    assert holds, f"nothing is said of '{start}'"
+    return holds
 
 
 # Of each row of the printed tables: once its first number, twice the second, … (from the papers' text, not from ours)
@@ -64,8 +64,8 @@ def test_no_digit_is_wrong() -> None:
     assert set(tables) == set(SUMS)
     for data, sums in SUMS.items():
         rows = tables[data].values.values()
-        found = [sum(k * value for k, value in enumerate(row, 1)) for row in rows]
-        assert found == pytest.approx(sums, abs=6e-5), data
+        totals = [sum(k * value for k, value in enumerate(row, 1)) for row in rows]
+        assert totals == pytest.approx(sums, abs=6e-5), data
 
 
 # FocusViT
@@ -94,20 +94,20 @@ def test_flower_is_kept_as_it_is_printed() -> None:
 
 
 def test_focusvit_areas_that_follow_and_that_do_not() -> None:
-    found = find_paper("focusvit").check()
-    flower = [one.holds for one in found if "on Flower follows" in one.statement]
+    findings = find_paper("focusvit").check()
+    flower = [entry.holds for entry in findings if "on Flower follows" in entry.statement]
     assert flower == [True, False, True, True, True, True], "all but SHAP"
-    assert set(holding(found, "The same with SHAP's faithfulness as it is printed").values()) == {False}
-    assert set(holding(found, "AUR on ").values()) == {False}
-    assert set(holding(found, "FocusViT has the largest AUR").values()) == {True}, "printed and computed"
+    assert set(holding(findings, "The same with SHAP's faithfulness as it is printed").values()) == {False}
+    assert set(holding(findings, "AUR on ").values()) == {False}
+    assert set(holding(findings, "FocusViT has the largest AUR").values()) == {True}, "printed and computed"
     computed = {table.data: radar_areas(table)[-1] for table in find_paper("focusvit").tables}
     expected = {"Dog": 1.5148, "MiT": 1.7836, "Caltech": 1.5266, "Pet": 1.8758}  # METRICS 1.5
     assert {data: round(computed[data], 4) for data in expected} == expected
 
 
 def test_focusvit_areas_that_nothing_can_give() -> None:
-    found = [one.statement for one in find_paper("focusvit").check() if "any scaling" in one.statement]
-    assert [what.removeprefix("AUR of ").partition(" can")[0] for what in found] == [
+    statements = [entry.statement for entry in find_paper("focusvit").check() if "any scaling" in entry.statement]
+    assert [what.removeprefix("AUR of ").partition(" can")[0] for what in statements] == [
         *("SHAP on Flower", "SHAP on Dog", "Attention on Dog", "SHAP on MiT", "Grad-CAM on MiT"),
         *("SHAP on Caltech", "Attention on Caltech"),
     ]
@@ -150,10 +150,10 @@ def test_cmi_check_sees_a_wrong_digit() -> None:
 
 
 def test_coporan_bounds_and_counts() -> None:
-    found = find_paper("coporan").check()
-    assert len(found) == 7
-    assert all(one.holds for one in found)
-    assert [one.numbers for one in found if "pointing" in one.statement] == [
+    findings = find_paper("coporan").check()
+    assert len(findings) == 7
+    assert all(entry.holds for entry in findings)
+    assert [entry.numbers for entry in findings if "pointing" in entry.statement] == [
         "641 of 1449 are 44.24 %",
         "1043 of 1449 are 71.98 %",
     ]
@@ -172,13 +172,13 @@ def test_two_class_overlap_is_at_least_half_of_the_accuracy() -> None:
 
 
 def test_joita_text_follows_from_its_table() -> None:
-    found = find_paper("joita").check()
-    assert len(found) == 5
-    assert all(one.holds for one in found)
+    findings = find_paper("joita").check()
+    assert len(findings) == 5
+    assert all(entry.holds for entry in findings)
 
 
 def test_skipplus_has_every_base_in_three_forms() -> None:
-    names = {one.name: one.method for one in find_paper("skipplus").methods}
+    names = {entry.name: entry.method for entry in find_paper("skipplus").methods}
     bases = [name for name in names if "∘" not in name and name != "Rollout"]
     assert len(bases) == 19
     for base in bases:
@@ -187,11 +187,11 @@ def test_skipplus_has_every_base_in_three_forms() -> None:
         assert names[f"{base}∘PLUS"].endswith("+plus")
     assert names["AttIxG"] == "attcat+layer:0"
     assert names["AttIxG∘PLUS"] == "attcat+plus"
-    assert all(one.holds for one in find_paper("skipplus").check())
+    assert all(entry.holds for entry in find_paper("skipplus").check())
 
 
 def test_skipplus_prints_hundred_minus_x_for_two() -> None:
-    written = {one.name: one.as_printed(0.25) for one in find_paper("skipplus").measures}
+    written = {entry.name: entry.as_printed(0.25) for entry in find_paper("skipplus").measures}
     assert written == {
         "Deletion Accuracy": 75.0,
         "Deletion AOPC": 25.0,
@@ -199,7 +199,7 @@ def test_skipplus_prints_hundred_minus_x_for_two() -> None:
         "Insertion AOPC": 75.0,
         "AP": 25.0,
     }
-    assert {one.better for one in find_paper("skipplus").measures} == {"higher"}
+    assert {entry.better for entry in find_paper("skipplus").measures} == {"higher"}
 
 
 # Every preset
@@ -212,44 +212,44 @@ def preset(request: pytest.FixtureRequest) -> Paper:
 
 def test_methods_and_metrics_exist(preset: Paper) -> None:
     for effort in EFFORTS:
-        for one in preset.methods:
-            assert resolve_method(preset.at_effort(effort, one.method)).text
+        for entry in preset.methods:
+            assert resolve_method(preset.at_effort(effort, entry.method)).text
         for measure in preset.measures:
-            asked = resolve_metric(preset.at_effort(effort, measure.metric))
-            assert asked.better == resolve_metric(measure.metric).better
+            metric = resolve_metric(preset.at_effort(effort, measure.metric))
+            assert metric.better == resolve_metric(measure.metric).better
     for method in preset.sweep:
         assert resolve_method(f"{method}+from:1").text
 
 
 def test_no_method_or_measure_is_there_twice(preset: Paper) -> None:
     names, methods = (
-        [one.name for one in preset.methods_and_baselines],
-        [resolve_method(one.method).text for one in preset.methods_and_baselines],
+        [entry.name for entry in preset.methods_and_baselines],
+        [resolve_method(entry.method).text for entry in preset.methods_and_baselines],
     )
     assert len(set(names)) == len(names)
     assert len(set(methods)) == len(methods)
-    measures = [resolve_metric(one.metric).text for one in preset.measures]
+    measures = [resolve_metric(entry.metric).text for entry in preset.measures]
     assert len(set(measures)) == len(measures)
-    assert [one.name for one in preset.methods_and_baselines[-2:]] == ["random", "center"]
+    assert [entry.name for entry in preset.methods_and_baselines[-2:]] == ["random", "center"]
 
 
 def test_tables_are_of_the_methods_and_measures(preset: Paper) -> None:
-    own = tuple(one.name for one in preset.methods if not one.extra)
-    known = {one.name for one in preset.measures} | {preset.area}
+    method_names = tuple(entry.name for entry in preset.methods if not entry.extra)
+    columns = {entry.name for entry in preset.measures} | {preset.area}
     assert bool(preset.tables) == (preset.name != "skipplus")
     for table in preset.tables:
-        assert table.methods == own
-        assert set(table.values) <= known
+        assert table.methods == method_names
+        assert set(table.values) <= columns
         assert table.source
         for measure, row in table.values.items():
-            assert len(row) == len(own), measure
+            assert len(row) == len(method_names), measure
             assert all(map(math.isfinite, row))
-        assert math.isnan(table.value("no such measure", own[0]))
+        assert math.isnan(table.value("no such measure", method_names[0]))
         assert math.isnan(table.value(next(iter(table.values)), "no such method"))
 
 
 def test_efforts_change_what_is_there(preset: Paper) -> None:
-    texts = {one.method for one in preset.methods} | {one.metric for one in preset.measures}
+    texts = {entry.method for entry in preset.methods} | {entry.metric for entry in preset.measures}
     for effort, changed in preset.efforts.items():
         assert effort in EFFORTS
         assert set(changed) <= texts
@@ -258,19 +258,19 @@ def test_efforts_change_what_is_there(preset: Paper) -> None:
 
 
 def test_claims_name_methods_and_measures(preset: Paper) -> None:
-    names = {one.name for one in preset.methods_and_baselines}
-    known = {one.name for one in preset.measures} | {preset.area}
+    names = {entry.name for entry in preset.methods_and_baselines}
+    columns = {entry.name for entry in preset.measures} | {preset.area}
     assert preset.claims
     for claim in preset.claims:
         assert claim.pairs
         assert {name for pair in claim.pairs for name in pair} <= names
         assert all(winner != loser for winner, loser in claim.pairs)
-        assert set(claim.measures) <= known
+        assert set(claim.measures) <= columns
 
 
 def test_claims_are_what_the_tables_say(preset: Paper) -> None:
-    """Who is said to be better is better in print, by the direction of each measure."""
-    better = {one.name: one.better for one in preset.measures} | {preset.area: "higher"}
+    """A method that a claim calls better is better in print, by the direction of each measure."""
+    better = {entry.name: entry.better for entry in preset.measures} | {preset.area: "higher"}
     for table in preset.tables:
         for claim in preset.claims:
             for (winner, loser), measure in itertools.product(claim.pairs, claim.measures):
@@ -297,22 +297,28 @@ def test_every_paper_says_what_differs(preset: Paper) -> None:
 
 
 def test_numbers_on_the_same_data_are_chosen() -> None:
-    found = find_paper("focusvit")
+    paper = find_paper("focusvit")
     for data, table in (("pets:/x", "Pet"), ("indoor67:/x", "MiT"), ("dogs:/x", "Dog"), ("folder:/x", "Flower")):
-        chosen = found.table_for(data)
+        chosen = paper.table_for(data)
         assert chosen is not None
         assert chosen.data == table
     assert find_paper("skipplus").table_for("pets:/x") is None
 
 
 def test_directions_are_the_papers() -> None:
-    assert [one.better for one in find_paper("focusvit").measures] == ["higher", "lower", "lower", "lower"]
-    assert [one.better for one in find_paper("coporan").measures] == ["higher", "higher", "higher", "lower", "higher"]
+    assert [entry.better for entry in find_paper("focusvit").measures] == ["higher", "lower", "lower", "lower"]
+    assert [entry.better for entry in find_paper("coporan").measures] == [
+        "higher",
+        "higher",
+        "higher",
+        "lower",
+        "higher",
+    ]
     assert Measure("x", "deletion", complement=True).better == "higher"
 
 
 def test_confident_images_are_taken_for_all_but_the_pointing_game() -> None:
-    assert [one.min_confidence for one in find_paper("coporan").measures] == [0.85, 0.85, 0.85, 0.85, None]
+    assert [entry.min_confidence for entry in find_paper("coporan").measures] == [0.85, 0.85, 0.85, 0.85, None]
 
 
 def test_wrong_names_are_refused() -> None:
@@ -322,7 +328,7 @@ def test_wrong_names_are_refused() -> None:
         find_paper("zzz")
     with pytest.raises(BadInput, match="quick, usual, paper"):
         check_effort("fast")
-    assert [one.name for one in list_papers()] == list(NAMES)
+    assert [entry.name for entry in list_papers()] == list(NAMES)
 
 
 TOY = """

@@ -112,17 +112,19 @@ def test_the_papers_numbers_stand_beside_ours(name: str, results: dict[str, Repr
         assert tuple(cell.paper for cell in cells) == printed, measure
         assert sorted(cell.paper_rank for cell in cells)[0] >= 1
         assert sum(cell.paper_rank for cell in cells) == len(cells) * (len(cells) + 1) / 2
-    assert {one.measure for one in result.agreements} <= set(result.table.values)
-    assert {one.data for one in result.agreements} == {table.data for table in preset.tables} or name == "coporan"
+    assert {agreement.measure for agreement in result.agreements} <= set(result.table.values)
+    assert {agreement.data for agreement in result.agreements} == {
+        table.data for table in preset.tables
+    } or name == "coporan"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_differs_is_said(name: str, results: dict[str, Reproduction]) -> None:
+def test_what_differs_is_listed(name: str, results: dict[str, Reproduction]) -> None:
     about = results[name].differences
-    said = dict(reversed(about))
-    assert MODEL.name in said["model"]
-    assert "3 generated images" in said["data"]
-    assert results[name].config.paper.images in said["data"]
+    difference_by_topic = dict(reversed(about))
+    assert MODEL.name in difference_by_topic["model"]
+    assert "3 generated images" in difference_by_topic["data"]
+    assert results[name].config.paper.images in difference_by_topic["data"]
     assert bool(results[name].measure_agreements) == (name in ("focusvit", "skipplus")), (
         "the others have too few methods"
     )
@@ -130,7 +132,7 @@ def test_what_differs_is_said(name: str, results: dict[str, Reproduction]) -> No
     assert ("masks", "Masks are from the generator.") in about
     for gap in results[name].config.paper.gaps:
         assert ("protocol", gap) in about
-    assert ("effort" in said) == bool(results[name].config.paper.efforts)
+    assert ("effort" in difference_by_topic) == bool(results[name].config.paper.efforts)
     assert len(results[name].claim_results) == len(results[name].config.paper.claims)
 
 
@@ -138,11 +140,15 @@ def test_the_numbers_are_evaluates(results: dict[str, Reproduction]) -> None:
     cells = {row.entry.name: row.cells for row in results["joita"].rows}
     scores = cv.evaluate(MODEL, dataset(), ["gmar-l1(preset=joita)", "legrad"], ["iou", "pixel-accuracy"])
     assert isinstance(scores, Scores)
-    found = {key[:2]: score for key, score in scores.items()}
-    own = next(score for (method, metric), score in found.items() if method.startswith("gmar") and metric == "iou")
-    assert cells["GMAR-L1"]["mIoU"].ours == pytest.approx(100 * own.mean, abs=1e-9)
-    assert cells["GMAR-L1"]["mIoU"].images == own.n_valid
-    other = found["legrad", "pixel-accuracy"]
+    by_method_and_metric = {key[:2]: score for key, score in scores.items()}
+    gmar = next(
+        score
+        for (method, metric), score in by_method_and_metric.items()
+        if method.startswith("gmar") and metric == "iou"
+    )
+    assert cells["GMAR-L1"]["mIoU"].ours == pytest.approx(100 * gmar.mean, abs=1e-9)
+    assert cells["GMAR-L1"]["mIoU"].images == gmar.n_valid
+    other = by_method_and_metric["legrad", "pixel-accuracy"]
     assert cells["LeGrad (its authors')"]["mPA"].ours == pytest.approx(100 * other.mean, abs=1e-9)
 
 
@@ -160,14 +166,14 @@ def test_the_sweep_meets_plus_and_skipplus(results: dict[str, Reproduction]) -> 
     result = results["skipplus"]
     cells = {row.entry.name: row.cells for row in result.rows}
     layers = ZOO["timm-vit"].layers
-    assert {one.method for one in result.sweeps} == set(result.config.paper.sweep)
-    for one in result.sweeps:
-        name = {"decompx": "DecompX", "globenc": "GlobEnc", "ixg": "IxG"}[one.method]
-        assert len(one.values) == layers
-        assert one.middle == math.ceil(layers / 2)
-        assert one.values[0] == pytest.approx(cells[f"{name}∘PLUS"][one.measure.name].ours, abs=1e-9)
-        assert one.values[one.middle] == pytest.approx(cells[f"{name}∘SkipPLUS"][one.measure.name].ours, abs=1e-9)
-        assert one.values[one.best] == max(one.values), "higher is better by all of them"
+    assert {sweep.method for sweep in result.sweeps} == set(result.config.paper.sweep)
+    for curve in result.sweeps:
+        name = {"decompx": "DecompX", "globenc": "GlobEnc", "ixg": "IxG"}[curve.method]
+        assert len(curve.values) == layers
+        assert curve.middle == math.ceil(layers / 2)
+        assert curve.values[0] == pytest.approx(cells[f"{name}∘PLUS"][curve.measure.name].ours, abs=1e-9)
+        assert curve.values[curve.middle] == pytest.approx(cells[f"{name}∘SkipPLUS"][curve.measure.name].ours, abs=1e-9)
+        assert curve.values[curve.best] == max(curve.values), "higher is better by all of them"
 
 
 def test_a_second_run_computes_nothing_and_a_larger_one_only_what_is_new(tmp_path: Path) -> None:
@@ -192,8 +198,8 @@ def test_confident_images_only(tmp_path: Path) -> None:
     """Coporan's subset: of the images above 85 %, none of the others, and the pointing game of all."""
     every = Scores()
     every.predictions = tuple(Prediction(f"{k}", 0, p, None) for k, p in enumerate((0.9, 0.85, 0.86)))
-    own = replace(wish("coporan"), effort="paper")
-    jaccard, pointing = own.paper.measures[0], own.paper.measures[-1]
+    coporan = replace(wish("coporan"), effort="paper")
+    jaccard, pointing = coporan.paper.measures[0], coporan.paper.measures[-1]
     for metric in ("iou", "pointing-game(preset=coporan)"):
         every["attcam", metric] = Score(
             metric,
@@ -205,13 +211,13 @@ def test_confident_images_only(tmp_path: Path) -> None:
             tuple("012"),
             "m",
         )
-    found = named_scores(own, every, (jaccard, pointing))
-    assert found["CAM", "Jaccard Index"].values.tolist() == pytest.approx([0.1, 0.5])
-    assert found["CAM", "Jaccard Index"].names == ("0", "2")
-    assert len(found["CAM", "Pointing Game Accuracy"].values) == 3
+    scores_by_name = named_scores(coporan, every, (jaccard, pointing))
+    assert scores_by_name["CAM", "Jaccard Index"].values.tolist() == pytest.approx([0.1, 0.5])
+    assert scores_by_name["CAM", "Jaccard Index"].names == ("0", "2")
+    assert len(scores_by_name["CAM", "Pointing Game Accuracy"].values) == 3
 
 
-def test_no_confident_image_is_said(tmp_path: Path, results: dict[str, Reproduction]) -> None:
+def test_confident_images_are_counted(tmp_path: Path, results: dict[str, Reproduction]) -> None:
     result = results["coporan"]
     logits = MODEL.logits(torch.stack([dataset().read(row, MODEL).pixels for row in range(3)]).to(MODEL.dtype))
     sure = int((logits.double().softmax(1).amax(1) > 0.85).sum())
@@ -223,16 +229,16 @@ def test_no_confident_image_is_said(tmp_path: Path, results: dict[str, Reproduct
 
 def test_void_counts_as_object_for_coporan() -> None:
     plain = dataset()
-    own = void_as_object(plain)
-    before, after = plain.read(0, MODEL), own.read(0, MODEL)
+    with_void = void_as_object(plain)
+    before, after = plain.read(0, MODEL), with_void.read(0, MODEL)
     assert before.mask is not None
     assert before.void is not None
     assert after.mask is not None
     assert bool(before.void.any())
     assert torch.equal(after.mask, before.mask | before.void)
     assert after.void is None
-    assert own.content_hash(0) != plain.content_hash(0), "other masks are other numbers"
-    assert own.content_hash(0) != own.content_hash(1)
+    assert with_void.content_hash(0) != plain.content_hash(0), "other masks are other numbers"
+    assert with_void.content_hash(0) != with_void.content_hash(1)
     unmasked = void_as_object(dataset(masks=False))
     assert unmasked.read(0, MODEL).mask is None
 
@@ -245,15 +251,15 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
         drawn.save(tmp_path / place / name)
     data = DataConfig(f"folder:{tmp_path}/photos", masks=f"{tmp_path}/masks", mask_kind="trimap")
     for name in ("coporan", "joita"):
-        own = replace(wish(name), data=data)
+        with_data = replace(wish(name), data=data)
         plans: list[Plan] = []
         store = Store.open(tmp_path / name)
-        reproduce(own, store, model=MODEL, on_plan=plans.append)
+        reproduce(with_data, store, model=MODEL, on_plan=plans.append)
         (study,) = read_store(store).studies
         assert (study.data[0].open(study.seed).content_hash(0),) == plans[0].units[0].image_hashes
 
 
-def test_masks_are_asked_for() -> None:
+def test_missing_masks_are_refused() -> None:
     shown = LoadedData(dataset(masks=False), "generated")
     for name in ("cmi", "coporan", "joita"):
         with pytest.raises(
@@ -261,12 +267,12 @@ def test_masks_are_asked_for() -> None:
         ):
             check_data(wish(name), shown)
     assert len(check_data(wish("focusvit"), shown)) == 4
-    measures = [one.name for one in check_data(wish("skipplus"), shown)]
+    measures = [measure.name for measure in check_data(wish("skipplus"), shown)]
     assert "AP" not in measures
     assert len(measures) == 4
 
 
-def test_true_classes_are_asked_for() -> None:
+def test_missing_true_classes_are_refused() -> None:
     with pytest.raises(BadInput, match=r"explains the true class, and folder:here has none.*target='predicted'"):
         check_data(wish("skipplus"), LoadedData(dataset(labels=False), "generated"))
     with pytest.raises(BadInput, match=r"the model has no class a, b, c, … \(4 of"):
@@ -291,9 +297,9 @@ def test_masks_that_changed_are_not_mixed_with_old_ones(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "s")
 
     def overlap(images: ImageDataset) -> str:
-        found = reproduce(wish("joita"), store, model=MODEL, data=LoadedData(images, "generated"))
-        assert found.images == 3
-        return repr([row.cells["mIoU"] for row in found.rows])
+        reproduction = reproduce(wish("joita"), store, model=MODEL, data=LoadedData(images, "generated"))
+        assert reproduction.images == 3
+        return repr([row.cells["mIoU"] for row in reproduction.rows])
 
     plain, other = overlap(dataset()), overlap(void_as_object(dataset()))
     assert plain != other
@@ -316,13 +322,13 @@ def test_part_of_a_score_keeps_its_curve_and_counts() -> None:
 
 
 def test_the_study_has_the_efforts_samples() -> None:
-    own = wish("focusvit")
-    study = study_of(own, own.paper.measures)
+    focusvit = wish("focusvit")
+    study = study_of(focusvit, focusvit.paper.measures)
     assert "kernelshap(samples=40)" in study.methods
     assert any("layers=3" in metric for metric in study.metrics)
-    assert study_of(replace(own, effort="paper"), own.paper.measures).methods[1] == "kernelshap"
+    assert study_of(replace(focusvit, effort="paper"), focusvit.paper.measures).methods[1] == "kernelshap"
     with pytest.raises(BadInput, match="quick, usual, paper"):
-        study_of(replace(own, effort="fast"), own.paper.measures)
+        study_of(replace(focusvit, effort="fast"), focusvit.paper.measures)
 
 
 def test_layers_are_counted() -> None:
@@ -388,7 +394,7 @@ def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
 
 def test_other_methods_under_the_papers_names() -> None:
     preset = replace_methods(find_paper("focusvit"), ["FocusViT=focusvit(m=1)", "SHAP=kernelshap(samples=9)"])
-    assert [one.name for one in preset.methods] == [one.name for one in find_paper("focusvit").methods]
+    assert [method.name for method in preset.methods] == [method.name for method in find_paper("focusvit").methods]
     study = study_of(replace(wish("focusvit"), paper=preset), preset.measures)
     assert study.methods[5] == "focusvit(m=1)"
     assert study.methods[1] == "kernelshap(samples=9)", "no effort changes what was asked for"
@@ -422,24 +428,30 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
         ("focusvit", "voc:/x", False),
     ],
 )
-def test_whether_the_paper_has_numbers_on_this_data_is_said(name: str, spec: str, same: bool) -> None:
-    own = replace(wish(name), data=DataConfig(spec))
-    table = own.paper.table_for(spec)
-    said = dict(differences(own, MODEL, LoadedData(dataset(2), "generated"), Scores(), own.paper.measures, table))
-    assert said["numbers"].endswith(f"the paper has {'them' if same else 'none'} for this data.")
+def test_whether_the_paper_has_numbers_on_this_data_is_reported(name: str, spec: str, same: bool) -> None:
+    study_preset = replace(wish(name), data=DataConfig(spec))
+    table = study_preset.paper.table_for(spec)
+    by_topic = dict(
+        differences(
+            study_preset, MODEL, LoadedData(dataset(2), "generated"), Scores(), study_preset.paper.measures, table
+        )
+    )
+    assert by_topic["numbers"].endswith(f"the paper has {'them' if same else 'none'} for this data.")
 
 
-def test_constant_maps_are_said() -> None:
+def test_constant_maps_are_reported() -> None:
     flat = Scores()
     flat.predictions = (Prediction("x", 0, 0.9, None), Prediction("y", 0, 0.9, None))
     for method, constant in (("vanilla", True), ("ixg", False), ("random", True)):
         flat[method, "iou"] = Score(
             "iou", method, torch.ones(2).double(), "higher", (0, 1), torch.tensor([constant, False]), ("x", "y"), "m"
         )
-    own = wish("joita")
-    said = differences(own, MODEL, LoadedData(dataset(2), "generated"), flat, own.paper.measures, None)
-    found = [sentence for about, sentence in said if about == "constant"]
-    assert found == ["Maps of vanilla are constant on 1 of 2 images: the order of their patches is arbitrary."]
+    joita = wish("joita")
+    stated_differences = differences(
+        joita, MODEL, LoadedData(dataset(2), "generated"), flat, joita.paper.measures, None
+    )
+    sentences = [sentence for about, sentence in stated_differences if about == "constant"]
+    assert sentences == ["Maps of vanilla are constant on 1 of 2 images: the order of their patches is arbitrary."]
 
 
 def test_sums_that_are_the_same_maths(results: dict[str, Reproduction]) -> None:
@@ -449,8 +461,8 @@ def test_sums_that_are_the_same_maths(results: dict[str, Reproduction]) -> None:
     def ours(name: str) -> list[float]:
         return [cell.ours for cell in cells[name].values()]
 
-    for one, other in (("HiResCAM", "IxG"), ("GlobEnc", "AttIN")):
+    for first, second in (("HiResCAM", "IxG"), ("GlobEnc", "AttIN")):
         for ending in ("∘PLUS", "∘SkipPLUS"):
-            assert ours(one + ending) == pytest.approx(ours(other + ending), abs=1e-9)
+            assert ours(first + ending) == pytest.approx(ours(second + ending), abs=1e-9)
     assert ours("FullGrad∘PLUS") != pytest.approx(ours("FullGrad+∘PLUS"), abs=1e-9)
     assert ours("DecompX") != pytest.approx(ours("DecompX∘PLUS"), abs=1e-9)

@@ -31,6 +31,6 @@ if __name__ == "__main__":
     )
     module = module.double().eval()
     module.load_state_dict(weights(module))
-    found = {"ag-cam": AGCAM(module).generate(image(), TARGET)[1]}
-    found["ag-cam-mean-heads"] = AGCAM(module, head_fusion="mean").generate(image(), TARGET)[1]
-    np.savez_compressed(Path(out), **{name: value.detach().numpy() for name, value in found.items()})
+    arrays = {"ag-cam": AGCAM(module).generate(image(), TARGET)[1]}
+    arrays["ag-cam-mean-heads"] = AGCAM(module, head_fusion="mean").generate(image(), TARGET)[1]
+    np.savez_compressed(Path(out), **{name: value.detach().numpy() for name, value in arrays.items()})

@@ -67,8 +67,11 @@ def main(folder: Path) -> None:
                     configs = alike(tokens, threshold, True).modify_configs(configs)
                 goal = torch.tensor([target])
                 before = torch.nn.functional.cross_entropy(logits(image[None], None), goal)
-                after = [torch.nn.functional.cross_entropy(logits(image[None], one), goal) for one in configs]
-                maps.append([-float(before - one) for one in after])
+                after = [
+                    torch.nn.functional.cross_entropy(logits(image[None], after_suppression), goal)
+                    for after_suppression in configs
+                ]
+                maps.append([-float(before - after_suppression) for after_suppression in after])
             kept["none" if threshold is None else str(threshold)] = np.array(maps)
     np.savez_compressed(FIXTURES / "atman.npz", **kept)
 

@@ -34,7 +34,7 @@ def main() -> None:
     module = build("plain")
     module.norm.eps = 1e-5  # theirs is torch's default
     pixels = images_for(module)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, (code, options) in MAPS.items():
         model = code.VisionTransformer(depth=3, qkv_bias=True, **SMALL).double().eval()
         model.load_state_dict(module.state_dict())
@@ -46,8 +46,8 @@ def main() -> None:
             model.zero_grad()
             (logits * one_hot).sum().backward(retain_graph=True)
             rows.append(model.relprop(one_hot, alpha=1, **options).detach().squeeze(0).numpy())
-        found[name] = np.stack(rows)
-    np.savez_compressed(Path(__file__).parent.parent / "fixtures" / "chefer.npz", **found)
+        arrays[name] = np.stack(rows)
+    np.savez_compressed(Path(__file__).parent.parent / "fixtures" / "chefer.npz", **arrays)
 
 
 if __name__ == "__main__":

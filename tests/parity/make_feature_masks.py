@@ -56,8 +56,8 @@ def haofanwang(clone: str) -> np.ndarray:
     module, photos = small_cnn()
     module.features = module[:4]  # its own search for a layer by any name fails, that of an AlexNet works
     module.forward = lambda x: module[4:7](module.features(x))
-    made = ScoreCAM({"type": "alexnet", "arch": module, "layer_name": "features_3", "input_size": (24, 40)})
-    maps = [made(photos[i : i + 1], class_idx=c)[0, 0] for i, c in enumerate(TARGETS)]
+    explainer = ScoreCAM({"type": "alexnet", "arch": module, "layer_name": "features_3", "input_size": (24, 40)})
+    maps = [explainer(photos[i : i + 1], class_idx=c)[0, 0] for i, c in enumerate(TARGETS)]
     sys.path.remove(clone)
     for name in [name for name in sys.modules if name.partition(".")[0] in ("cam", "utils")]:
         del sys.modules[name]  # ViT-CX's helpers have the same name
@@ -74,9 +74,9 @@ class Renamed(sklearn.cluster.AgglomerativeClustering):
         self.affinity = affinity
 
     def fit(self, distance: Any, y: None = None) -> Any:
-        made = super().fit(np.asarray(distance))
-        Renamed.last = made.labels_
-        return made
+        fitted = super().fit(np.asarray(distance))
+        Renamed.last = fitted.labels_
+        return fitted
 
 
 def vaynexie(clone: str, with_noise: bool) -> dict[str, np.ndarray]:
@@ -100,15 +100,15 @@ def vaynexie(clone: str, with_noise: bool) -> dict[str, np.ndarray]:
         seen["p"] = p
         return real_matmul(p, shares)
 
-    found, (module, pixels) = {}, vit()
+    arrays, (module, pixels) = {}, vit()
     scoring.forward, torch.randn, torch.matmul = forward, randn, matmul
     for i, c in enumerate(TARGETS):
-        found[f"map {i}"] = ViT_CX.ViT_CX(
+        arrays[f"map {i}"] = ViT_CX.ViT_CX(
             module, pixels[i : i + 1], module.blocks[-1].norm1, c, reshape_function=on_grid
         )
-        found |= {f"labels {i}": Renamed.last, f"masks {i}": seen["masks"].numpy(), f"p {i}": seen["p"][c].numpy()}
+        arrays |= {f"labels {i}": Renamed.last, f"masks {i}": seen["masks"].numpy(), f"p {i}": seen["p"][c].numpy()}
     scoring.forward, torch.randn, torch.matmul = real_forward, real_randn, real_matmul
-    return found
+    return arrays
 
 
 def main() -> None:
@@ -118,12 +118,12 @@ def main() -> None:
     torch.set_default_dtype(torch.float64)  # both allocate in the default
     module, pixels = vit()
     network, photos = small_cnn()
-    found = {f"vit {k}": v for k, v in jacobgil(module, module.blocks[-1].norm1, pixels, on_grid).items()}
-    found |= {f"cnn {k}": v for k, v in jacobgil(network, network[3], photos).items()}
-    found["cnn official"] = haofanwang(scorecam)
+    arrays = {f"vit {k}": v for k, v in jacobgil(module, module.blocks[-1].norm1, pixels, on_grid).items()}
+    arrays |= {f"cnn {k}": v for k, v in jacobgil(network, network[3], photos).items()}
+    arrays["cnn official"] = haofanwang(scorecam)
     for noise in (False, True):
-        found |= {f"vit-cx {'noise' if noise else 'still'} {k}": v for k, v in vaynexie(causalx, noise).items()}
-    np.savez_compressed(FIXTURE, **{k: v if v.dtype.kind == "i" else v.astype(np.float32) for k, v in found.items()})
+        arrays |= {f"vit-cx {'noise' if noise else 'still'} {k}": v for k, v in vaynexie(causalx, noise).items()}
+    np.savez_compressed(FIXTURE, **{k: v if v.dtype.kind == "i" else v.astype(np.float32) for k, v in arrays.items()})
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ def same_weights(encoder: nn.Module, ours: PostNorm) -> nn.Module:
         "output.LayerNorm": "norm2",
     }
     for theirs, block in zip(encoder.layer, ours.blocks, strict=True):
-        for name, own in pairs.items():
-            theirs.get_submodule(name).load_state_dict(getattr(block, own).state_dict())
+        for name, our_name in pairs.items():
+            theirs.get_submodule(name).load_state_dict(getattr(block, our_name).state_dict())
     return encoder.double().eval()
 
 
@@ -83,13 +83,13 @@ class Tower(nn.Module):
 def globenc(ours: PostNorm, x: Tensor) -> dict[str, list[Tensor]]:
     encoder = same_weights(globenc_bert.BertEncoder(CONFIG), ours)
     names = ("attin", "attin_residual", "attin_residual_ln", "globenc")
-    found: dict[str, list[Tensor]] = {name: [] for name in names}
+    maps_by_method: dict[str, list[Tensor]] = {name: [] for name in names}
     for layer in encoder.layer:
         out = layer(x, output_norms=True)  # x, A, ||αf|| by head, ||Σαf||, ||Σαf + x||, after one norm, after both
         for place, name in enumerate(names, 3):
-            found[name].append(out[place][0])
+            maps_by_method[name].append(out[place][0])
         x = out[0]
-    return found
+    return maps_by_method
 
 
 @torch.no_grad()
@@ -100,8 +100,8 @@ def alti(ours: PostNorm, x: Tensor) -> list[Tensor]:
     outputs: dict[str, Any] = {}
     for name, part in wrapper.model.named_modules():
 
-        def keep(_: nn.Module, given: Any, made: Any, name: str = name) -> None:
-            inputs[name], outputs[name] = [given], [made]
+        def keep(_: nn.Module, given: Any, output: Any, name: str = name) -> None:
+            inputs[name], outputs[name] = [given], [output]
 
         part.register_forward_hook(keep)
     states, attentions = [x], []
@@ -109,8 +109,8 @@ def alti(ours: PostNorm, x: Tensor) -> list[Tensor]:
         out = layer(states[-1], output_attentions=True)
         states.append(out[0])
         attentions.append(out[1])
-    said = wrapper.get_contributions(states, attentions, inputs, outputs)
-    near = said["contributions"] + said["resultants"].norm(p=1, dim=-1)[..., None]  # their "min_sum" scaling
+    result = wrapper.get_contributions(states, attentions, inputs, outputs)
+    near = result["contributions"] + result["resultants"].norm(p=1, dim=-1)[..., None]  # their "min_sum" scaling
     return list(near.clamp(min=0) / near.clamp(min=0).sum(-1, keepdim=True))
 
 

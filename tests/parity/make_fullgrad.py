@@ -23,7 +23,7 @@ if __name__ == "__main__":
         p.requires_grad_(True)
     # One image at a time, as its extractor pairs gradients with biases.
     maps = [
-        FullGrad(module, (3, 16, 24)).saliency(one[None].clone(), torch.tensor([target]))
-        for one, target in zip(noise_images(), TARGETS, strict=True)
+        FullGrad(module, (3, 16, 24)).saliency(image[None].clone(), torch.tensor([target]))
+        for image, target in zip(noise_images(), TARGETS, strict=True)
     ]
     np.savez_compressed(Path(out), fullgrad=torch.cat(maps).detach().numpy())

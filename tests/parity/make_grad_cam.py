@@ -58,21 +58,26 @@ def main() -> None:
             maps[f"{stage} {name}"] = their_map(name, network, getattr(network, stage), photos)
     np.savez_compressed(FIXTURES / "grad_cam.npz", **maps)
 
-    found = {}
+    arrays = {}
     target = torch.tensor(TARGETS)
     for kind, (net, images) in {"vit": vit(), "resnet": resnet()}.items():
         images = images.requires_grad_()
         path = IntegratedGradients(net)
-        said = {
+        explanations = {
             "saliency": Saliency(net).attribute(images, target=target).amax(1),
             "ixg": InputXGradient(net).attribute(images, target=target).sum(1),
             "gauss": path.attribute(images, target=target, n_steps=STEPS, method="gausslegendre").sum(1),
             "right": path.attribute(images, target=target, n_steps=STEPS, method="riemann_right").sum(1),
         }
         if kind == "resnet":
-            said = {name: one[:, ::3, ::3] for name, one in said.items()}  # every third pixel: a small file
-        found |= {f"{kind} {name}": one.detach().numpy().astype(np.float32) for name, one in said.items()}
-    np.savez_compressed(FIXTURES / "captum.npz", **found)
+            explanations = {
+                name: explanation[:, ::3, ::3] for name, explanation in explanations.items()
+            }  # every third pixel: a small file
+        arrays |= {
+            f"{kind} {name}": explanation.detach().numpy().astype(np.float32)
+            for name, explanation in explanations.items()
+        }
+    np.savez_compressed(FIXTURES / "captum.npz", **arrays)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,13 @@ if __name__ == "__main__":
         vision = {"image_size": SIDE, "patch_size": PATCH, "width": WIDTH, "layers": DEPTH}
         vision |= {"head_width": WIDTH // HEADS, "mlp_ratio": 2.0}
         text = {"context_length": 8, "vocab_size": 20, "width": 16, "heads": 2, "layers": 1}
-        made = open_clip.CLIP(10, vision, text).double().eval()
-        made.visual.load_state_dict(weights(made.visual))
-        return made
+        clip = open_clip.CLIP(10, vision, text).double().eval()
+        clip.visual.load_state_dict(weights(clip.visual))
+        return clip
 
     prompt = torch.nn.functional.normalize(seeded({"prompt": (1, 10)}, seed=2)["prompt"], dim=-1)
-    found = {
+    arrays = {
         f"legrad{start}": LeWrapper(model(), layer_index=start).compute_legrad_clip(prompt, image()).detach().numpy()
         for start in (-2, 0)
     }
-    np.savez_compressed(Path(out), **{name: value[0, 0].astype(np.float32) for name, value in found.items()})
+    np.savez_compressed(Path(out), **{name: value[0, 0].astype(np.float32) for name, value in arrays.items()})

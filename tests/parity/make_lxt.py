@@ -31,7 +31,7 @@ def main() -> None:
     logits = module(pixels)
     monkey_patch(vision_transformer)
     monkey_patch_zennit()
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, (linear, conv) in GAMMAS.items():
         rows = []
         for image, target in zip(pixels, TARGETS, strict=True):
@@ -43,9 +43,9 @@ def main() -> None:
             module(x)[0, target].backward()
             composite.remove()
             rows.append(F.avg_pool2d((x * x.grad).sum(1), PATCH, divisor_override=1)[0].detach().numpy())
-        found[name] = np.stack(rows)
-    found["logits"] = logits.detach().numpy()
-    np.savez_compressed(Path(__file__).parent.parent / "fixtures" / "lxt.npz", **found)
+        arrays[name] = np.stack(rows)
+    arrays["logits"] = logits.detach().numpy()
+    np.savez_compressed(Path(__file__).parent.parent / "fixtures" / "lxt.npz", **arrays)
 
 
 if __name__ == "__main__":

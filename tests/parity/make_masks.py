@@ -46,28 +46,28 @@ def their_masks(explainer: RISE, samples: int, cells: int, p: float) -> dict[str
 
 def main() -> None:
     torch.Tensor.cuda = lambda self: self  # their file asks for a GPU
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     module, pixels = vit()
     single, images = module.float(), pixels.float()
     for name, (size, samples, cells, p) in RISES.items():
         explainer = RISE(lambda x: single(x).softmax(-1), size)
-        made, every = their_masks(explainer, samples, cells, p), KEPT_EVERY[name]
-        made["masks"] = made["masks"][:, ::every, ::every]
-        found |= {f"{name} {what}": value for what, value in made.items()}
+        masks, every = their_masks(explainer, samples, cells, p), KEPT_EVERY[name]
+        masks["masks"] = masks["masks"][:, ::every, ::every]
+        arrays |= {f"{name} {what}": value for what, value in masks.items()}
         if size == tuple(images.shape[-2:]):
             with torch.no_grad():
                 maps = [explainer(images[row : row + 1])[TARGETS[row]] for row in range(2)]
-            found[f"{name} map"] = torch.stack(maps).numpy()
+            arrays[f"{name} map"] = torch.stack(maps).numpy()
     module, pixels = vit()
     for window, stride in OCCLUSIONS:
-        said = Occlusion(module).attribute(
+        attribution = Occlusion(module).attribute(
             pixels,
             sliding_window_shapes=(3, window * PATCH, window * PATCH),
             strides=(3, stride * PATCH, stride * PATCH),
             target=torch.tensor(TARGETS),
         )
-        found[f"occlusion {window} {stride}"] = said.detach().numpy()
-    np.savez_compressed(FIXTURES / "masks.npz", **found)
+        arrays[f"occlusion {window} {stride}"] = attribution.detach().numpy()
+    np.savez_compressed(FIXTURES / "masks.npz", **arrays)
 
 
 if __name__ == "__main__":

@@ -33,22 +33,24 @@ class Doubled(nn.Module):
         return self.module(image.double())
 
 
-def asked(metric: Any, module: nn.Module, images: Tensor, maps: Tensor, targets: list[int], **more: Any) -> np.ndarray:
+def score_of_metric(
+    metric: Any, module: nn.Module, images: Tensor, maps: Tensor, targets: list[int], **more: Any
+) -> np.ndarray:
     """[B, …]: every image alone, so that the draws of one do not depend on the others."""
-    found = []
-    for image, target, own in zip(images, targets, maps, strict=True):
+    scores = []
+    for image, target, heatmap in zip(images, targets, maps, strict=True):
         np.random.seed(SEED)  # noqa: NPY002 (what Quantus draws from)
-        found.append(
+        scores.append(
             metric(
                 model=Doubled(module).eval(),
                 x_batch=image[None].numpy(),
                 y_batch=np.array([target]),
-                a_batch=own[None].numpy(),
+                a_batch=heatmap[None].numpy(),
                 device="cpu",
                 **more,
             )[0]
         )
-    return np.array(found)
+    return np.array(scores)
 
 
 def answers(name: str) -> dict[str, np.ndarray]:
@@ -66,18 +68,18 @@ def answers(name: str) -> dict[str, np.ndarray]:
     for order in ("morf", "lerf", "random"):
         metrics[order] = quantus.RegionPerturbation(patch_size=SQUARES[name], order=order, **QUIET)
         metrics[f"{order} of 5"] = quantus.RegionPerturbation(patch_size=4, regions_evaluation=5, order=order, **QUIET)
-    made = {what: asked(metric, module, images, maps, TARGETS) for what, metric in metrics.items()}
-    made["flipping logits"] = asked(metrics["flipping"], module, images, maps, TARGETS, softmax=False)
+    scores = {what: score_of_metric(metric, module, images, maps, TARGETS) for what, metric in metrics.items()}
+    scores["flipping logits"] = score_of_metric(metrics["flipping"], module, images, maps, TARGETS, softmax=False)
     monotone = quantus.Monotonicity(features_in_step=step, abs=False, **QUIET)
     for sign in (1, -1):
-        made[f"monotone {sign}"] = asked(monotone, module, images, sign * maps, TARGETS)
-    return made
+        scores[f"monotone {sign}"] = score_of_metric(monotone, module, images, sign * maps, TARGETS)
+    return scores
 
 
-found = {f"{name} {what}": value for name in MODELS for what, value in answers(name).items()}
+arrays = {f"{name} {what}": value for name in MODELS for what, value in answers(name).items()}
 sums, ones, complete = dyadic()
-found["dyadic complete"] = asked(quantus.Completeness(**QUIET), sums, ones, complete, [0])
-np.savez_compressed(FIXTURE, **found)
-for what, value in found.items():
+arrays["dyadic complete"] = score_of_metric(quantus.Completeness(**QUIET), sums, ones, complete, [0])
+np.savez_compressed(FIXTURE, **arrays)
+for what, value in arrays.items():
     print(what, value.shape, value.dtype, value.flatten()[:3])
 print(FIXTURE.stat().st_size, "bytes; torch", torch.__version__, "numpy", np.__version__)

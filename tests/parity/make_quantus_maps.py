@@ -43,7 +43,7 @@ def their_maps(patch: int) -> Callable[..., np.ndarray]:
 
 
 def image_by_image(metric: Any, module: nn.Module, images: torch.Tensor, explain: Any, **more: Any) -> list[Any]:
-    found = []
+    curves = []
     for image, target in zip(images, TARGETS, strict=True):
         np.random.seed(SEED)  # noqa: NPY002, the stream that Quantus draws from
         scores = metric(
@@ -55,11 +55,11 @@ def image_by_image(metric: Any, module: nn.Module, images: torch.Tensor, explain
             device="cpu",
             **more,
         )
-        found.append(scores)
-    return found
+        curves.append(scores)
+    return curves
 
 
-def of_models(found: dict[str, np.ndarray]) -> None:
+def of_models(arrays: dict[str, np.ndarray]) -> None:
     module, images = vit()
     cases = {"vit": (module, images, int(module.patch_embed.patch_size[0])), "cnn": (*small_cnn(), 4)}
     torch.set_default_dtype(torch.float64)  # Quantus hands its predictions torch.Tensor(x)
@@ -86,26 +86,26 @@ def of_models(found: dict[str, np.ndarray]) -> None:
             "efficient-mprt": quantus.EfficientMPRT(**QUIET),
         }
         for text, metric in metrics.items():
-            found[f"{name} {text}"] = np.array(image_by_image(metric, model, pictures, explain)).reshape(-1)
-            print(name, text, found[f"{name} {text}"])
+            arrays[f"{name} {text}"] = np.array(image_by_image(metric, model, pictures, explain)).reshape(-1)
+            print(name, text, arrays[f"{name} {text}"])
         for order in ("top_down", "bottom_up", "independent"):
             curves = image_by_image(quantus.MPRT(layer_order=order, **QUIET), model, pictures, explain)
-            found[f"{name} mprt {order}"] = np.array([[s[0] for s in curve.values()] for curve in curves])
+            arrays[f"{name} mprt {order}"] = np.array([[s[0] for s in curve.values()] for curve in curves])
         # SmoothMPRT asks quantus.explain whatever explain_func it is given, so that is what has to make the maps.
         usual = quantus.explain
         quantus.explain = explain
         for order in ("bottom_up", "top_down"):
             smooth = quantus.SmoothMPRT(nr_samples=4, layer_order=order, **QUIET)
             curves = image_by_image(smooth, model, pictures, explain)
-            found[f"{name} smooth-mprt {order}"] = np.array([[s[0] for s in curve.values()] for curve in curves])
+            arrays[f"{name} smooth-mprt {order}"] = np.array([[s[0] for s in curve.values()] for curve in curves])
             average = quantus.SmoothMPRT(nr_samples=4, layer_order=order, return_average_correlation=True, **QUIET)
             averages = image_by_image(average, model, pictures, explain)
-            found[f"{name} smooth-mprt {order} average"] = np.array(averages).reshape(-1)
-            print(name, "smooth", order, found[f"{name} smooth-mprt {order} average"])
+            arrays[f"{name} smooth-mprt {order} average"] = np.array(averages).reshape(-1)
+            print(name, "smooth", order, arrays[f"{name} smooth-mprt {order} average"])
         quantus.explain = usual
 
 
-def of_maps(found: dict[str, np.ndarray]) -> None:
+def of_maps(arrays: dict[str, np.ndarray]) -> None:
     dice = np.random.default_rng(0)
     maps = dice.normal(size=(4, SIZE, SIZE)) ** 3
     maps[1] = np.abs(maps[1])
@@ -114,7 +114,7 @@ def of_maps(found: dict[str, np.ndarray]) -> None:
     ties = maps.copy()
     ties[0, [0, 3], [2, 7]] = ties[0].max() + 1  # two highest points, the second of them on the object
     masks[0, 0, 2], masks[0, 3, 7] = False, True
-    found |= {"maps": ties, "masks": masks}
+    arrays |= {"maps": ties, "masks": masks}
     metrics = {
         "sparseness": quantus.Sparseness(**QUIET),
         "complexity": quantus.Complexity(**QUIET),
@@ -130,12 +130,12 @@ def of_maps(found: dict[str, np.ndarray]) -> None:
     empty = np.zeros_like(masks[:1])
     for text, metric in metrics.items():
         alone = [_of_map(metric, ties[i : i + 1], masks[i : i + 1]) for i in range(len(maps))]
-        found[text] = np.array(alone, dtype=np.float64).reshape(-1)
-        print(text, found[text])
-    found["pointing-game of an empty mask"] = np.array(_of_map(metrics["pointing-game"], ties[:1], empty), float)
-    found["pointing-game of an empty mask"] = found["pointing-game of an empty mask"].reshape(-1)
+        arrays[text] = np.array(alone, dtype=np.float64).reshape(-1)
+        print(text, arrays[text])
+    arrays["pointing-game of an empty mask"] = np.array(_of_map(metrics["pointing-game"], ties[:1], empty), float)
+    arrays["pointing-game of an empty mask"] = arrays["pointing-game of an empty mask"].reshape(-1)
     together = quantus.EffectiveComplexity(**QUIET)
-    found["effective-complexity of the batch"] = np.array(
+    arrays["effective-complexity of the batch"] = np.array(
         _of_map(together, ties * np.array([1e4, 1, 1, 1])[:, None, None], masks), float
     )
 
@@ -153,8 +153,8 @@ def _of_map(metric: Any, maps: np.ndarray, masks: np.ndarray) -> Any:
 
 
 if __name__ == "__main__":
-    made: dict[str, np.ndarray] = {}
-    of_maps(made)
-    of_models(made)
-    np.savez_compressed(FIXTURE, **made)
+    results: dict[str, np.ndarray] = {}
+    of_maps(results)
+    of_models(results)
+    np.savez_compressed(FIXTURE, **results)
     print(FIXTURE.stat().st_size, "bytes")

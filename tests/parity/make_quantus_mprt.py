@@ -34,7 +34,7 @@ def their_maps(model: Any, inputs: Any, targets: Any, **_: Any) -> np.ndarray:
 
 module, images = vit()
 PATCH = module.patch_embed.patch_size[0]
-found: dict[str, np.ndarray] = {}
+arrays: dict[str, np.ndarray] = {}
 for order in ORDERS:
     for average in (False, True):
         metric = quantus.MPRT(
@@ -49,9 +49,9 @@ for order in ORDERS:
             device="cpu",
         )
         if average:
-            found[f"{order} average"] = np.array(scores)
+            arrays[f"{order} average"] = np.array(scores)
         else:
-            found[order] = np.array(list(scores.values())).T  # [B, steps], the original first
-            found[f"{order} names"] = np.array(list(scores))
-np.savez_compressed(FIXTURE, **found)
-print({name: value.shape for name, value in found.items()}, FIXTURE.stat().st_size, "bytes")
+            arrays[order] = np.array(list(scores.values())).T  # [B, steps], the original first
+            arrays[f"{order} names"] = np.array(list(scores))
+np.savez_compressed(FIXTURE, **arrays)
+print({name: value.shape for name, value in arrays.items()}, FIXTURE.stat().st_size, "bytes")

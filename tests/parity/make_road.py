@@ -25,9 +25,9 @@ def main() -> None:
         "nearly all": dice.random((20, 28)) < 0.97,
     }
     impute = NoisyLinearImputer(noise=0)
-    made = {name: impute(torch.from_numpy(image), torch.from_numpy(~gone)).numpy() for name, gone in masks.items()}
+    imputed = {name: impute(torch.from_numpy(image), torch.from_numpy(~gone)).numpy() for name, gone in masks.items()}
     np.savez_compressed(
-        FIXTURES / "road.npz", image=image, **{f"{name} gone": gone for name, gone in masks.items()}, **made
+        FIXTURES / "road.npz", image=image, **{f"{name} gone": gone for name, gone in masks.items()}, **imputed
     )
 
 

@@ -33,15 +33,15 @@ def maps_and_masks() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return maps, masks, dice.random(masks.shape) < 0.15
 
 
-def scaled(one: np.ndarray) -> np.ndarray:
-    low, high = one.min(), one.max()
-    return (one - low) / (high - low) if high > low else np.zeros_like(one)
+def scaled(heatmap: np.ndarray) -> np.ndarray:
+    low, high = heatmap.min(), heatmap.max()
+    return (heatmap - low) / (high - low) if high > low else np.zeros_like(heatmap)
 
 
-def by_sklearn(one: np.ndarray, mask: np.ndarray, counts: np.ndarray) -> dict[str, float]:
-    r = scaled(one)
-    values, truth, background = one[counts], mask[counts], ~mask[counts]
-    found = {
+def by_sklearn(heatmap: np.ndarray, mask: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    r = scaled(heatmap)
+    values, truth, background = heatmap[counts], mask[counts], ~mask[counts]
+    scores = {
         "ap": average_precision_score(truth, values),
         "ap(pooled=true)": average_precision_score(
             np.concatenate([background, truth]), np.concatenate([1 - r[counts], r[counts]])
@@ -49,22 +49,22 @@ def by_sklearn(one: np.ndarray, mask: np.ndarray, counts: np.ndarray) -> dict[st
         "roc-auc": roc_auc_score(truth, values),
     }
     for name, edge in (("half", 0.5), ("mean", r.mean())):
-        said = (r > edge)[counts]
-        found[f"iou(threshold={name})"] = jaccard_score(truth, said, zero_division=0)
-        found[f"iou(threshold={name},classes=two)"] = jaccard_score(truth, said, average="macro", zero_division=0)
-        found[f"f1(threshold={name})"] = f1_score(truth, said, zero_division=0)
-        found[f"pixel-accuracy(threshold={name})"] = accuracy_score(truth, said)
-    return found
+        predicted = (r > edge)[counts]
+        scores[f"iou(threshold={name})"] = jaccard_score(truth, predicted, zero_division=0)
+        scores[f"iou(threshold={name},classes=two)"] = jaccard_score(truth, predicted, average="macro", zero_division=0)
+        scores[f"f1(threshold={name})"] = f1_score(truth, predicted, zero_division=0)
+        scores[f"pixel-accuracy(threshold={name})"] = accuracy_score(truth, predicted)
+    return scores
 
 
 def main() -> None:
     maps, masks, void = maps_and_masks()
-    found: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for prefix, left_out in (("", np.zeros_like(void)), ("void ", void)):
-        for one, mask, out in zip(maps, masks, left_out, strict=True):
-            for name, value in by_sklearn(one, mask, ~out).items():
-                found.setdefault(prefix + name, []).append(float(value))
-    np.savez_compressed(FIXTURES / "sklearn.npz", maps=maps, masks=masks, void=void, **found)
+        for heatmap, mask, out in zip(maps, masks, left_out, strict=True):
+            for name, value in by_sklearn(heatmap, mask, ~out).items():
+                scores.setdefault(prefix + name, []).append(float(value))
+    np.savez_compressed(FIXTURES / "sklearn.npz", maps=maps, masks=masks, void=void, **scores)
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ def mask_of(cells: int) -> np.ndarray:
 @torch.no_grad()
 def scores(pixels: Tensor, kind: str) -> np.ndarray:
     """[n] of normalised images, eight at a time."""
-    found = torch.cat([MODEL.logits(part) for part in pixels.float().split(8)]).double()
-    return (found if kind == "logit" else found.softmax(-1))[:, TARGET].numpy()
+    logits = torch.cat([MODEL.logits(part) for part in pixels.float().split(8)]).double()
+    return (logits if kind == "logit" else logits.softmax(-1))[:, TARGET].numpy()
 
 
 def keeping(kept: np.ndarray, cells: int, kind: str) -> np.ndarray:
@@ -61,11 +61,11 @@ def lime_values(seed: int) -> np.ndarray:
     image = PIXELS[0].permute(1, 2, 0).double().numpy() * STD + MEAN
 
     def classify(images: np.ndarray) -> np.ndarray:
-        own = scores(torch.from_numpy((images - MEAN) / STD).permute(0, 3, 1, 2), "prob")
-        return np.stack([own, 1 - own], 1)
+        probabilities = scores(torch.from_numpy((images - MEAN) / STD).permute(0, 3, 1, 2), "prob")
+        return np.stack([probabilities, 1 - probabilities], 1)
 
     explainer = LimeImageExplainer(kernel_width=WIDTH / np.sqrt(2), feature_selection="none", random_state=seed)
-    found = explainer.explain_instance(
+    reference = explainer.explain_instance(
         image,
         classify,
         labels=(0,),
@@ -74,7 +74,7 @@ def lime_values(seed: int) -> np.ndarray:
         num_samples=SAMPLES,
         segmentation_fn=lambda _: mask_of(CELLS),
     )
-    return np.array([value for _, value in sorted(found.local_exp[0])])
+    return np.array([value for _, value in sorted(reference.local_exp[0])])
 
 
 def captum_lime_values(seed: int) -> np.ndarray:
@@ -86,19 +86,19 @@ def captum_lime_values(seed: int) -> np.ndarray:
 
     explainer = Lime(lambda x: torch.from_numpy(scores(x, "prob")), SkLearnRidge(alpha=1.0), closeness)
     mask = torch.from_numpy(mask_of(CELLS))[None, None].expand_as(PIXELS)
-    found = explainer.attribute(
+    reference = explainer.attribute(
         PIXELS, feature_mask=mask, n_samples=SAMPLES, perturbations_per_eval=8, return_input_shape=False
     )
-    return found.double().numpy().ravel()
+    return reference.double().numpy().ravel()
 
 
 def captum_shap_values(seed: int) -> np.ndarray:
     torch.manual_seed(seed)
     mask = torch.from_numpy(mask_of(CELLS))[None, None].expand_as(PIXELS)
-    found = KernelShap(lambda x: torch.from_numpy(scores(x, "logit"))).attribute(
+    reference = KernelShap(lambda x: torch.from_numpy(scores(x, "logit"))).attribute(
         PIXELS, feature_mask=mask, n_samples=SAMPLES, perturbations_per_eval=8, return_input_shape=False
     )
-    return found.double().numpy().ravel()
+    return reference.double().numpy().ravel()
 
 
 def shap_values(seed: int, cells: int, samples: int) -> np.ndarray:
@@ -106,15 +106,15 @@ def shap_values(seed: int, cells: int, samples: int) -> np.ndarray:
     np.random.seed(seed)  # noqa: NPY002, the one that shap draws from
     count = cells * cells
     explainer = shap.KernelExplainer(lambda kept: keeping(kept, cells, "logit"), np.zeros((1, count)))
-    found = explainer.shap_values(np.ones((1, count)), nsamples=samples, l1_reg=False, silent=True)
-    return np.asarray(found).reshape(count)
+    reference = explainer.shap_values(np.ones((1, count)), nsamples=samples, l1_reg=False, silent=True)
+    return np.asarray(reference).reshape(count)
 
 
-def lime_fit(kept: np.ndarray, said: np.ndarray) -> np.ndarray:
+def lime_fit(kept: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """lime's solver, with its own distance and kernel at their default width."""
     base = LimeBase(lambda d: np.sqrt(np.exp(-(d**2) / WIDTH**2)), random_state=0)
     distance = sklearn.metrics.pairwise_distances(kept, kept[:1], metric="cosine").ravel()
-    pairs = base.explain_instance_with_data(kept, said[:, None], distance, 0, kept.shape[1], "none")[1]
+    pairs = base.explain_instance_with_data(kept, outputs[:, None], distance, 0, kept.shape[1], "none")[1]
     return np.array([value for _, value in sorted(pairs)])
 
 
@@ -134,7 +134,7 @@ def coalition_scores() -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    found: dict[str, np.ndarray] = {"target": np.array(TARGET)}
+    arrays: dict[str, np.ndarray] = {"target": np.array(TARGET)}
     runs = {
         "lime": lime_values,
         "captum lime": captum_lime_values,
@@ -142,20 +142,20 @@ def main() -> None:
         "shap": lambda seed: shap_values(seed, CELLS, SAMPLES),
     }
     for name, values in runs.items():
-        made = np.stack([values(seed) for seed in range(SEEDS)])
-        found[name] = made.mean(0)
+        draws = np.stack([values(seed) for seed in range(SEEDS)])
+        arrays[name] = draws.mean(0)
         # Four runs say little of one feature's error, and enough of all features' together.
-        found[f"{name} error"] = np.sqrt(made.var(0, ddof=1).mean() / SEEDS)
-        print(name, float(found[f"{name} error"]), np.abs(found[name]).mean(), flush=True)
-        np.savez_compressed(FIXTURES / "surrogates.npz", **found)
-    found |= half_scores() | coalition_scores()
-    found["shap exact"] = shap_values(0, 2, 100)
+        arrays[f"{name} error"] = np.sqrt(draws.var(0, ddof=1).mean() / SEEDS)
+        print(name, float(arrays[f"{name} error"]), np.abs(arrays[name]).mean(), flush=True)
+        np.savez_compressed(FIXTURES / "surrogates.npz", **arrays)
+    arrays |= half_scores() | coalition_scores()
+    arrays["shap exact"] = shap_values(0, 2, 100)
     kept = (np.random.default_rng(0).random((120, CELLS * CELLS)) < 0.5).astype(np.float64)
     kept[0] = 1
-    found["kept"] = kept.astype(bool)
-    found["said"] = keeping(kept, CELLS, "prob")
-    found["lime fit"] = lime_fit(kept, found["said"])
-    np.savez_compressed(FIXTURES / "surrogates.npz", **found)
+    arrays["kept"] = kept.astype(bool)
+    arrays["said"] = keeping(kept, CELLS, "prob")
+    arrays["lime fit"] = lime_fit(kept, arrays["said"])
+    np.savez_compressed(FIXTURES / "surrogates.npz", **arrays)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ if __name__ == "__main__":
     )
     module.eval().load_state_dict(weights(module))
     tam = InterpretTransformer(module).transition_attention_maps
-    found = {
+    arrays = {
         "tam": tam(image(), TARGET),
         "tam-from-0": tam(image(), TARGET, start_layer=0, steps=5),
         "tam-no-integral": tam(image(), TARGET, with_integral=False),
@@ -47,6 +47,6 @@ if __name__ == "__main__":
     cells = ("".join(cell["source"]) for cell in json.loads(Path(notebook).read_text())["cells"])
     scope = {"torch": torch, "np": np}
     exec(next(cell for cell in cells if "def generate_relevance" in cell), scope)
-    found["genatt"] = scope["generate_relevance"](module, image(), TARGET)
-    found["logits"] = module(image())
-    np.savez_compressed(Path(out), **{name: value.detach().numpy() for name, value in found.items()})
+    arrays["genatt"] = scope["generate_relevance"](module, image(), TARGET)
+    arrays["logits"] = module(image())
+    np.savez_compressed(Path(out), **{name: value.detach().numpy() for name, value in arrays.items()})

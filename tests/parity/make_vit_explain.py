@@ -29,10 +29,10 @@ if __name__ == "__main__":
             block.attn.fused_attn = False
         return module
 
-    found = {}
+    arrays = {}
     for fusion in ("mean", "max", "min"):
         for ratio in (0.0, 0.9):
-            found[f"rollout-{fusion}-{ratio}"] = VITAttentionRollout(tiny(), "attn_drop", fusion, ratio)(image())
+            arrays[f"rollout-{fusion}-{ratio}"] = VITAttentionRollout(tiny(), "attn_drop", fusion, ratio)(image())
     for ratio in (0.0, 0.9):
-        found[f"grad-rollout-{ratio}"] = VITAttentionGradRollout(tiny(), "attn_drop", ratio)(image(), TARGET)
-    np.savez_compressed(Path(out), **found)
+        arrays[f"grad-rollout-{ratio}"] = VITAttentionGradRollout(tiny(), "attn_drop", ratio)(image(), TARGET)
+    np.savez_compressed(Path(out), **arrays)

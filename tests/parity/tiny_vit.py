@@ -15,16 +15,16 @@ TARGET = 3
 def seeded(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
     """Weights for these names, none at a trivial value; float64."""
     dice = torch.Generator().manual_seed(seed)
-    made = {}
+    result = {}
     for name, shape in sorted(shapes.items()):
         value = torch.randn(shape, generator=dice, dtype=torch.float64)
         if "token" in name or "pos" in name or "class_embedding" in name:
-            made[name] = 0.5 * value
+            result[name] = 0.5 * value
         elif len(shape) > 1:
-            made[name] = value * 1.3 / (value[0].numel() ** 0.5)
+            result[name] = value * 1.3 / (value[0].numel() ** 0.5)
         else:
-            made[name] = 0.8 + 0.3 * value if name.endswith("weight") else 0.3 * value
-    return made
+            result[name] = 0.8 + 0.3 * value if name.endswith("weight") else 0.3 * value
+    return result
 
 
 def weights(module: torch.nn.Module, seed: int = 0) -> dict[str, Tensor]:

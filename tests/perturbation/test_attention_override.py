@@ -30,8 +30,8 @@ def test_every_layer_is_seen_and_unchanged_scores_change_nothing(name: str) -> N
     with torch.no_grad():
         plain = model.logits(image)
         with AttentionOverride(3, tiny.tokens, look) as override:
-            found = model.logits(image)
-    assert_same(found, plain)
+            logits = model.logits(image)
+    assert_same(logits, plain)
     assert override.calls == len(shapes) == tiny.layers + tiny.pools
     assert all(shape[0] == 3 and shape[-1] == tiny.tokens for shape in shapes)
     assert all(shape[-2] == tiny.tokens for shape in shapes[: tiny.layers])
@@ -90,16 +90,16 @@ def test_a_probe_changes_the_attention_of_each_variant_for_itself(name: str) -> 
         return mask_tokens(shown)
 
     with probing(trace, "token", label="test", forwards=4) as probe:
-        found = probe.score_with_attention(4, transform)
+        probed_scores = probe.score_with_attention(4, transform)
     assert trace.recording.forwards == 5
-    assert found.shape == (2, 4)
+    assert probed_scores.shape == (2, 4)
     for b in range(2):
         for v in range(4):
             shown = torch.ones(1, tiny.tokens, dtype=torch.bool)
             shown[0, tiny.prefix + b + v] = False
             with torch.no_grad(), AttentionOverride(1, tiny.tokens, mask_tokens(shown)):
                 alone = model.logits(image[b : b + 1])[0, 3]
-            assert_same(found[b, v], alone)
+            assert_same(probed_scores[b, v], alone)
 
 
 def test_pools_get_the_class_token_that_joins_late_and_windows_are_left_alone() -> None:
@@ -119,6 +119,6 @@ def test_hidden_tokens_are_hidden_from_handed_tokens_too() -> None:
     shown = torch.rand(2, 17, generator=torch.Generator().manual_seed(0)) < 0.5
     shown[:, 0] = True
     with torch.no_grad(), AttentionOverride(2, 17, mask_tokens(shown)):
-        found = run_tokens(trace.recording, DropStrategy("drop"), tokens, None)
+        outputs = run_tokens(trace.recording, DropStrategy("drop"), tokens, None)
         expected = trace.recording.model.logits(trace.pixels)
-    assert_same(found, expected)
+    assert_same(outputs, expected)

@@ -45,8 +45,8 @@ class Small:
 @pytest.mark.parametrize("error", ERRORS, ids=["cuda", "linux", "elsewhere", "numpy"])
 def test_out_of_memory_halves_the_batch_and_it_grows_back(error: BaseException) -> None:
     device, room = Small(5, error), BatchBudget(160)
-    found = [k for _, made in in_batches(100, room, 10, device.run) for k in made]
-    assert found == list(range(100))
+    values_in_order = [k for _, outputs in in_batches(100, room, 10, device.run) for k in outputs]
+    assert values_in_order == list(range(100))
     # 16 and 8 are too many, 4 fit; after eight good passes 8 is tried again, and so on
     assert device.tried == [16, 8, *[4] * GROWS_AFTER, 8, *[4] * GROWS_AFTER, 8, *[4] * GROWS_AFTER, 4]
     device.holds = 1000
@@ -87,11 +87,11 @@ def test_a_variant_of_many_images_is_spread_over_passes() -> None:
 
     hook = model.module.blocks[1].register_forward_pre_hook(watch)
     with probing(trace, "mean", label="test", forwards=3) as probe:
-        found = probe.score_images(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
+        probed_scores = probe.score_images(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
         hook.remove()
         expected = probe.score_images(3, lambda ks: probe.blend(torch.ones(1, len(ks), 32, 32) * 0.5))
     assert seen[-9:] == [2] * 9
-    assert_same(found, expected)
+    assert_same(probed_scores, expected)
 
 
 # In the engine
@@ -179,10 +179,10 @@ def test_the_caller_s_own_autocast_reaches_the_passes(name: str) -> None:
     linear = [part for part in model.module.modules() if isinstance(part, torch.nn.Linear)][-2]
     linear.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
     with torch.autocast("cpu", torch.bfloat16):
-        found = cv.explain(model, pixels(name, 2), "leave-one-out", target=3)
+        explanation = cv.explain(model, pixels(name, 2), "leave-one-out", target=3)
     assert seen[-1] == torch.bfloat16  # the method's own pass
     expected = cv.explain(model, pixels(name, 2), "leave-one-out", target=3)
-    assert torch.cosine_similarity(found.maps.flatten(1), expected.maps.flatten(1)).min() > 0.9
+    assert torch.cosine_similarity(explanation.maps.flatten(1), expected.maps.flatten(1)).min() > 0.9
 
 
 def test_options_are_checked() -> None:
@@ -224,18 +224,18 @@ def _fail_if(true: bool) -> None:
 
 def test_a_listener_gets_every_pass_and_the_end_once() -> None:
     trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit", 3), target=3)
-    told: list[tuple[str, int, int]] = []
-    with on_progress(lambda *news: told.append(news)):
+    events: list[tuple[str, int, int]] = []
+    with on_progress(lambda *news: events.append(news)):
         _, seen = kept(trace, random_keep(1, 20), options=ExecutionOptions(batch_size=8))
-    assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
-    assert {(what, steps) for what, _, steps in told} == {("test", 60)}
-    assert told[-1] == ("test", 60, 60)
-    assert len(told) == len(seen)
+    assert [done for _, done, _ in events] == sorted({done for _, done, _ in events})
+    assert {(what, steps) for what, _, steps in events} == {("test", 60)}
+    assert events[-1] == ("test", 60, 60)
+    assert len(events) == len(seen)
 
 
 def test_work_that_ends_early_late_or_badly() -> None:
-    told: list[int] = []
-    with on_progress(lambda what, done, steps: told.append(done)):
+    counts: list[int] = []
+    with on_progress(lambda what, done, steps: counts.append(done)):
         with report_progress("short", 10) as tell:
             tell(4)
         with report_progress("long", 10) as tell:
@@ -243,7 +243,7 @@ def test_work_that_ends_early_late_or_badly() -> None:
             tell(8)
         with pytest.raises(ZeroDivisionError), report_progress("broken", 10) as tell:
             _fail_if(tell(4) is None)
-    assert told == [4, 10, 8, 10, 4]
+    assert counts == [4, 10, 8, 10, 4]
     with report_progress("alone", 10) as tell:
         tell(4)
-    assert told == [4, 10, 8, 10, 4]
+    assert counts == [4, 10, 8, 10, 4]

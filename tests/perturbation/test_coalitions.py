@@ -24,28 +24,28 @@ def kernel_sum(features: int) -> Tensor:
     return total
 
 
-def own_sum(features: int, pairs: int, seed: int) -> Tensor:
+def sum_by_hand(features: int, pairs: int, seed: int) -> Tensor:
     """The same sum over the pairs: each set and its complement at half the pair's weight."""
-    found = shapley_coalitions(features, pairs, seed)
-    both = torch.cat([found.sets, ~found.sets]).double()
-    return (both.mT * found.weights.repeat(2) / 2) @ both
+    coalitions = shapley_coalitions(features, pairs, seed)
+    both = torch.cat([coalitions.sets, ~coalitions.sets]).double()
+    return (both.mT * coalitions.weights.repeat(2) / 2) @ both
 
 
 @pytest.mark.parametrize("features", [2, 3, 7, 8])
 def test_all_of_them_are_the_kernel(features: int) -> None:
     every = 2 ** (features - 1) - 1
     for pairs in (every, every + 1, 1000):
-        found = shapley_coalitions(features, pairs, seed=0)
-        assert len({row.numpy().tobytes() for row in torch.cat([found.sets, ~found.sets])}) == 2 * every
-        assert not found.unseen.any()
-        assert_same(own_sum(features, pairs, 0), kernel_sum(features))
+        coalitions = shapley_coalitions(features, pairs, seed=0)
+        assert len({row.numpy().tobytes() for row in torch.cat([coalitions.sets, ~coalitions.sets])}) == 2 * every
+        assert not coalitions.unseen.any()
+        assert_same(sum_by_hand(features, pairs, 0), kernel_sum(features))
 
 
 @pytest.mark.parametrize(("features", "pairs"), [(8, 20), (8, 90), (9, 60), (8, 126)])
 def test_a_draw_is_the_kernel_on_average(features: int, pairs: int) -> None:
     """Equal weights for what was drawn: with the kernel's weight on top the small sizes would count twice."""
     seeds = 400
-    sums = torch.stack([own_sum(features, pairs, seed) for seed in range(seeds)])
+    sums = torch.stack([sum_by_hand(features, pairs, seed) for seed in range(seeds)])
     error = sums.std(0) / math.sqrt(seeds)
     off = (sums.mean(0) - kernel_sum(features)).abs()
     assert (off <= 4.5 * error + 1e-9).all()
@@ -55,19 +55,19 @@ def test_a_draw_is_the_kernel_on_average(features: int, pairs: int) -> None:
 
 def test_sizes_get_their_share_and_no_set_comes_twice() -> None:
     features, pairs = 16, 200
-    found = shapley_coalitions(features, pairs, seed=3)
-    assert len(found.sets) == pairs
-    assert len({row.numpy().tobytes() for row in torch.cat([found.sets, ~found.sets])}) == 2 * pairs
-    sizes = found.sets.sum(1)
+    coalitions = shapley_coalitions(features, pairs, seed=3)
+    assert len(coalitions.sets) == pairs
+    assert len({row.numpy().tobytes() for row in torch.cat([coalitions.sets, ~coalitions.sets])}) == 2 * pairs
+    sizes = coalitions.sets.sum(1)
     weight = {k: (1 if k == 8 else 2) * 15 / (k * (16 - k)) for k in range(1, 9)}
-    assert (found.unseen == 0).sum() == 16  # the single features: 200 · W_1 / sum W = 64 would be their share
+    assert (coalitions.unseen == 0).sum() == 16  # the single features: 200 · W_1 / sum W = 64 would be their share
     assert (sizes[:16] == 1).all()
-    assert found.weights[:16].tolist() == pytest.approx([weight[1] / 16] * 16)
+    assert coalitions.weights[:16].tolist() == pytest.approx([weight[1] / 16] * 16)
     rest = sum(weight[k] for k in range(2, 9))
     for k in range(2, 9):
         assert abs(int((sizes == k).sum()) - 184 * weight[k] / rest) < 1
-    assert found.weights[16:].tolist() == pytest.approx([rest / 184] * 184)
-    assert found.unseen[sizes == 2].tolist() == pytest.approx(
+    assert coalitions.weights[16:].tolist() == pytest.approx([rest / 184] * 184)
+    assert coalitions.unseen[sizes == 2].tolist() == pytest.approx(
         [1 - int((sizes == 2).sum()) / 120] * int((sizes == 2).sum())
     )
 

@@ -39,11 +39,11 @@ def some(variants: int) -> Tensor:
 
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_scores_equal_those_of_the_cpu(removal: str) -> None:
-    found = {}
+    scores = {}
     for device in ("cpu", "cuda"):
         with probing(traced(device), removal, label="test", forwards=6) as probe:
-            found[device] = probe.score_kept(some(6)).cpu()
-    assert (found["cuda"] - found["cpu"]).abs().max() <= 1e-3 * found["cpu"].abs().max()
+            scores[device] = probe.score_kept(some(6)).cpu()
+    assert (scores["cuda"] - scores["cpu"]).abs().max() <= 1e-3 * scores["cpu"].abs().max()
 
 
 def test_memory_that_runs_out_halves_the_batch_and_changes_nothing() -> None:
@@ -58,21 +58,21 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_nothing() -> None:
     try:
         options = ExecutionOptions(512)
         with probing(trace, "mean", label="test", forwards=512, options=options) as probe:
-            found = probe.score_kept(keep)
+            probed_scores = probe.score_kept(keep)
             assert probe.budget.current < probe.budget.limit
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert (probed_scores - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 def test_rougher_passes_are_rougher_and_resemble() -> None:
     trace, keep = traced("cuda"), some(64)
-    found = []
+    scores = []
     for precision in (None, "bfloat16"):
         options = ExecutionOptions(autocast=precision)
         with probing(trace, "token", label="test", forwards=64, options=options) as probe:
-            found.append(probe.score_kept(keep))
-    exact, rough = found
+            scores.append(probe.score_kept(keep))
+    exact, rough = scores
     assert rough.dtype == torch.float64
     assert not torch.equal(exact, rough)
     spread = exact.std(1, keepdim=True)

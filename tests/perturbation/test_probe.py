@@ -41,7 +41,7 @@ def some(name: str, images: int = B, variants: int = V) -> Tensor:
     return torch.rand(images, variants, patches, generator=torch.Generator().manual_seed(0)) < 0.5
 
 
-def asked(
+def probed(
     trace: Trace,
     how: Callable[[Probe], Tensor],
     removal: str = "token",
@@ -71,35 +71,35 @@ def test_the_batch_size_changes_nothing(name: str, how: str) -> None:
     ways = {"keeping": lambda probe: probe.score_kept(some(name)), "painting": painted, "rewriting": rewritten}
     # In float32: two blocks of eight reductions in a row, each over at most the 192 values of a patch.
     for dtype, roundings in ((torch.float64, DEFAULT_GROWTH), (torch.float32, growth(2 * 8, 192))):
-        found = []
+        results = []
         for size in (1, 7, 64):
             removal = "mean" if how == "painting" else "token"
-            found.append(asked(traced(name, dtype), ways[how], removal, ExecutionOptions(batch_size=size)))
-        assert found[0].shape == (B, V)
-        assert found[0].dtype == torch.float64  # differences between scores are small beside them
-        for other in found[1:]:
-            assert_same(other, found[0], growth=roundings, dtype=dtype)
+            results.append(probed(traced(name, dtype), ways[how], removal, ExecutionOptions(batch_size=size)))
+        assert results[0].shape == (B, V)
+        assert results[0].dtype == torch.float64  # differences between scores are small beside them
+        for other in results[1:]:
+            assert_same(other, results[0], growth=roundings, dtype=dtype)
 
 
 @pytest.mark.parametrize("removal", ["token", "blur", "road"])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_batch_is_its_images_one_by_one(name: str, removal: str) -> None:
     keep = some(name)
-    together = asked(traced(name, torch.float64), lambda probe: probe.score_kept(keep), removal)
+    together = probed(traced(name, torch.float64), lambda probe: probe.score_kept(keep), removal)
     model, images = wrapped(name, torch.float64), pixels(name, B, dtype=torch.float64)
     for b in range(B):
-        alone = asked(cv.trace(model, images[b], target=3), lambda p, b=b: p.score_kept(keep[b : b + 1]), removal)
+        alone = probed(cv.trace(model, images[b], target=3), lambda p, b=b: p.score_kept(keep[b : b + 1]), removal)
         assert_same(together[b], alone[0])
-    shared = asked(traced(name, torch.float64), lambda probe: probe.score_kept(keep[:1]), removal)
+    shared = probed(traced(name, torch.float64), lambda probe: probe.score_kept(keep[:1]), removal)
     assert_same(shared[0], together[0])
 
 
 def test_painted_patches_on_a_linear_model_are_known() -> None:
     model, image = linear((4, 4))
     keep = some("timm-vit", 1)
-    found = asked(cv.trace(model, image, target=1), lambda probe: probe.score_kept(keep), "mean")
+    probed_scores = probed(cv.trace(model, image, target=1), lambda probe: probe.score_kept(keep), "mean")
     expected = (effects(model, image, 1).flatten() * keep[0]).sum(1)
-    assert_same(found[0], expected, magnitude=float(effects(model, image, 1).abs().sum()))
+    assert_same(probed_scores[0], expected, magnitude=float(effects(model, image, 1).abs().sum()))
 
 
 def test_everything_kept_is_the_original_score() -> None:
@@ -113,8 +113,8 @@ def test_everything_kept_is_the_original_score() -> None:
 
 def test_bfloat16_models_give_wide_scores() -> None:
     for removal in ("token", "blur", "road"):
-        exact = asked(traced("timm-vit"), lambda probe: probe.score_kept(some("timm-vit")), removal)
-        rough = asked(traced("timm-vit", torch.bfloat16), lambda probe: probe.score_kept(some("timm-vit")), removal)
+        exact = probed(traced("timm-vit"), lambda probe: probe.score_kept(some("timm-vit")), removal)
+        rough = probed(traced("timm-vit", torch.bfloat16), lambda probe: probe.score_kept(some("timm-vit")), removal)
         assert rough.dtype == torch.float64
         assert (rough - exact).abs().max() < 0.1 * exact.abs().max()
 
@@ -124,12 +124,16 @@ def test_images_may_lie_in_memory_as_they_like() -> None:
     odd = torch.stack([images, images], -1)[..., 0].to(memory_format=torch.channels_last)
     assert not odd.is_contiguous()
     for removal in ("token", "noise", "road"):
-        found = asked(cv.trace(model, odd, target=3), lambda probe: probe.score_kept(some("timm-vit")), removal)
-        expected = asked(cv.trace(model, images, target=3), lambda probe: probe.score_kept(some("timm-vit")), removal)
-        assert_same(found, expected)
+        probed_scores = probed(
+            cv.trace(model, odd, target=3), lambda probe: probe.score_kept(some("timm-vit")), removal
+        )
+        expected = probed(cv.trace(model, images, target=3), lambda probe: probe.score_kept(some("timm-vit")), removal)
+        assert_same(probed_scores, expected)
     transposed = some("timm-vit").permute(2, 1, 0).contiguous().permute(2, 1, 0)
-    found = asked(cv.trace(model, images, target=3), lambda probe: probe.score_kept(transposed))
-    assert_same(found, asked(traced("timm-vit", torch.float64), lambda probe: probe.score_kept(some("timm-vit"))))
+    probed_scores = probed(cv.trace(model, images, target=3), lambda probe: probe.score_kept(transposed))
+    assert_same(
+        probed_scores, probed(traced("timm-vit", torch.float64), lambda probe: probe.score_kept(some("timm-vit")))
+    )
 
 
 # Targets
@@ -137,22 +141,24 @@ def test_images_may_lie_in_memory_as_they_like() -> None:
 
 def every_logit(name: str) -> Tensor:
     """[B, V, C], in float64."""
-    return asked(
+    return probed(
         traced(name, torch.float64), lambda probe: probe.score_kept(some(name), score=lambda logits, images: logits)
     )
 
 
 @pytest.mark.parametrize("size", [2, 64])
 def test_a_function_that_knows_images_by_their_place(size: int) -> None:
-    def own(scores: Tensor) -> Tensor:
+    def target_score(scores: Tensor) -> Tensor:
         assert len(scores) == B
         return scores[range(B), [1, 4, 2]] ** 2 - scores[:, 0]
 
-    trace, logits = traced("timm-vit", torch.float64, target=own), every_logit("timm-vit")
+    trace, logits = traced("timm-vit", torch.float64, target=target_score), every_logit("timm-vit")
     expected = logits[range(B), :, [1, 4, 2]] ** 2 - logits[..., 0]
-    found = asked(trace, lambda probe: probe.score_kept(some("timm-vit")), options=ExecutionOptions(batch_size=size))
-    assert_same(found, expected)
-    assert (asked(trace, painted, "mean").std(1) > 0).all()
+    probed_scores = probed(
+        trace, lambda probe: probe.score_kept(some("timm-vit")), options=ExecutionOptions(batch_size=size)
+    )
+    assert_same(probed_scores, expected)
+    assert (probed(trace, painted, "mean").std(1) > 0).all()
 
 
 def test_each_image_has_its_own_target() -> None:
@@ -160,18 +166,18 @@ def test_each_image_has_its_own_target() -> None:
     goals = [2, cv.Contrast(1, 5), lambda scores: scores[:, 6] * 2]
     logits = every_logit("timm-vit")
     expected = torch.stack([logits[0, :, 2], logits[1, :, 1] - logits[1, :, 5], logits[2, :, 6] * 2])
-    found = asked(traced("timm-vit", torch.float64, goals), lambda probe: probe.score_kept(some("timm-vit")))
-    assert_same(found, expected)
+    probed_scores = probed(traced("timm-vit", torch.float64, goals), lambda probe: probe.score_kept(some("timm-vit")))
+    assert_same(probed_scores, expected)
 
 
 def test_probabilities_are_of_the_variants_own_logits() -> None:
     logits = every_logit("timm-vit")
     for score, expected in {"prob": logits.softmax(-1), "logprob": logits.log_softmax(-1)}.items():
         trace = traced("timm-vit", torch.float64, None, score)
-        found = asked(trace, lambda probe: probe.score_kept(some("timm-vit")))
+        probed_scores = probed(trace, lambda probe: probe.score_kept(some("timm-vit")))
         best = trace.logits.argmax(-1)
-        assert_same(found, expected[range(B), :, best])
-        contrast = asked(
+        assert_same(probed_scores, expected[range(B), :, best])
+        contrast = probed(
             traced("timm-vit", torch.float64, cv.Contrast(1, 5), score),
             lambda probe: probe.score_kept(some("timm-vit")),
         )
@@ -183,26 +189,26 @@ def test_an_embedding_is_compared_with_a_text() -> None:
     text = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     trace = traced(name, torch.float64, lambda out: torch.cosine_similarity(out, text[None]))
     expected = torch.cosine_similarity(every_logit_of_embedding(name), text[None, None], dim=-1)
-    assert (asked(trace, lambda probe: probe.score_kept(some(name))) - expected).abs().max() < 1e-12
+    assert (probed(trace, lambda probe: probe.score_kept(some(name))) - expected).abs().max() < 1e-12
 
 
 def every_logit_of_embedding(name: str) -> Tensor:
     trace = traced(name, torch.float64, 0)
-    return asked(trace, lambda probe: probe.score_kept(some(name), score=lambda logits, images: logits))
+    return probed(trace, lambda probe: probe.score_kept(some(name), score=lambda logits, images: logits))
 
 
-def test_a_value_is_told_which_images_it_sees() -> None:
+def test_a_value_gets_the_images_that_it_sees() -> None:
     def value(logits: Tensor, images: list[int]) -> Tensor:
         return torch.stack([logits[:, 0], torch.tensor(images, dtype=logits.dtype)], 1)
 
-    found = asked(
+    probed_scores = probed(
         traced("timm-vit", torch.float64),
         lambda probe: probe.score_kept(some("timm-vit"), value),
         options=ExecutionOptions(batch_size=4),
     )
-    assert found.shape == (B, V, 2)
-    assert torch.equal(found[..., 1], torch.arange(B, dtype=torch.float64)[:, None].expand(-1, V))
-    assert (found[..., 0] - every_logit("timm-vit")[..., 0]).abs().max() < 1e-12
+    assert probed_scores.shape == (B, V, 2)
+    assert torch.equal(probed_scores[..., 1], torch.arange(B, dtype=torch.float64)[:, None].expand(-1, V))
+    assert (probed_scores[..., 0] - every_logit("timm-vit")[..., 0]).abs().max() < 1e-12
 
 
 # What it costs and says
@@ -214,11 +220,11 @@ def test_the_cost_is_what_went_through_the_model() -> None:
     passed: list[int] = []
     module = trace.recording.model.module
     module.blocks[0].register_forward_hook(lambda m, args, out: passed.append(len(out)))
-    asked(trace, lambda probe: probe.score_kept(some("timm-vit")))
+    probed(trace, lambda probe: probe.score_kept(some("timm-vit")))
     assert sum(passed) == B * V
     assert trace.recording.forwards == 1 + V
-    asked(trace, painted, "mean")
-    asked(trace, rewritten)
+    probed(trace, painted, "mean")
+    probed(trace, rewritten)
     assert trace.recording.forwards == 1 + 3 * V
     assert sum(passed) == 3 * B * V
 
@@ -231,23 +237,23 @@ def test_an_interrupted_probe_has_cost_what_it_passed() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        asked(trace, half)
+        probed(trace, half)
     assert trace.recording.forwards == 5
 
 
 def test_it_says_what_was_done_instead_of_dropping() -> None:
-    said = {}
+    notes = {}
     for name in KINDS:
         with probing(traced(name), "token", label="test", forwards=V) as probe:
-            said[name] = " ".join(probe.notes)
-    assert not said["timm-vit"]
-    assert not said["timm-eva02"]
-    assert not said["timm-siglip-map"]
-    assert "set to zero" in said["timm-sam"]
-    assert "removal=mean" in said["home-loop"]
+            notes[name] = " ".join(probe.notes)
+    assert not notes["timm-vit"]
+    assert not notes["timm-eva02"]
+    assert not notes["timm-siglip-map"]
+    assert "set to zero" in notes["timm-sam"]
+    assert "removal=mean" in notes["home-loop"]
 
 
-def test_a_score_that_never_moves_is_told() -> None:
+def test_images_whose_score_never_moves_are_reported() -> None:
     model = wrapped("timm-vit")
     nn.init.zeros_(model.module.head.weight)
     for variants in (V, 1):
@@ -263,8 +269,8 @@ def test_masks_must_be_booleans_of_the_right_shape() -> None:
     wrong = [some("timm-vit")[0], some("timm-vit")[..., :9], some("timm-vit")[:2], some("timm-vit").float()]
     for keep in wrong:
         with pytest.raises(BadInput, match=r"expected booleans of shape \[3 images or 1, variants, 16 patches\]"):
-            asked(traced("timm-vit"), lambda probe, keep=keep: probe.score_kept(keep))
-    assert asked(traced("timm-vit"), lambda probe: probe.score_kept(some("timm-vit")[:, :0])).shape == (B, 0)
+            probed(traced("timm-vit"), lambda probe, keep=keep: probe.score_kept(keep))
+    assert probed(traced("timm-vit"), lambda probe: probe.score_kept(some("timm-vit")[:, :0])).shape == (B, 0)
 
 
 # A guest
@@ -289,7 +295,7 @@ def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str) -
     module = build(name).double().train()
     for number, p in enumerate(module.parameters()):
         p.requires_grad_(number % 3 != 0)
-    expected = asked(traced(name, torch.float64), ways[how])
+    expected = probed(traced(name, torch.float64), ways[how])
     interrupted = 0
     for after in (1, 2, 3, 5, 8, 13, 21):
         model = cv.wrap(module, name=name, size=ZOO[name].size)
@@ -303,12 +309,12 @@ def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str) -
         options = ExecutionOptions(batch_size=4)
         if after <= 13:
             with pytest.raises(KeyboardInterrupt):
-                asked(trace, ways[how], options=options)
+                probed(trace, ways[how], options=options)
             interrupted += 1
         else:
             left[0] = -1
-            found = asked(trace, ways[how], options=options)
-            assert_same(found, expected)
+            probed_scores = probed(trace, ways[how], options=options)
+            assert_same(probed_scores, expected)
         assert differences(before, fingerprint(module)) == []
         assert differences(around, surroundings()) == []
         handle.remove()
@@ -318,20 +324,20 @@ def test_ctrl_c_inside_a_block_leaves_the_model_as_it_was(name: str, how: str) -
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, nullcontext])
 @pytest.mark.parametrize("name", [*KINDS, "timm-beit-explicit", "home-lucid", "home-in-place"])
 def test_callers_may_have_gradients_switched_off(name: str, mode: Callable[[], AbstractContextManager[Any]]) -> None:
-    expected = asked(traced(name, torch.float64), lambda probe: probe.score_kept(some(name)))
-    one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
-    one[..., 3] = True
-    alone = asked(traced(name, torch.float64), lambda probe: probe.score_kept(one))
+    expected = probed(traced(name, torch.float64), lambda probe: probe.score_kept(some(name)))
+    keep_one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
+    keep_one[..., 3] = True
+    alone = probed(traced(name, torch.float64), lambda probe: probe.score_kept(keep_one))
     model, images = double(name, B)
     maps = cv.explain(model, images, "leave-one-out", target=3).maps
     with mode():
         trace = cv.trace(model, images, target=3)
-        found = asked(trace, lambda probe: probe.score_kept(some(name)))
-        again = asked(trace, lambda probe: probe.score_kept(one))
+        probed_scores = probed(trace, lambda probe: probe.score_kept(some(name)))
+        again = probed(trace, lambda probe: probe.score_kept(keep_one))
         assert_same(cv.explain(model, images, "leave-one-out", target=3).maps, maps, magnitude=1.0)
-    assert_same(found, expected)
+    assert_same(probed_scores, expected)
     assert_same(again, alone)
-    assert not found.requires_grad
+    assert not probed_scores.requires_grad
 
 
 @pytest.mark.usefixtures("frozen_heap")
@@ -339,17 +345,17 @@ def test_callers_may_have_gradients_switched_off(name: str, mode: Callable[[], A
 @pytest.mark.parametrize("name", [*KINDS, "home-lucid"])
 def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
     """Without the garbage collector: nothing goes round in circles."""
-    asked(traced(name), lambda probe: probe.score_kept(some(name)), removal)
+    probed(traced(name), lambda probe: probe.score_kept(some(name)), removal)
     gc.collect()
     gc.disable()
     try:
         trace = traced(name)
-        one = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
-        one[..., 3] = True
+        single = torch.zeros(1, 1, some(name).shape[2], dtype=torch.bool)
+        single[..., 3] = True
         stream = droppable_tokens(trace.recording)
         with probing(trace, removal, label="test", forwards=1) as probe:
             probe.score_kept(some(name))
-            probe.score_kept(one)
+            probe.score_kept(single)
         watched = [
             weakref.ref(thing) for thing in (trace, trace.recording, trace.pixels, probe, stream) if thing is not None
         ]
@@ -364,13 +370,13 @@ def test_two_threads_on_one_model() -> None:
     model.module.train()
     before = fingerprint(model.module)
     images = pixels("timm-vit", 4, dtype=torch.float64)
-    alone = [asked(cv.trace(model, x, target=3), lambda p: p.score_kept(some("timm-vit", 1))) for x in images]
+    alone = [probed(cv.trace(model, x, target=3), lambda p: p.score_kept(some("timm-vit", 1))) for x in images]
     forget_structures(model.module)
-    found: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
 
     def work(k: int) -> None:
         trace = cv.trace(model, images[k], target=3)
-        found[k] = asked(trace, lambda p: p.score_kept(some("timm-vit", 1)))
+        results[k] = probed(trace, lambda p: p.score_kept(some("timm-vit", 1)))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for thread in threads:
@@ -379,4 +385,4 @@ def test_two_threads_on_one_model() -> None:
         thread.join()
     assert differences(before, fingerprint(model.module)) == []
     for k in range(4):
-        assert_same(found[k], alone[k])
+        assert_same(results[k], alone[k])

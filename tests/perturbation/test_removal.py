@@ -44,10 +44,10 @@ def test_rise_kernel_is_the_one_of_the_paper_s_code() -> None:
 
 def test_blur_pads_with_the_mean_colour() -> None:
     photo = images()
-    found = background("blur", photo, USUAL, 0)
+    backgrounds = background("blur", photo, USUAL, 0)
     kernel = rise_kernel().numpy()
-    expected = np.stack([[convolve(c, kernel, mode="constant", cval=0) for c in one] for one in photo.numpy()])
-    assert_same(found, expected)
+    expected = np.stack([[convolve(c, kernel, mode="constant", cval=0) for c in image] for image in photo.numpy()])
+    assert_same(backgrounds, expected)
     plain = background("blur", torch.ones(1, 3, 40, 28, dtype=torch.float64), USUAL, 0)[0, 0]
     assert plain[20, 14].item() == pytest.approx(1, abs=1e-12)
     assert plain[0, 0].item() == pytest.approx(rise_kernel()[5:, 5:].sum().item(), abs=1e-12)  # about a quarter is left
@@ -59,7 +59,7 @@ def test_gaussian_blur_is_scipy_s(size: tuple[int, int]) -> None:
     """Torch's "reflect" is scipy's "mirror"; where an image is shorter than four sigmas, scipy is cut as we are."""
     photo = images(*size)
     rows, cols = (min(20, side - 1) for side in size)
-    expected = np.stack([[_scipy(c, rows, cols) for c in one] for one in photo.numpy()])
+    expected = np.stack([[_scipy(c, rows, cols) for c in image] for image in photo.numpy()])
     assert_same(gaussian_blur(photo), expected)
 
 
@@ -79,21 +79,21 @@ def test_black_is_black_and_mean_is_the_mean_colour() -> None:
 
 def test_the_minimum_is_each_image_s_own_over_all_channels() -> None:
     photo = images()
-    found = background("minimum", photo, USUAL, 0)
-    assert found.shape == photo.shape
-    for own, under in zip(photo, found, strict=True):
-        assert under.unique().tolist() == [float(own.min())]
-    assert found[0, 0, 0, 0] != found[1, 0, 0, 0]
+    backgrounds = background("minimum", photo, USUAL, 0)
+    assert backgrounds.shape == photo.shape
+    for image, under in zip(photo, backgrounds, strict=True):
+        assert under.unique().tolist() == [float(image.min())]
+    assert backgrounds[0, 0, 0, 0] != backgrounds[1, 0, 0, 0]
 
 
 def test_the_image_mean_is_the_mean_colour_of_each_image() -> None:
     photo = images()
-    found = background("image-mean", photo, USUAL, 0)
-    assert found.shape == photo.shape
-    for own, under in zip(photo, found, strict=True):
-        for channel, painted in zip(own, under, strict=True):
+    backgrounds = background("image-mean", photo, USUAL, 0)
+    assert backgrounds.shape == photo.shape
+    for image, under in zip(photo, backgrounds, strict=True):
+        for channel, painted in zip(image, under, strict=True):
             assert_same(painted, torch.full_like(channel, channel.sum().item() / channel.numel()), magnitude=1.0)
-    assert found[0, 0, 0, 0] != found[1, 0, 0, 0]
+    assert backgrounds[0, 0, 0, 0] != backgrounds[1, 0, 0, 0]
 
 
 def test_noise_is_of_the_seed_and_the_image_alone() -> None:
@@ -145,10 +145,10 @@ def test_masks_between_0_and_1_mix_the_image_and_its_background() -> None:
     masks = torch.rand(1, 4, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with probing(trace, "blur", label="test", forwards=4) as probe:
         assert probe.paints
-        found = probe.blend(masks)
+        blended = probe.blend(masks)
         expected = masks[:, :, None] * probe.pixels[:, None] + (1 - masks[:, :, None]) * probe.background[:, None]
-    assert found.shape == (2, 4, 3, 32, 32)
-    assert_same(found, expected)
+    assert blended.shape == (2, 4, 3, 32, 32)
+    assert_same(blended, expected)
     assert torch.equal(probe.blend(torch.ones(1, 1, 32, 32))[:, 0], trace.pixels)
     assert torch.equal(probe.blend(torch.zeros(1, 1, 32, 32))[:, 0], probe.background)
 

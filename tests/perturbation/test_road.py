@@ -35,8 +35,8 @@ def image(rows: int, cols: int, count: int = 1) -> Tensor:
 def test_the_same_as_pytorch_grad_cam(mask: str) -> None:
     """Also at the border: it renormalises the weights of the neighbours that exist, as we do."""
     gone = torch.from_numpy(THEIRS[f"{mask} gone"])
-    found = impute(torch.from_numpy(THEIRS["image"]).double()[None], gone[None], [0])[0]
-    np.testing.assert_allclose(found.numpy(), THEIRS[mask], atol=1e-6)
+    imputed = impute(torch.from_numpy(THEIRS["image"]).double()[None], gone[None], [0])[0]
+    np.testing.assert_allclose(imputed.numpy(), THEIRS[mask], atol=1e-6)
 
 
 @pytest.mark.usefixtures("silent")
@@ -61,8 +61,8 @@ def test_each_gap_is_the_weighted_mean_of_the_neighbours_that_it_has() -> None:
             for (v, u), weight in around.items():
                 system[here, v * cols + u] = -weight / sum(around.values())
     expected = np.linalg.solve(system, right).T.reshape(3, rows, cols)
-    found = impute(torch.from_numpy(photo)[None], torch.from_numpy(gone)[None], [0])[0]
-    assert_same(found, expected)
+    imputed = impute(torch.from_numpy(photo)[None], torch.from_numpy(gone)[None], [0])[0]
+    assert_same(imputed, expected)
 
 
 def test_nothing_removed_is_the_image_and_everything_removed_the_mean_colour() -> None:

@@ -67,10 +67,10 @@ def test_a_patch_goes_to_who_has_most_of_it() -> None:
 
 
 def test_superpixels_follow_colours() -> None:
-    found = superpixels(halved(), PLAIN)
-    assert found.shape == (64, 64)
-    assert found.unique().tolist() == list(range(int(found.max()) + 1))
-    left, right = set(found[:, :20].unique().tolist()), set(found[:, 20:].unique().tolist())
+    segments = superpixels(halved(), PLAIN)
+    assert segments.shape == (64, 64)
+    assert segments.unique().tolist() == list(range(int(segments.max()) + 1))
+    left, right = set(segments[:, :20].unique().tolist()), set(segments[:, 20:].unique().tolist())
     assert left
     assert right
     assert not left & right
@@ -91,16 +91,16 @@ def test_superpixels_see_the_image_before_normalisation_in_every_precision() -> 
 def test_superpixels_of_the_same_image_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import skimage.segmentation
 
-    asked, found = [], skimage.segmentation.quickshift
+    shapes, quickshift = [], skimage.segmentation.quickshift
 
     def counted(image: Any, **options: Any) -> Any:
-        asked.append(image.shape)
-        return found(image, **options)
+        shapes.append(image.shape)
+        return quickshift(image, **options)
 
     monkeypatch.setattr(skimage.segmentation, "quickshift", counted)
     images = torch.stack([halved(edge=21), halved(edge=37), halved(edge=21)])
     many, again = superpixels_of(images, PLAIN), superpixels_of(images.flip(0), PLAIN)
-    assert 2 <= len(asked) <= 3  # two threads may both begin with the first image
+    assert 2 <= len(shapes) <= 3  # two threads may both begin with the first image
     assert all(map(torch.equal, many, reversed(again)))
     assert all(map(torch.equal, many, [superpixels(image, PLAIN) for image in images]))
     assert not torch.equal(many[0], many[1])
@@ -121,7 +121,14 @@ def test_superpixels_are_pixels_where_paint_goes_and_patches_where_tokens_go() -
     painted = segmentations(probe_on("timm-vit", "mean", two_kinds()), "superpixels", None)
     dropped = segmentations(probe_on("timm-vit", "token", two_kinds()), "superpixels", None)
     imputed = segmentations(probe_on("timm-vit", "road", two_kinds()), "superpixels", None)
-    assert [own.pixels for own in (*painted, *dropped, *imputed)] == [True, True, False, False, False, False]
+    assert [segmentation.pixels for segmentation in (*painted, *dropped, *imputed)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     assert painted[0].labels.shape == (32, 32)
     assert dropped[0].labels.shape == imputed[0].labels.shape == (4, 4)
     with pytest.raises(BadInput, match=r"features=superpixels and cells=3 were given.*Leave one of them out"):
@@ -134,7 +141,7 @@ def test_scores_are_of_the_pixels_that_are_left() -> None:
     segments = [relabel((image[0, 0] > 0).long()), torch.zeros(32, 32, dtype=torch.long)]
     kept = [torch.tensor([[True, False], [False, True], [False, False]]), torch.tensor([[False]])]
     with probing(cv.trace(model, image, target=3), "mean", label="test", forwards=3) as probe:
-        groups = [Segmentation(own, probe.grid, pixels=True) for own in segments]
+        groups = [Segmentation(segment, probe.grid, pixels=True) for segment in segments]
         first, second = score_features(probe, groups, kept)
     by_hand = torch.stack([image[0] * (image[0, 0] < 0), image[0] * (image[0, 0] > 0), torch.zeros_like(image[0])])
     with torch.no_grad():
@@ -149,8 +156,8 @@ def test_cells_are_patches_together() -> None:
     """A cell that goes is its patches that go."""
     (model, image), kept = double("timm-vit"), torch.tensor([[True, False, True, True]])
     with probing(cv.trace(model, image, target=3), "token", label="test", forwards=2) as probe:
-        (found,) = score_features(probe, segmentations(probe, "patches", 2), [kept])
+        (score,) = score_features(probe, segmentations(probe, "patches", 2), [kept])
         by_hand = torch.ones(4, 4, dtype=torch.bool)
         by_hand[:2, 2:] = False
         expected = probe.score_kept(by_hand.reshape(1, 1, 16))
-    assert_same(found, expected)
+    assert_same(score, expected)

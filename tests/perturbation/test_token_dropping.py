@@ -184,7 +184,7 @@ def test_a_mean_is_the_mean_of_the_kept_tokens() -> None:
     _, kept = some("timm-vit-avg", 6)
     x = m.patch_embed(recording.pixels)
     x = torch.cat([m.cls_token.expand(3, -1, -1), x], 1) + m.pos_embed
-    x = torch.stack([own[rows] for own, rows in zip(x, kept, strict=True)])
+    x = torch.stack([image_tokens[rows] for image_tokens, rows in zip(x, kept, strict=True)])
     for block in m.blocks:
         q, k, v = (heads_apart(t, 3) for t in block.attn.qkv(block.norm1(x)).chunk(3, -1))
         x = x + block.attn.proj(attended(q, k, v))
@@ -219,23 +219,23 @@ def test_rotary_angles_are_those_of_the_kept_patches(name: str, pairs: bool) -> 
         x = torch.cat([*lead, x], 1) + m.pos_embed
     else:
         x = torch.cat([*lead, x], 1)
-    x = torch.stack([own[rows] for own, rows in zip(x, kept, strict=True)])
+    x = torch.stack([image_tokens[rows] for image_tokens, rows in zip(x, kept, strict=True)])
     places = kept[:, tiny.prefix :] - tiny.prefix
     sin, cos = (half[places][:, None] for half in m.rope.get_embed(list(tiny.grid)).chunk(2, -1))  # [3, 1, K, dh]
     for block in m.blocks:
-        own = block.attn
+        attn = block.attn
         y = block.norm1(x)
-        if getattr(own, "qkv", None) is None:
-            q, k, v = own.q_proj(y), own.k_proj(y), own.v_proj(y)
+        if getattr(attn, "qkv", None) is None:
+            q, k, v = attn.q_proj(y), attn.k_proj(y), attn.v_proj(y)
         else:
-            bias = None if own.q_bias is None else torch.cat([own.q_bias, own.k_bias, own.v_bias])
-            q, k, v = nn.functional.linear(y, own.qkv.weight, own.qkv.bias if bias is None else bias).chunk(3, -1)
+            bias = None if attn.q_bias is None else torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
+            q, k, v = nn.functional.linear(y, attn.qkv.weight, attn.qkv.bias if bias is None else bias).chunk(3, -1)
         q, k, v = (heads_apart(t, 3) for t in (q, k, v))
-        q, k = own.q_norm(q), own.k_norm(k)
+        q, k = attn.q_norm(q), attn.k_norm(k)
         q, k = (
             torch.cat([t[:, :, : tiny.prefix], turned_by(t[:, :, tiny.prefix :], (sin, cos), pairs)], 2) for t in (q, k)
         )
-        y = own.proj(own.norm(attended(q, k, v)))
+        y = attn.proj(attn.norm(attended(q, k, v)))
         x = x + (y if block.gamma_1 is None else block.gamma_1 * y)
         y = block.mlp(block.norm2(x))
         x = x + (y if block.gamma_2 is None else block.gamma_2 * y)
@@ -252,17 +252,17 @@ def test_relative_biases_are_those_between_the_kept_tokens() -> None:
     _, kept = some("timm-beit", 6)
     x = torch.cat([m.cls_token.expand(3, -1, -1), m.patch_embed(recording.pixels)], 1)
     x = x if m.pos_embed is None else x + m.pos_embed
-    x = torch.stack([own[rows] for own, rows in zip(x, kept, strict=True)])
+    x = torch.stack([image_tokens[rows] for image_tokens, rows in zip(x, kept, strict=True)])
     for block in m.blocks:
-        own = block.attn
+        attn = block.attn
         qkv = nn.functional.linear(
-            block.norm1(x), own.qkv.weight, torch.cat([own.q_bias, torch.zeros_like(own.q_bias), own.v_bias])
+            block.norm1(x), attn.qkv.weight, torch.cat([attn.q_bias, torch.zeros_like(attn.q_bias), attn.v_bias])
         )
         q, k, v = (heads_apart(t, 3) for t in qkv.chunk(3, -1))
         bias = torch.stack(
-            [own.relative_position_bias_table[own.relative_position_index[rows][:, rows]] for rows in kept]
+            [attn.relative_position_bias_table[attn.relative_position_index[rows][:, rows]] for rows in kept]
         ).permute(0, 3, 1, 2)  # [3, H, K, K]
-        x = x + block.gamma_1 * own.proj(attended(q, k, v, bias))
+        x = x + block.gamma_1 * attn.proj(attended(q, k, v, bias))
         x = x + block.gamma_2 * block.mlp(block.norm2(x))
     expected = m.head(m.fc_norm(x[:, 1:].mean(1)))
     tokens = droppable_tokens(recording)
@@ -298,14 +298,14 @@ def test_blocks_see_fewer_tokens_and_images_are_embedded_once() -> None:
 
 
 def test_without_patches_the_class_token_speaks_alone() -> None:
-    found, probe = probed("timm-vit", torch.zeros(1, 2, 16, dtype=torch.bool))
+    probed_scores, probe = probed("timm-vit", torch.zeros(1, 2, 16, dtype=torch.bool))
     m = probe.trace.recording.model.module
     with torch.no_grad():
         x = (m.cls_token + m.pos_embed[:, :1]).expand(2, -1, -1)
         for block in m.blocks:
             x = block(x)
         expected = m.head(m.norm(x)[:, 0])[:, 3]
-    assert_same(found, expected[:, None].expand(-1, 2))
+    assert_same(probed_scores, expected[:, None].expand(-1, 2))
 
 
 @pytest.mark.parametrize("name", ["timm-vit-avg", "timm-siglip-gap", "timm-siglip-map", "hf-dinov2-sdpa", "timm-eva02"])
@@ -313,26 +313,26 @@ def test_without_patches_there_is_no_mean_and_tokens_are_zeroed(name: str) -> No
     patches = ZOO[name].grid[0] * ZOO[name].grid[1]
     keep = torch.zeros(1, 3, patches, dtype=torch.bool)
     keep[0, 1, :4] = True  # a variant with patches in between stays itself
-    found, probe = probed(name, keep)
+    probed_scores, probe = probed(name, keep)
     tokens = droppable_tokens(probe.trace.recording)
     assert tokens is not None
     zeroed = tokens.clone()
     zeroed[:, ZOO[name].prefix :] = 0
     expected = run_tokens(probe.trace.recording, probe.strategy, zeroed, None)[:, 3]
-    assert_same(found[:, 0], expected)
-    assert_same(found[:, 2], expected)
+    assert_same(probed_scores[:, 0], expected)
+    assert_same(probed_scores[:, 2], expected)
     alone, _ = probed(name, keep[:, 1:2])
-    assert_same(found[:, 1:2], alone)
+    assert_same(probed_scores[:, 1:2], alone)
 
 
 def test_windows_keep_their_number_and_tokens_are_zeroed() -> None:
     keep, _ = some("timm-sam", 6)
-    found, probe = probed("timm-sam", keep[:2, None])
+    probed_scores, probe = probed("timm-sam", keep[:2, None])
     tokens = droppable_tokens(probe.trace.recording)
     assert tokens is not None
     expected = run_tokens(probe.trace.recording, DropStrategy("zero"), tokens * keep[:2, :, None], None)[:, 3]
-    assert_same(found[:, 0], expected)
-    assert (found[:, 0] - probe.original).abs().min() > 1e-3
+    assert_same(probed_scores[:, 0], expected)
+    assert (probed_scores[:, 0] - probe.original).abs().min() > 1e-3
 
 
 # Strangers

@@ -27,13 +27,13 @@ def fake(
     """Hot in the upper left corner, cold (or, signed, against the class) in the lower right one."""
     rows, cols = grid
     ramp = torch.arange(rows).flip(0)[:, None] + torch.arange(cols).flip(0) - (rows + cols - 2) / 2
-    one = ramp if signed else ramp - ramp.min()
+    heatmap = ramp if signed else ramp - ramp.min()
     logits = torch.tensor([[1.0, 3.0, 5.5, 0.2]]).repeat(maps, 1)
     targets = tuple(targets or ["Egyptian Mau"] * maps)
     classes = tuple(LABELS.index(target) if target in LABELS else None for target in targets)
     chances = logits.softmax(-1)
     return Explanation(
-        maps=one.repeat(maps, 1, 1),
+        maps=heatmap.repeat(maps, 1, 1),
         method=method,
         signed=signed,
         targets=targets,
@@ -48,6 +48,6 @@ def fake(
         preprocess=Preprocess(size=size),
         seed=0,
         cost=Cost(1, 1, 0.03),
-        layers=one.repeat(layers, maps, 1, 1) if layers else None,
+        layers=heatmap.repeat(layers, maps, 1, 1) if layers else None,
         versions={"clairvit": "0"},
     )

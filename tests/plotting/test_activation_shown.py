@@ -28,9 +28,14 @@ Captured = pytest.CaptureFixture[str]
 
 
 def raw(logits: Any = ((37.0, 3.0, -2.5, 0.2),)) -> Explanation:
-    made = fake()
+    explanation = fake()
     return replace(
-        made, logits=torch.tensor(logits), classes=(0,), targets=("age",), probabilities=(None,), activation="raw"
+        explanation,
+        logits=torch.tensor(logits),
+        classes=(0,),
+        targets=("age",),
+        probabilities=(None,),
+        activation="raw",
     )
 
 
@@ -65,13 +70,15 @@ def test_titles_and_captions_of_raw_scores() -> None:
 
 def test_the_highest_classes_by_activation() -> None:
     scores = raw(((1.0, 3.0, -2.5, 0.2),))
-    assert [(one.index, one.probability, one.score) for one in scores.top_classes(0, 2)] == [
+    assert [(top_class.index, top_class.probability, top_class.score) for top_class in scores.top_classes(0, 2)] == [
         (1, None, 3.0),
         (0, None, 1.0),
     ]
     independent = replace(scores, activation="sigmoid").top_classes(0, 2)
-    assert_same([one.probability for one in independent], torch.tensor([3.0, 1.0], dtype=torch.float64).sigmoid())
-    assert [one.score for one in independent] == [3.0, 1.0]
+    assert_same(
+        [top_class.probability for top_class in independent], torch.tensor([3.0, 1.0], dtype=torch.float64).sigmoid()
+    )
+    assert [top_class.score for top_class in independent] == [3.0, 1.0]
 
 
 def test_the_record_of_raw_scores_has_no_probability() -> None:
@@ -79,7 +86,7 @@ def test_the_record_of_raw_scores_has_no_probability() -> None:
     assert content["activation"] == "raw"
     assert content["probabilities"] == [None]
     assert content["class_scores"] == [37.0]
-    assert [one["probability"] for one in content["top"][0]] == [None] * 4
+    assert [entry["probability"] for entry in content["top"][0]] == [None] * 4
     assert content["top"][0][0]["score"] == 37.0
     assert fake().to_dict()["activation"] == "softmax"
 
@@ -112,8 +119,8 @@ def test_explain_prints_scores_where_there_is_no_probability(folder: Path, capsy
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["activation"] == "sigmoid"
     assert_same(
-        [one["probability"] for one in result["top"][0]],
-        torch.tensor([one["score"] for one in result["top"][0]], dtype=torch.float64).sigmoid(),
+        [entry["probability"] for entry in result["top"][0]],
+        torch.tensor([entry["score"] for entry in result["top"][0]], dtype=torch.float64).sigmoid(),
     )
     assert main(["explain", image, *MODEL, "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
@@ -179,7 +186,7 @@ def test_choose_says_the_activation_and_repeats_it_in_its_advice(folder: Path, c
 
 def test_models_says_what_scores_mean(capsys: Captured) -> None:
     assert main(["models", "--json"]) == 0
-    kinds = {one["name"]: one["activation"] for one in json.loads(capsys.readouterr().out)}
+    kinds = {entry["name"]: entry["activation"] for entry in json.loads(capsys.readouterr().out)}
     assert kinds["pets"] == "softmax"
     assert "SigLIP sigmoid" in kinds["hf:ID"]
     assert main(["models"]) == 0
@@ -190,11 +197,11 @@ def test_models_says_what_scores_mean(capsys: Captured) -> None:
 
 
 def test_a_study_keeps_activations_apart_and_its_report_shows_no_probability(folder: Path, capsys: Captured) -> None:
-    made = study(folder, methods=("legrad",), metrics=("deletion(steps=3)",)).resolved()
-    (entry,) = made.models
+    small_study = study(folder, methods=("legrad",), metrics=("deletion(steps=3)",)).resolved()
+    (entry,) = small_study.models
     store = Store.open(folder / "store")
     for activation in (None, "raw"):
-        variant = replace(made, models=(replace(entry, activation=activation),))
+        variant = replace(small_study, models=(replace(entry, activation=activation),))
         assert run_study(variant, store).plan.done == 0, "numbers of one activation are not another's"
     rows = store.query("select distinct model_hash, probability is null, meaning, options from results")[1]
     by_null = {null: (mark, meaning, json.loads(options)) for mark, null, meaning, options in rows}
@@ -202,7 +209,7 @@ def test_a_study_keeps_activations_apart_and_its_report_shows_no_probability(fol
     assert (by_null[True][1], by_null[False][1]) == ("normalised score", "prob")
     assert by_null[True][2]["normalised_by"] == "full image − nothing left"
     alone = Store.open(folder / "alone")
-    run_study(replace(made, models=(replace(entry, activation="raw"),)), alone)
+    run_study(replace(small_study, models=(replace(entry, activation="raw"),)), alone)
     assert main(["report", str(alone.path), "--out", "page.html"]) == 0
     page = Path("page.html").read_text(encoding="utf-8")
     assert "normalised score" in page
@@ -213,13 +220,13 @@ def test_a_study_keeps_activations_apart_and_its_report_shows_no_probability(fol
 def test_a_store_gives_back_that_a_score_has_no_bounds(folder: Path) -> None:
     from clairvit.bench.results import combinations, read_scores
 
-    made = study(folder, methods=("legrad",), metrics=("deletion(steps=3)",)).resolved()
+    small_study = study(folder, methods=("legrad",), metrics=("deletion(steps=3)",)).resolved()
     store = Store.open(folder / "store")
-    run_study(replace(made, models=(replace(made.models[0], activation="raw"),)), store)
+    run_study(replace(small_study, models=(replace(small_study.models[0], activation="raw"),)), store)
     ((_, mark, data, settings),) = combinations(store)
     scores = read_scores(store, mark, data, settings)
     assert scores["legrad", "deletion(steps=3)"].span == (-float("inf"), float("inf"))
-    assert all(one.probability is None for one in scores.predictions)
+    assert all(prediction.probability is None for prediction in scores.predictions)
 
 
 def test_a_study_file_names_the_activation(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ MODEL = wrapped("timm-vit")
 
 
 def texts(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.texts] + [text.get_text() for one in figure.axes for text in one.texts]
+    return [text.get_text() for text in figure.texts] + [text.get_text() for axis in figure.axes for text in axis.texts]
 
 
 def explained(method: str, **more: Any) -> cv.Explanation:
@@ -36,9 +36,9 @@ def explained(method: str, **more: Any) -> cv.Explanation:
 @pytest.mark.parametrize("dpi", [72, 100, 200, 300])
 @pytest.mark.parametrize("method", ["genatt", "rollout"])
 def test_every_line_fits_the_figure(method: str, dpi: int) -> None:
-    made = replace(explained(method), model=LONG)
+    explanation = replace(explained(method), model=LONG)
     for draw in (explanation_figure, layers_figure, heads_figure):
-        figure = draw(made)
+        figure = draw(explanation)
         figure.set_dpi(dpi)
         with matplotlib.rc_context(RC_PARAMS):
             canvas, inside = figure.canvas, figure.bbox
@@ -66,45 +66,52 @@ def test_the_middle_of_a_name_is_left_out() -> None:
 
 def test_a_class_agnostic_method_is_one_map_that_names_no_class() -> None:
     """NEWCOMER B2: two identical maps of rollout, each titled with a class, 'explains the logit'."""
-    made = explained("rollout", targets=[3, 1])
-    assert made.maps.shape[0] == len(made) == 1
-    assert (made.targets, made.classes, made.probabilities, made.score) == (("any class",), (None,), (None,), "none")
-    assert made.layers is not None
-    assert made.layers.shape[1] == 1
-    (note,) = made.notes
+    explanation = explained("rollout", targets=[3, 1])
+    assert explanation.maps.shape[0] == len(explanation) == 1
+    assert (explanation.targets, explanation.classes, explanation.probabilities, explanation.score) == (
+        ("any class",),
+        (None,),
+        (None,),
+        "none",
+    )
+    assert explanation.layers is not None
+    assert explanation.layers.shape[1] == 1
+    (note,) = explanation.notes
     assert note == (
         "rollout is class-agnostic: its map is the same for every class, so it says nothing of class 3 or class 1 in "
         "particular."
     )
-    content = made.to_dict()
+    content = explanation.to_dict()
     assert (content["targets"], content["score"], content["class_specific"]) == (["any class"], "none", False)
     for draw in (explanation_figure, layers_figure, heads_figure):
-        words = " | ".join(texts(draw(made)))
+        words = " | ".join(texts(draw(explanation)))
         assert "explains the" not in words
         assert CLASS_AGNOSTIC in words
 
 
 def test_a_contrast_of_a_class_agnostic_method_is_no_contrast() -> None:
-    made = explained("rollout", target=cv.Contrast(3, 1))
-    assert made.targets == ("any class",)
-    assert "class 3 − class 1" in made.notes[0]
-    shown = explanation_figure(made)
+    explanation = explained("rollout", target=cv.Contrast(3, 1))
+    assert explanation.targets == ("any class",)
+    assert "class 3 − class 1" in explanation.notes[0]
+    shown = explanation_figure(explanation)
     assert not [text for text in texts(shown) if "−" in text and "class" in text]
 
 
 def test_the_predicted_class_is_no_title_either() -> None:
-    made = explained("raw-attention")
-    assert made.targets == ("any class",)
-    assert made.notes == ()
-    assert made.classes != (None,), "what the model predicts, for scoring the map"
+    explanation = explained("raw-attention")
+    assert explanation.targets == ("any class",)
+    assert explanation.notes == ()
+    assert explanation.classes != (None,), "what the model predicts, for scoring the map"
     assert explained("genatt").targets != ("any class",)
 
 
 def test_a_comparison_draws_a_class_agnostic_map_once() -> None:
-    made = cv.compare(MODEL, pixels("timm-vit", 1)[0], ["rollout", "genatt"], targets=[3, 1])
-    assert made["rollout"].targets == ("any class", "any class"), "as many as the others have, to be drawn together"
-    assert made["genatt"].targets == ("class 3", "class 1")
-    words = texts(comparison_figure(made))
+    comparison = cv.compare(MODEL, pixels("timm-vit", 1)[0], ["rollout", "genatt"], targets=[3, 1])
+    assert comparison["rollout"].targets == ("any class", "any class"), (
+        "as many as the others have, to be drawn together"
+    )
+    assert comparison["genatt"].targets == ("class 3", "class 1")
+    words = texts(comparison_figure(comparison))
     assert words.count("any class") == 1
     assert [sum(text.startswith(f"class {number}") for text in words) >= 1 for number in (1, 3)] == [True, True]
 
@@ -112,8 +119,8 @@ def test_a_comparison_draws_a_class_agnostic_map_once() -> None:
 def test_a_class_agnostic_map_is_scored_by_the_class_that_was_asked_for() -> None:
     image = pixels("timm-vit", 1)
     for target in (None, 3):
-        made = cv.explain(MODEL, image, "rollout", target=target)
-        score = cv.evaluate(MODEL, image, made, "deletion")
+        explanation = cv.explain(MODEL, image, "rollout", target=target)
+        score = cv.evaluate(MODEL, image, explanation, "deletion")
         assert score.values.tolist() == cv.evaluate(MODEL, image, "rollout", "deletion", target=target).values.tolist()
 
 

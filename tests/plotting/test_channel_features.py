@@ -15,10 +15,10 @@ from helpers.tiny_models import cnn, double, pixels, strange, wrapped
 
 def test_of_a_cnn_are_its_stages() -> None:
     module, image = strange(cnn).double(), pixels("timm-vit", dtype=torch.float64)
-    found = channel_features(cv.wrap(module, name="mine"), image, count=5)
-    assert [one.name for one in found] == ["image 1", "image 2"]
+    features = channel_features(cv.wrap(module, name="mine"), image, count=5)
+    assert [feature.name for feature in features] == ["image 1", "image 2"]
     a = module[:5](image)[1].detach()  # the last feature map of the second image
-    last = found[1].layers[-1]
+    last = features[1].layers[-1]
     assert (last.name, last.width, last.mean.shape) == ("4", 12, (8, 8))
     strongest = a.abs().mean((1, 2)).argsort(descending=True)[:5].tolist()
     assert [k for k, _ in last.channels] == strongest
@@ -30,25 +30,25 @@ def test_of_a_cnn_are_its_stages() -> None:
 def test_of_a_vit_are_its_patch_tokens() -> None:
     model, image = double("timm-dinov2-reg4")
     layer = cv.trace(model, image, target=1).layers[-1]
-    (one, _) = channel_features(model, image, count=3, layers=2)
-    assert [x.name for x in one.layers] == ["block 0", f"block {layer.index}"]
-    grid = one.layers[-1].mean.shape
+    (first_features, _) = channel_features(model, image, count=3, layers=2)
+    assert [x.name for x in first_features.layers] == ["block 0", f"block {layer.index}"]
+    grid = first_features.layers[-1].mean.shape
     patches = layer.x[0, -grid[0] * grid[1] :]  # behind CLS and the registers
-    assert_same(one.layers[-1].mean, patches.mean(1).reshape(grid))
+    assert_same(first_features.layers[-1].mean, patches.mean(1).reshape(grid))
 
 
 def test_by_relevance_ranks_for_a_target() -> None:
     model, image = cv.wrap(strange(cnn).double()), pixels("timm-vit", dtype=torch.float64)
     layer = cv.trace(model, image, target=2).layers[-1]
     best = (layer.x * layer.dx)[0].abs().mean(0).argsort(descending=True)[:3].tolist()
-    found = channel_features(model, image, 2, by="relevance", count=3)[0].layers[-1]
-    assert [k for k, _ in found.channels] == best
+    layers = channel_features(model, image, 2, by="relevance", count=3)[0].layers[-1]
+    assert [k for k, _ in layers.channels] == best
 
 
 def test_the_figure_has_a_row_for_each_layer_of_each_image() -> None:
     model, image = cv.wrap(strange(cnn), name="mine"), pixels("timm-vit")
-    found = channel_features(model, image, count=4, names=["a/cat.jpg", "a/dog.jpg"])
-    figure = channel_features_figure(found)
+    features = channel_features(model, image, count=4, names=["a/cat.jpg", "a/dog.jpg"])
+    figure = channel_features_figure(features)
     words = [text.get_text() for text in figure.texts]
     assert {"cat.jpg", "dog.jpg", "2 · 16 × 16 · 8 channels", "4 · 8 × 8 · 12 channels"} <= set(words)
     assert words.count("mean") == 4  # two images, two stages

@@ -78,13 +78,13 @@ def test_a_random_map_that_was_asked_for_is_drawn_once_as_a_method() -> None:
 
 
 def test_one_image_has_no_band() -> None:
-    one = score("legrad", values=(0.5,), with_baselines=False)
-    figure = curves_figure([one])
+    single = score("legrad", values=(0.5,), with_baselines=False)
+    figure = curves_figure([single])
     assert not figure.axes[0].collections
     assert "mean of 1 image · " in words(figure)
 
 
-def test_images_that_some_methods_have_no_score_for_are_said() -> None:
+def test_images_that_some_methods_have_no_score_for_are_counted() -> None:
     other = score("rollout", values=(0.5, 0.4, 0.1))
     assert "mean of 2 to 3 images" in words(curves_figure([score("legrad"), other]))
 

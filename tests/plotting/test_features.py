@@ -46,16 +46,16 @@ def test_a_figure_has_a_tile_per_picture(features: cv.results.PatchFeatures) -> 
 
 
 def test_saved_pictures_plots_and_notebooks(features: cv.results.PatchFeatures, tmp_path: Path) -> None:
-    one = features[0]
-    assert one.save(tmp_path / "f.png", patch=(0, 0), dpi=50).read_bytes()[:4] == b"\x89PNG"
-    assert one.save(tmp_path / "l.png", layers=True, dpi=50).stat().st_size > 0
-    assert one._repr_png_()[:4] == b"\x89PNG"
+    first_features = features[0]
+    assert first_features.save(tmp_path / "f.png", patch=(0, 0), dpi=50).read_bytes()[:4] == b"\x89PNG"
+    assert first_features.save(tmp_path / "l.png", layers=True, dpi=50).stat().st_size > 0
+    assert first_features._repr_png_()[:4] == b"\x89PNG"
     assert len(features.plot()) == 2
     with pytest.raises(cv.errors.BadInput, match="1 axes were given for 2 images"):
         features.plot(pyplot.figure().add_subplot())
     pyplot.close("all")
     with pytest.raises(cv.errors.UnknownName, match="'smoth' is not a display option"):
-        one.save(tmp_path / "f.png", smoth=True)
+        first_features.save(tmp_path / "f.png", smoth=True)
 
 
 def test_a_component_without_variance_is_grey() -> None:

@@ -226,11 +226,11 @@ def test_no_title_runs_into_another(classes: int) -> None:
     many = {name: replace(fake(classes, targets=targets), family=str(i // 8)) for i, name in enumerate(names)}
     placed = boxes(comparison_figure(many))
     assert len(placed) > 2 * 45
-    for i, (one, box) in enumerate(placed):
+    for i, (title_text, box) in enumerate(placed):
         for other, beside in placed[i + 1 :]:
             wide = min(box.x1, beside.x1) - max(box.x0, beside.x0)
             high = min(box.y1, beside.y1) - max(box.y0, beside.y0)
-            assert wide <= 1 or high <= 1, (one, other)
+            assert wide <= 1 or high <= 1, (title_text, other)
 
 
 def test_marks_say_what_is_signed_and_what_knows_no_class() -> None:

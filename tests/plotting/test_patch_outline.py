@@ -26,8 +26,8 @@ CHOSEN[1, 2] = CHOSEN[1, 3] = CHOSEN[0, 4] = True  # two side by side, one in a 
 
 
 def chosen(maps: int = 1, brightness: float = 0.0) -> Explanation:
-    made = fake(maps, method="counterfactual", grid=GRID, size=SIZE)
-    return replace(made, chosen=CHOSEN.repeat(maps, 1, 1), pixels=made.pixels + brightness)
+    explanation = fake(maps, method="counterfactual", grid=GRID, size=SIZE)
+    return replace(explanation, chosen=CHOSEN.repeat(maps, 1, 1), pixels=explanation.pixels + brightness)
 
 
 def drawn(figure: Figure) -> np.ndarray:
@@ -46,12 +46,12 @@ def written(figure: Figure) -> list[str]:
 
 
 def test_edges_are_the_sides_without_a_chosen_neighbour() -> None:
-    found = {tuple(sorted(segment)) for segment in boundary_segments(CHOSEN.numpy(), SIZE)}
+    segments = {tuple(sorted(segment)) for segment in boundary_segments(CHOSEN.numpy(), SIZE)}
     two = {((31.5, 15.5), (47.5, 15.5)), ((47.5, 15.5), (63.5, 15.5)), ((31.5, 31.5), (47.5, 31.5))}
     two |= {((47.5, 31.5), (63.5, 31.5)), ((31.5, 15.5), (31.5, 31.5)), ((63.5, 15.5), (63.5, 31.5))}
     corner = {((63.5, -0.5), (79.5, -0.5)), ((63.5, 15.5), (79.5, 15.5))}
     corner |= {((63.5, -0.5), (63.5, 15.5)), ((79.5, -0.5), (79.5, 15.5))}
-    assert found == two | corner
+    assert segments == two | corner
     assert len(boundary_segments(CHOSEN.numpy(), SIZE)) == 10, "none is drawn twice"
     assert boundary_segments(np.zeros(GRID, dtype=bool), SIZE) == []
 
@@ -84,7 +84,7 @@ def profile(image: np.ndarray, axes: Any, at: tuple[float, float]) -> np.ndarray
 def test_a_comparison_shows_the_outline_on_its_tile_only() -> None:
     figure = comparison_figure({"legrad": fake(grid=GRID, size=SIZE), "counterfactual": chosen()})
     lines = [[c for c in axes.collections if isinstance(c, LineCollection)] for axes in figure.axes if axes.images]
-    assert [len(found) for found in lines[:3]] == [0, 0, 2], "photo, legrad, counterfactual in black and white"
+    assert [len(line) for line in lines[:3]] == [0, 0, 2], "photo, legrad, counterfactual in black and white"
     widths = [float(line.get_linewidth()[0]) for line in lines[2]]
     large = [float(c.get_linewidth()[0]) for axes in explanation_figure(chosen()).axes for c in axes.collections][:2]
     assert widths[0] > widths[1], "white on black"
@@ -113,11 +113,11 @@ def test_the_figure_says_how_many_and_what_they_did() -> None:
 
 
 def test_each_map_has_its_own_set() -> None:
-    made = chosen(2)
+    explanation = chosen(2)
     sets = torch.stack([CHOSEN, ~CHOSEN])
-    figure = explanation_figure(replace(made, chosen=sets, names=("a.jpg", "b.jpg")))
+    figure = explanation_figure(replace(explanation, chosen=sets, names=("a.jpg", "b.jpg")))
     assert {"without 3 of 15 patches", "without 12 of 15 patches"} <= set(written(figure))
-    second = replace(made, chosen=sets)[1]
+    second = replace(explanation, chosen=sets)[1]
     assert "without 12 of 15 patches" in written(explanation_figure(second))
 
 

@@ -17,23 +17,25 @@ from clairvit.reports.blocks import Chart
 from clairvit.reports.charts import curves_chart, intervals_chart, radar_chart
 from clairvit.reports.ranking import RadarData
 from clairvit.reports.svg import inline_svg
-from helpers.fixed_scores import made
+from helpers.fixed_scores import fixed_score
 
 
 def curved(method: str, lines: list[list[float]]) -> Score:
     curve = Curve(torch.tensor([0.0, 0.5, 1.0]), torch.tensor(lines, dtype=torch.float64), "prob")
-    return made(method, [0.5] * len(lines), curve=curve)
+    return fixed_score(method, [0.5] * len(lines), curve=curve)
 
 
 def paths(chart: Chart, *declarations: str) -> list[str]:
     """Return the outlines of the paths whose CSS has these declarations."""
-    found = list(ElementTree.fromstring(chart.svg).iter("path"))
-    return [one.attrib["d"] for one in found if set(declarations) <= set(one.attrib["style"].split("; "))]
+    elements = list(ElementTree.fromstring(chart.svg).iter("path"))
+    return [
+        element.attrib["d"] for element in elements if set(declarations) <= set(element.attrib["style"].split("; "))
+    ]
 
 
 def texts(chart: Chart) -> dict[str, float]:
     """Return text -> y, in points from the upper edge."""
-    return {str(one.text): float(one.attrib["y"]) for one in ElementTree.fromstring(chart.svg).iter("text")}
+    return {str(element.text): float(element.attrib["y"]) for element in ElementTree.fromstring(chart.svg).iter("text")}
 
 
 def test_curves_go_through_the_means_and_random_is_dashed() -> None:
@@ -46,11 +48,13 @@ def test_curves_go_through_the_means_and_random_is_dashed() -> None:
     assert (y1 - y0) / (y2 - y0) == pytest.approx(0.4, abs=1e-3), "from 1 to 0, the mean in the middle is 0.6"
     assert y2 > y0, "y counts down"
     assert len(paths(chart, "fill: var(--s0)", "fill-opacity: 0.18")) == 1
-    (random,) = [one for one in ElementTree.fromstring(chart.svg).iter("path") if "dasharray" in one.attrib["style"]]
+    (random,) = [
+        element for element in ElementTree.fromstring(chart.svg).iter("path") if "dasharray" in element.attrib["style"]
+    ]
     assert "stroke: var(--pale)" in random.attrib["style"]
     assert [entry.text for entry in chart.legend] == ["a", "random (baseline)"]
     assert "dasharray" in chart.legend[1].style
-    assert curves_chart({"a": made("a", [0.5])}, highlighted_styles(["a"])) is None
+    assert curves_chart({"a": fixed_score("a", [0.5])}, highlighted_styles(["a"])) is None
 
 
 def test_many_methods_leave_most_of_them_grey() -> None:
@@ -64,9 +68,9 @@ def test_many_methods_leave_most_of_them_grey() -> None:
 
 def test_intervals_are_drawn_where_there_are_images_enough_and_names_are_escaped() -> None:
     scores = {
-        "<b>": made("<b>", [0.1, 0.2, 0.3] * 2),
-        "one": made("one", [0.4] * 5),
-        "random": made("random", [0.5, 0.6] * 3),
+        "<b>": fixed_score("<b>", [0.1, 0.2, 0.3] * 2),
+        "one": fixed_score("one", [0.4] * 5),
+        "random": fixed_score("random", [0.5, 0.6] * 3),
     }
     chart = intervals_chart(scores, highlighted_styles(["<b>", "one"]))
     assert chart is not None
@@ -74,14 +78,14 @@ def test_intervals_are_drawn_where_there_are_images_enough_and_names_are_escaped
     assert chart.svg.count("translate(") == 3, "a point per method"
     assert "&lt;b&gt;" in chart.svg
     assert "<b>" not in chart.svg
-    same = intervals_chart({"a": made("a", [0.5, 0.5])}, highlighted_styles(["a"]))
+    same = intervals_chart({"a": fixed_score("a", [0.5, 0.5])}, highlighted_styles(["a"]))
     assert same is not None
     assert "nan" not in same.svg
-    assert intervals_chart({"a": made("a", [math.nan])}, highlighted_styles(["a"])) is None
+    assert intervals_chart({"a": fixed_score("a", [math.nan])}, highlighted_styles(["a"])) is None
 
 
 def test_intervals_are_sorted_from_the_best_with_baselines_last() -> None:
-    scores = {name: made(name, [value] * 6) for name, value in (("b", 0.3), ("a", 0.2), ("random", 0.1))}
+    scores = {name: fixed_score(name, [value] * 6) for name, value in (("b", 0.3), ("a", 0.2), ("random", 0.1))}
     chart = intervals_chart(scores, highlighted_styles(["b", "a"]))
     assert chart is not None
     places = texts(chart)
@@ -90,7 +94,9 @@ def test_intervals_are_sorted_from_the_best_with_baselines_last() -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1])
 def test_ticks_are_numbers_within_the_intervals(scale: float) -> None:
-    scores = {name: made(name, [scale * value for value in (1, 2, 3, 4, 5, step)]) for step, name in enumerate("ab")}
+    scores = {
+        name: fixed_score(name, [scale * value for value in (1, 2, 3, 4, 5, step)]) for step, name in enumerate("ab")
+    }
     chart = intervals_chart(scores, highlighted_styles(["a", "b"]))
     assert chart is not None
     numbers = [float(text.replace("−", "-")) for text in texts(chart) if text not in scores]
@@ -119,6 +125,6 @@ def test_a_drawing_is_reproducible_and_has_a_title_a_description_and_no_identifi
     assert svg.attrib["role"] == "img"
     assert svg.attrib["aria-label"] == svg.findtext("title") == "Radar of 1"
     assert svg.findtext("desc") == "a 1"
-    assert {one.tag for one in svg.iter()} == {"svg", "title", "desc", "path", "text"}
+    assert {element.tag for element in svg.iter()} == {"svg", "title", "desc", "path", "text"}
     assert not any(word in first for word in ("http", "url(", "href", " id=", "xmlns", "font-family"))
     assert "LIME &amp; co" in first

@@ -21,7 +21,7 @@ from helpers.browser import find_chromium
 from helpers.small_report import NASTY, Reader, run, worker_of
 
 pytestmark = pytest.mark.browser
-OWN = "not an origin"  # who Chromium says asked, when it was Chromium itself
+NO_ORIGIN = "not an origin"  # who Chromium says asked, when it was Chromium itself
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ def visit(file: Path, tmp_path: Path) -> Visit:
     ]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=True)
     events = json.loads(log.read_text(encoding="utf-8"))["events"]
-    asked = [event["params"] for event in events if "url" in event.get("params", {})]
-    urls = [one["url"] for one in asked if one.get("initiator", OWN) != OWN]
+    requests = [event["params"] for event in events if "url" in event.get("params", {})]
+    urls = [
+        request_params["url"] for request_params in requests if request_params.get("initiator", NO_ORIGIN) != NO_ORIGIN
+    ]
     return Visit(done.stdout, re.findall(r"CONSOLE:\d+\] (.*)", done.stderr), urls)
 
 
@@ -53,13 +55,13 @@ def test_a_report_is_silent_and_sorts(tmp_path: Path) -> None:
     file.write_text(
         to_html(build_report(run(tmp_path / "run"), ReportOptions(open_worker=worker_of))), encoding="utf-8"
     )
-    found = visit(file, tmp_path)
-    assert found.console == []
-    assert found.requests == []
+    visited = visit(file, tmp_path)
+    assert visited.console == []
+    assert visited.requests == []
     page = Reader(file.read_text(encoding="utf-8"))
     heads = sum(attributes["scope"] == "col" for attributes, _ in page.all("th"))
-    assert found.page.count("<button type=") == heads > 20  # the script has run to its end
-    text = re.sub(r"<[^>]*>", "", found.page)
+    assert visited.page.count("<button type=") == heads > 20  # the script has run to its end
+    text = re.sub(r"<[^>]*>", "", visited.page)
     assert escape(NASTY, quote=False) in text
 
 
@@ -67,7 +69,7 @@ def test_the_look_sees_pages_that_are_not_silent(tmp_path: Path) -> None:
     file = tmp_path / "bad.html"
     content = '<!doctype html><img src="http://127.0.0.1:9/x.png"><script>console.error("oh")</script>'
     file.write_text(content, encoding="utf-8")
-    found = visit(file, tmp_path)
-    assert found.console
-    assert '"oh"' in found.console[0]
-    assert "http://127.0.0.1:9/x.png" in found.requests
+    visited = visit(file, tmp_path)
+    assert visited.console
+    assert '"oh"' in visited.console[0]
+    assert "http://127.0.0.1:9/x.png" in visited.requests

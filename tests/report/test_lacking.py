@@ -29,13 +29,13 @@ def only(path: Path, study: Study | None = None) -> Reader:
 
 
 def test_an_empty_store_has_a_page(tmp_path: Path) -> None:
-    found = only(tmp_path / "run")
-    assert "The store is empty" in found.section("What was run")
-    assert [text for _, text in found.all("h2")] == ["What was run", "Environment"]
+    reader = only(tmp_path / "run")
+    assert "The store is empty" in reader.section("What was run")
+    assert [text for _, text in reader.all("h2")] == ["What was run", "Environment"]
     assert to_markdown(build_report(Store.open(tmp_path / "run"))).startswith("# ")
 
 
-def test_a_study_without_results_says_what_was_asked(tmp_path: Path) -> None:
+def test_a_study_without_results_lists_its_settings(tmp_path: Path) -> None:
     section = only(tmp_path / "run", study_of()).section("What was run")
     assert "Nothing has been finished yet" in section
     assert "legrad, rollout" in section
@@ -43,35 +43,35 @@ def test_a_study_without_results_says_what_was_asked(tmp_path: Path) -> None:
 
 def test_a_store_without_an_image_that_can_be_read(tmp_path: Path) -> None:
     images = unreadable(("x.png", "<i>.png"))
-    found = Reader(to_html(build_report(run(tmp_path / "run", images=images), ReportOptions(open_worker=worker_of))))
-    assert "None of the images could be scored" in found.section("Ranking")
-    assert "<i>.png could not be read: <i>.png is no image." in found.section("Warnings")
+    reader = Reader(to_html(build_report(run(tmp_path / "run", images=images), ReportOptions(open_worker=worker_of))))
+    assert "None of the images could be scored" in reader.section("Ranking")
+    assert "<i>.png could not be read: <i>.png is no image." in reader.section("Warnings")
 
 
 def test_one_method(tmp_path: Path) -> None:
-    found = Reader(
+    reader = Reader(
         to_html(build_report(run(tmp_path / "run", study_of(("legrad",))), ReportOptions(open_worker=worker_of)))
     )
-    assert "legrad is the only method that was scored." in found.section("Ranking")
-    assert "compares two methods or more" in found.section("Radar")
-    assert "over three methods or more" in found.section("Agreement between metrics")
-    assert any("var(--s0)" in attributes["style"] for attributes, _ in found.all("path"))
+    assert "legrad is the only method that was scored." in reader.section("Ranking")
+    assert "compares two methods or more" in reader.section("Radar")
+    assert "over three methods or more" in reader.section("Agreement between metrics")
+    assert any("var(--s0)" in attributes["style"] for attributes, _ in reader.all("path"))
 
 
 def test_one_metric(tmp_path: Path) -> None:
     store = run(tmp_path / "run", study_of(metrics=("sparseness",)))
-    found = Reader(to_html(build_report(store, ReportOptions(open_worker=worker_of))))
-    assert "by sparseness" in found.section("Ranking")
-    assert "needs three metrics or more; 1 has scores here" in found.section("Radar")
-    assert "read off a curve" in found.section("Curves")
+    reader = Reader(to_html(build_report(store, ReportOptions(open_worker=worker_of))))
+    assert "by sparseness" in reader.section("Ranking")
+    assert "needs three metrics or more; 1 has scores here" in reader.section("Radar")
+    assert "read off a curve" in reader.section("Curves")
 
 
 def test_only_baselines(tmp_path: Path) -> None:
-    found = Reader(
+    reader = Reader(
         to_html(build_report(run(tmp_path / "run", study_of(("random",))), ReportOptions(open_worker=worker_of)))
     )
-    assert "No method but the baselines was scored" in found.section("Ranking")
-    assert "random" in found.section("Cost")
+    assert "No method but the baselines was scored" in reader.section("Ranking")
+    assert "random" in reader.section("Cost")
 
 
 def test_a_metric_without_masks_is_a_failed_unit_and_the_page_says_so(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_warnings_cut_folders_off_images_and_nothing_off_metrics_and_methods(tmp
     score = results.scores["legrad", "deletion"]
     results.scores["legrad", "deletion"] = replace(score, notes=("A note.",))
     marks = {f"photos/all/{name}.png": ("0",) for name in "ab"}
-    found = warnings_section(replace(results, image_hashes=marks, unreadable={"photos/all/a.png": "It is torn."}))
-    (items,) = found.blocks
+    section = warnings_section(replace(results, image_hashes=marks, unreadable={"photos/all/a.png": "It is torn."}))
+    (items,) = section.blocks
     assert isinstance(items, Items)
     assert [item.term for item in items.items] == ["a.png", "tam", "deletion"]
 

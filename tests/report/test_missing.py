@@ -54,7 +54,7 @@ def half(tmp_path: Path) -> tuple[Store, Study, Worker]:
     return interrupted(tmp_path / "run", 1, study, worker), study, worker
 
 
-def test_what_is_missing_is_said_at_the_top_and_in_the_warnings(half: tuple[Store, Study, Worker]) -> None:
+def test_what_is_missing_stands_at_the_top_and_in_the_warnings(half: tuple[Store, Study, Worker]) -> None:
     store, _, worker = half
     document = build_report(store, ReportOptions(open_worker=lambda study: worker))
     page = to_html(document)
@@ -84,7 +84,7 @@ def test_markdown_csv_and_json_say_it_too(
     assert text.index("This study is not complete") < text.index("## What was run")
     assert "2 of 6 images are complete" in text
     records = list(csv.DictReader(io.StringIO(to_csv(document.tables()["missing"]))))
-    assert [(one["data"], one["metric"], one["images_missing"]) for one in records] == [
+    assert [(record["data"], record["metric"], record["images_missing"]) for record in records] == [
         ("folder:one", "sparseness", "4"),
         ("folder:one", "deletion", "4"),
         ("folder:two", "sparseness", "6"),

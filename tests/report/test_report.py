@@ -30,7 +30,7 @@ from clairvit.reports.gallery import select_examples
 from clairvit.reports.render import to_csv, to_html, to_markdown
 from clairvit.reports.sections import _MetricColumn
 from clairvit.reports.study_results import parse_study
-from helpers.fixed_scores import made
+from helpers.fixed_scores import fixed_score
 from helpers.rounding import assert_same
 from helpers.small_report import (
     METHODS,
@@ -75,9 +75,9 @@ def test_headings_are_in_order_and_every_link_leads_to_one(page: Reader) -> None
 
 def test_the_page_has_every_section(page: Reader) -> None:
     heads = [text for tag in ("h2", "h3") for _, text in page.all(tag)]
-    wanted = ["Ranking", "Radar", "Curves", "Examples", "Classes", "Agreement between metrics", "Cost", "Warnings"]
+    expected = ["Ranking", "Radar", "Curves", "Examples", "Classes", "Agreement between metrics", "Cost", "Warnings"]
     assert heads[:4] == ["In short", "What was run", f"{MODEL.name} on folder:photos", "Environment"]
-    assert [head for head in heads if head in wanted] == wanted
+    assert [head for head in heads if head in expected] == expected
     assert "could not be read" not in page.section("Warnings")
 
 
@@ -90,7 +90,7 @@ def test_tables_have_scopes_and_captions_figures_have_captions_and_pictures_have
     assert all(attributes["alt"] for attributes, _ in page.all("img"))
     drawings = [attributes for attributes, _ in page.all("svg") if attributes.get("class") != "swatch"]
     assert len(drawings) == 6
-    assert all(one["role"] == "img" and one["aria-label"] for one in drawings)
+    assert all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
     assert page.all("html")[0][0]["lang"] == "en"
 
 
@@ -124,8 +124,8 @@ def test_what_comes_from_files_is_text_and_nothing_else(document: Document, page
 
 def test_a_model_or_data_with_a_bad_name_is_text_too(tmp_path: Path) -> None:
     study = study_of(("legrad",), ("sparseness",), spec="folder:<b onclick=x>&amp;")
-    found = Reader(to_html(build_report(run(tmp_path / "run", study), ReportOptions(open_worker=worker_of))))
-    assert f"{MODEL.name} on folder:<b onclick=x>&amp;" in [text for _, text in found.all("h2")]
+    reader = Reader(to_html(build_report(run(tmp_path / "run", study), ReportOptions(open_worker=worker_of))))
+    assert f"{MODEL.name} on folder:<b onclick=x>&amp;" in [text for _, text in reader.all("h2")]
 
 
 def test_the_ranking_is_the_stores_scores(store: Store, document: Document) -> None:
@@ -158,8 +158,8 @@ def test_the_best_of_each_metric_is_bold_with_its_interval(document: Document, p
     records = [record for record in document.tables()["ranking"] if not record["baseline"]]
     bold = [text for _, text in page.all("td", "best")]
     for metric in METRICS:
-        own = [record for record in records if record["metric"] == metric]
-        best = (max if own[0]["better"] == "higher" else min)(own, key=lambda record: record["mean"])
+        rows = [record for record in records if record["metric"] == metric]
+        best = (max if rows[0]["better"] == "higher" else min)(rows, key=lambda record: record["mean"])
         digits = decimals_for(record["mean"] for record in document.tables()["ranking"] if record["metric"] == metric)
         interval = f"[{format_number(best['low'], digits)}, {format_number(best['high'], digits)}]"
         assert any(text.startswith(format_number(best["mean"], digits)) and interval in text for text in bold)
@@ -170,7 +170,7 @@ def test_what_is_not_better_than_random_is_marked(document: Document, page: Read
     cells = [text.split("[")[0] for _, text in page.all("td", "number")]
     assert sum(text.endswith("†") for text in cells) == verdicts.count("unclear") > 0
     assert sum(text.endswith("‡") for text in cells) == verdicts.count("worse")
-    column = _MetricColumn("deletion", {"a": made("a", [0.4] * 9)}, math.nan, 2, {"a": ("worse", 0.01)})
+    column = _MetricColumn("deletion", {"a": fixed_score("a", [0.4] * 9)}, math.nan, 2, {"a": ("worse", 0.01)})
     assert column.cell("a").text == "0.40\u00a0‡"
     assert verdicts.count(None) == 2 * len(METRICS)  # the baselines themselves
 
@@ -216,8 +216,8 @@ def test_examples_are_those_that_the_scores_say(store: Store) -> None:
     most = values.std(0, correction=0).topk(2).indices.tolist()
     disagreed = {image for image, reasons in chosen.items() if "methods disagree most by deletion" in reasons}
     assert disagreed == {score.names[place] for place in most}
-    wrong = [one for one in results.scores.predictions if one.label != one.predicted]
-    surest = max(wrong, key=lambda one: one.probability)
+    wrong = [prediction for prediction in results.scores.predictions if prediction.label != prediction.predicted]
+    surest = max(wrong, key=lambda prediction: prediction.probability)
     assert "surest wrong prediction" in chosen[surest.image]
 
 
@@ -230,14 +230,14 @@ def test_the_map_shown_is_of_the_studys_target_and_seed(tmp_path: Path, monkeypa
     monkeypatch.setattr(gallery, "overlay", lambda photo, values, scale: drawn.append(values) or photo)
     study = replace(study_of(("rise(samples=8)", "genatt"), ("sparseness",)), seed=5, target="label")
     (results,) = read_store(run(tmp_path / "run", study)).results
-    wrong = next(one for one in results.scores.predictions if one.predicted != one.label)
+    wrong = next(prediction for prediction in results.scores.predictions if prediction.predicted != prediction.label)
     source = gallery.load_source(results, [study], worker_of)
     assert isinstance(source, gallery.Source)
     gallery.draw_examples(results, [gallery.SelectedImage(wrong.image, ("it is wrong",))], source)
     image = source.dataset.read(NAMES.index(wrong.image), MODEL).pixels[None]
     for values, method in zip(drawn, results.methods, strict=True):
-        known = cv.explain(MODEL, image, method, target=wrong.label, seed=5).maps[0]
-        assert_same(values, known, magnitude=1.0)
+        maps = cv.explain(MODEL, image, method, target=wrong.label, seed=5).maps[0]
+        assert_same(values, maps, magnitude=1.0)
 
 
 def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,10 +255,10 @@ def test_the_map_shown_is_the_studys(store: Store, monkeypatch: pytest.MonkeyPat
     gallery.draw_examples(results, [gallery.SelectedImage(NAMES[4], ("it is nice",))], source)
     place = 4
     image = source.dataset.read(place, MODEL).pixels[None]
-    wanted = [cv.explain(MODEL, image, method).maps[0] for method in results.methods]
+    expected = [cv.explain(MODEL, image, method).maps[0] for method in results.methods]
     assert len(drawn) == len(METHODS)
-    for one, other in zip(drawn, wanted, strict=True):
-        assert_same(one, other, magnitude=1.0)
+    for actual, reference in zip(drawn, expected, strict=True):
+        assert_same(actual, reference, magnitude=1.0)
 
 
 def test_without_the_data_the_report_says_so_and_goes_on(store: Store) -> None:
@@ -269,10 +269,10 @@ def test_without_the_data_the_report_says_so_and_goes_on(store: Store) -> None:
 
         return Lost(study, models={0: MODEL})
 
-    found = Reader(to_html(build_report(store, ReportOptions(open_worker=nothing))))
-    assert "cannot be loaded here: There is no folder 'photos'." in found.section("Examples")
-    assert not found.all("img")
-    assert len(found.all("table")) > 5
+    reader = Reader(to_html(build_report(store, ReportOptions(open_worker=nothing))))
+    assert "cannot be loaded here: There is no folder 'photos'." in reader.section("Examples")
+    assert not reader.all("img")
+    assert len(reader.all("table")) > 5
 
 
 def test_without_the_model_the_report_says_so(store: Store) -> None:
@@ -281,8 +281,8 @@ def test_without_the_model_the_report_says_so(store: Store) -> None:
     def another(study: Study) -> Worker:
         return Worker(study, models={0: wrapped("timm-vit-avg")}, datasets={0: dataset()})
 
-    found = Reader(to_html(build_report(store, ReportOptions(open_worker=another))))
-    assert "has other weights now than when the study was run" in found.section("Examples")
+    reader = Reader(to_html(build_report(store, ReportOptions(open_worker=another))))
+    assert "has other weights now than when the study was run" in reader.section("Examples")
 
 
 def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
@@ -295,9 +295,9 @@ def test_an_image_that_changed_or_went_away_is_not_shown(store: Store) -> None:
     assert "its picture, mask or class is not the one that was scored" in Reader(
         to_html(build_report(store, ReportOptions(open_worker=changed)))
     ).section("Examples")
-    found = Reader(to_html(build_report(store, ReportOptions(open_worker=fewer))))
-    assert "is no longer in folder:photos" in found.section("Examples")
-    assert not found.all("img")
+    reader = Reader(to_html(build_report(store, ReportOptions(open_worker=fewer))))
+    assert "is no longer in folder:photos" in reader.section("Examples")
+    assert not reader.all("img")
 
 
 def test_the_cost_of_scoring_a_map_is_that_of_all_its_metrics(store: Store) -> None:
@@ -306,10 +306,14 @@ def test_the_cost_of_scoring_a_map_is_that_of_all_its_metrics(store: Store) -> N
 
     (results,) = read_store(store).results
     records = [record for table in cost_section(results).blocks for record in table.records]
-    (found,) = [record for record in records if record["name"] == "genatt"]
-    own = [score.cost for (method, _), score in results.scores.items() if method == "genatt"]
-    assert found["scoring_forwards"] == sum(one.forwards for one in own) > max(one.forwards for one in own)
-    assert found["seconds"] == pytest.approx(sum(one.seconds for one in own), rel=1e-9)
+    (record_of_method,) = [record for record in records if record["name"] == "genatt"]
+    costs = [score.cost for (method, _), score in results.scores.items() if method == "genatt"]
+    assert (
+        record_of_method["scoring_forwards"]
+        == sum(cost.forwards for cost in costs)
+        > max(cost.forwards for cost in costs)
+    )
+    assert record_of_method["seconds"] == pytest.approx(sum(cost.seconds for cost in costs), rel=1e-9)
     (deletion,) = [record for record in records if record["name"] == "deletion"]
     assert deletion["forwards"] == results.scores["genatt", "deletion"].cost.forwards
 
@@ -318,9 +322,9 @@ def test_no_gallery_loads_nothing(store: Store) -> None:
     def never(study: Study) -> Worker:
         raise AssertionError("loaded")
 
-    found = Reader(to_html(build_report(store, ReportOptions(gallery=False, open_worker=never))))
-    assert "--no-gallery" in found.section("Examples")
-    assert not found.all("img")
+    reader = Reader(to_html(build_report(store, ReportOptions(gallery=False, open_worker=never))))
+    assert "--no-gallery" in reader.section("Examples")
+    assert not reader.all("img")
 
 
 def test_classes_are_the_true_ones_with_accuracy(store: Store, document: Document) -> None:
@@ -328,28 +332,28 @@ def test_classes_are_the_true_ones_with_accuracy(store: Store, document: Documen
     scores = read_scores(store, model_hash, data, settings)
     records = document.tables()["classes"]
     assert {record["class"] for record in records} == {0, 1, 2}
-    inside = [place for place, one in enumerate(scores.predictions) if one.label == 1]
-    (own,) = [r for r in records if r["class"] == 1 and r["method"] == "legrad"]
-    assert own["images"] == own["n"] == 3
-    assert own["metric"] == "deletion"
-    assert own["mean"] == pytest.approx(float(scores["legrad", "deletion"].values[inside].mean()), rel=1e-12)
+    inside = [place for place, entry in enumerate(scores.predictions) if entry.label == 1]
+    (row,) = [r for r in records if r["class"] == 1 and r["method"] == "legrad"]
+    assert row["images"] == row["n"] == 3
+    assert row["metric"] == "deletion"
+    assert row["mean"] == pytest.approx(float(scores["legrad", "deletion"].values[inside].mean()), rel=1e-12)
     right = sum(scores.predictions[place].predicted == 1 for place in inside)
-    assert own["accuracy"] == right / 3
+    assert row["accuracy"] == right / 3
 
 
 def test_without_labels_classes_are_the_predicted_ones(tmp_path: Path) -> None:
     study = study_of(("legrad",), ("sparseness",))
     images = dataset(labels=None)
-    found = Reader(
+    reader = Reader(
         to_html(
             build_report(
                 run(tmp_path / "run", study, images), ReportOptions(open_worker=lambda s: worker_of(s, images))
             )
         )
     )
-    assert "predicted class" in found.section("Classes")
-    assert "accuracy" not in found.section("Classes")
-    assert "right and wrong predictions cannot be told apart" in found.section("Examples")
+    assert "predicted class" in reader.section("Classes")
+    assert "accuracy" not in reader.section("Classes")
+    assert "right and wrong predictions cannot be told apart" in reader.section("Examples")
 
 
 def test_markdown_has_the_same_tables_and_cannot_be_broken_by_names(document: Document, page: Reader) -> None:

@@ -11,7 +11,7 @@ from clairvit.reports.blocks import Example, Tile
 from clairvit.reports.gallery import colour_bars
 from clairvit.reports.study_results import StoreContents, StudyResults
 from clairvit.reports.summary import summary_section
-from helpers.fixed_scores import made
+from helpers.fixed_scores import fixed_score
 
 GOOD = [0.10, 0.12, 0.11, 0.13, 0.10, 0.12, 0.14, 0.11, 0.10, 0.13]
 POOR = [0.50, 0.55, 0.53, 0.56, 0.52, 0.57, 0.51, 0.54, 0.58, 0.50]
@@ -22,7 +22,7 @@ def text_of(columns: dict[str, list[float]], metric: str = "deletion", better: s
     """Return the summary of a study of one metric with these values by method, the first method being the best."""
     n = len(next(iter(columns.values())))
     scores = Scores()
-    scores.update({(name, metric): made(name, values, metric, better) for name, values in columns.items()})
+    scores.update({(name, metric): fixed_score(name, values, metric, better) for name, values in columns.items()})
     scores.predictions = tuple(Prediction(f"{i}.jpg", 0, 0.9, int(i == 0)) for i in range(n))
     methods = tuple(name for name in columns if name != "random")
     results = StudyResults("tiny", "0", "folder:x", "", scores, methods, (metric,), {}, {})

@@ -218,10 +218,10 @@ def _without_first() -> tuple[cv.Model, Tensor]:
 
 def test_scores_are_of_weights_that_were_fitted_without_the_image() -> None:
     model, images = model_and_images()
-    asked = request()
-    fitted = fit_calibration(asked)
+    calibration_request = request()
+    fitted = fit_calibration(calibration_request)
     assert fitted.rows == tuple(range(COUNT))
-    scores = cross_fitted_scores(asked, fitted, [resolve_metric(METRIC)])[METRIC]
+    scores = cross_fitted_scores(calibration_request, fitted, [resolve_metric(METRIC)])[METRIC]
     assert scores.names == as_dataset(images, model).names
     for rows, part in fitted.parts:
         for row in rows:
@@ -242,7 +242,7 @@ def test_data_of_an_image_do_not_reach_its_own_weights() -> None:
         assert (before == after) == (4 in rows)
 
 
-def test_one_backward_is_enough_when_asked() -> None:
+def test_one_backward_is_enough_with_backwards_1() -> None:
     model, images = model_and_images()
     recipe = cv.calibrate(model, images, sets=SETS, metrics=[METRIC], backwards=1)
     assert recipe.spec.backwards == 1
@@ -345,8 +345,10 @@ def test_choose_ranks_it_by_cross_fitted_scores(tmp_path: Path) -> None:
     selection = cv.choose(model, images, ["ixg"], [METRIC], calibrate=True)
     (text,) = [row.method for row in selection.ranking if row.method.startswith("calibrated#")]
     assert {row.method for row in selection.ranking} == {text, "ixg", PRIOR_METHOD, "random", "center"}
-    asked = request(sets=calibrate_module.SETS)
-    expected = cross_fitted_scores(asked, fit_calibration(asked), [resolve_metric(METRIC)])[METRIC]
+    calibration_request = request(sets=calibrate_module.SETS)
+    expected = cross_fitted_scores(calibration_request, fit_calibration(calibration_request), [resolve_metric(METRIC)])[
+        METRIC
+    ]
     assert torch.equal(selection.scores[text, METRIC].values, expected.values)
     assert any("fitted without it" in sentence for sentence in selection.answer)
     file = selection.save(tmp_path / "chosen.json")
@@ -357,14 +359,14 @@ def test_choose_ranks_it_by_cross_fitted_scores(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_calibrations")
 def test_a_study_stores_its_scores(tmp_path: Path) -> None:
-    own = study(tmp_path, images=8, at_once=4)
-    model = own.models[0].load()
-    recipe = cv.calibrate(model, own.data[0].open(0), sets=2, metrics=[METRIC])
+    small_study = study(tmp_path, images=8, at_once=4)
+    model = small_study.models[0].load()
+    recipe = cv.calibrate(model, small_study.data[0].open(0), sets=2, metrics=[METRIC])
     file = recipe.save(tmp_path / "mine.json")
-    own = replace(own, methods=(str(file), "legrad"), metrics=(METRIC,))
+    small_study = replace(small_study, methods=(str(file), "legrad"), metrics=(METRIC,))
     calibrated_module._calibrations.clear()
     store = Store.open(tmp_path / "store")
-    outcome = run_study(own, store)
+    outcome = run_study(small_study, store)
     assert outcome.failed == ()
     rows = store.query("select method, count(value) from results group by method")[1]
     text = f"{file}#{recipe.method.partition('#')[2]}"
@@ -476,7 +478,7 @@ def test_an_edited_metric_of_ones_own_is_scored_again(tmp_path: Path) -> None:
 
     def mean_by(factor: float) -> float:
         @cv.metric("own-peak", better="higher", overwrite=True)
-        def own_peak(context: cv.extend.EvalContext) -> Tensor:
+        def peak_of_map(context: cv.extend.EvalContext) -> Tensor:
             return factor * context.maps.flatten(2).amax(-1) / context.maps.flatten(2).abs().amax(-1)
 
         recipe = cv.calibrate(model, images, sets=SETS, metrics=["own-peak"], cache=tmp_path / "cache")
@@ -524,13 +526,13 @@ def test_an_interrupted_run_continues(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_unreadable_image_is_left_out(tmp_path: Path) -> None:
-    own = study(tmp_path, images=9)
+    small_study = study(tmp_path, images=9)
     files = sorted((tmp_path / "photos").rglob("*.png"))
     files[2].write_bytes(b"no picture")
     failed: list[str] = []
     options: dict[str, Any] = {"sets": 2, "metrics": [METRIC], "on_error": lambda name, error: failed.append(name)}
-    recipe = cv.calibrate(own.models[0].load(), files, **options)
+    recipe = cv.calibrate(small_study.models[0].load(), files, **options)
     assert recipe.images == 8
     assert failed == [str(files[2])]
     with pytest.raises(BadInput, match=r"^7 images were given"):
-        cv.calibrate(own.models[0].load(), files[1:], **options)
+        cv.calibrate(small_study.models[0].load(), files[1:], **options)

@@ -70,11 +70,11 @@ def test_the_map_of_true_effects_wins() -> None:
 def test_the_winner_is_the_true_order() -> None:
     """By hand: its order of patches is that of the effects, so the test above is no accident."""
     model, _ = linear()
-    one = images(1)
-    made = cv.explain(model, one, TRUE, score="logit")
-    assert made.classes[0] is not None
-    expected = effects(model, one, made.classes[0])
-    assert torch.equal(made.maps[0].flatten().argsort(), expected.flatten().argsort())
+    batch = images(1)
+    explanation = cv.explain(model, batch, TRUE, score="logit")
+    assert explanation.classes[0] is not None
+    expected = effects(model, batch, explanation.classes[0])
+    assert torch.equal(explanation.maps[0].flatten().argsort(), expected.flatten().argsort())
 
 
 def test_the_numbers_are_those_of_evaluate() -> None:
@@ -126,7 +126,7 @@ def test_the_front_weighs_faithfulness_and_cost() -> None:
     assert set(picked().front) == {TRUE, "saliency"}
 
 
-def test_twins_are_not_told_apart() -> None:
+def test_twins_have_no_winner() -> None:
     model, _ = linear()
     twin = resolve_method("occlusion(removal=mean,window=1)").text
     pick = cv.choose(model, images(10), [TRUE, twin], [BY])
@@ -139,7 +139,7 @@ def test_twins_are_not_told_apart() -> None:
     assert any({TRUE, twin} <= set(group) for group in pick.groups)
 
 
-def test_few_images_are_said() -> None:
+def test_few_images_are_reported() -> None:
     model, _ = linear()
     pick = cv.choose(model, images(3), [TRUE], [BY])
     assert not pick.clear
@@ -147,9 +147,9 @@ def test_few_images_are_said() -> None:
         pick.answer
     )
     assert pick.answer[1].startswith(f"Beware: {TRUE} does not beat ")
-    one = cv.choose(model, images(1), [TRUE], [BY])
-    assert "1 image is too few" in " ".join(one.answer)
-    assert all(math.isnan(edge) for edge in one.ranking[0].interval)
+    single = cv.choose(model, images(1), [TRUE], [BY])
+    assert "1 image is too few" in " ".join(single.answer)
+    assert all(math.isnan(edge) for edge in single.ranking[0].interval)
     assert "10 images are few, so the intervals are rough" in " ".join(picked().answer)
 
 
@@ -167,9 +167,9 @@ def test_the_front_is_a_matter_of_places_too() -> None:
     """The worse and as dear method is on the front once masks show that it is the better one at finding them."""
     model, _ = linear()
     some, worse = images(6), "leave-one-out(removal=black)"
-    made = {text: cv.explain(model, some, text) for text in (TRUE, worse)}
-    assert made[TRUE].cost.forwards == made[worse].cost.forwards
-    top = made[worse].maps.flatten(1).argmax(1)
+    explanations = {text: cv.explain(model, some, text) for text in (TRUE, worse)}
+    assert explanations[TRUE].cost.forwards == explanations[worse].cost.forwards
+    top = explanations[worse].maps.flatten(1).argmax(1)
     masks = torch.zeros(6, 4, 4, dtype=torch.bool)
     masks.flatten(1)[torch.arange(6), top] = True
     masks = masks.repeat_interleave(8, 1).repeat_interleave(8, 2)
@@ -186,8 +186,8 @@ def test_the_front_has_each_goal_once_whatever_ranks() -> None:
     ask: Any = functools.partial(cv.choose, model, images(4), [TRUE, "saliency"], masks=masks)
     every = [BY, "sparseness", "ap"]
     for by, goals in ((BY, ""), ("ap", ""), ("sparseness", "sparseness, "), ("mean-rank", "")):
-        said = " ".join(ask(every, by=by).answer)
-        assert f"Pareto-optimal in {goals}faithfulness, localisation and cost: " in said, by
+        text = " ".join(ask(every, by=by).answer)
+        assert f"Pareto-optimal in {goals}faithfulness, localisation and cost: " in text, by
     assert "Pareto-optimal in localisation and cost: " in " ".join(ask(["ap"]).answer)
 
 
@@ -207,10 +207,10 @@ def test_images_without_a_mask_are_named() -> None:
     model, _ = linear()
     masks = [torch.ones(32, 32), None, None, torch.ones(32, 32), None, None]
     pick = cv.choose(model, images(6), ["saliency"], [BY, "ap", "pointing-game"], masks=masks)
-    (said,) = (one for one in pick.answer if "no mask" in one)
-    assert said.startswith("4 of 6 images have no mask, so no ap and pointing-game: ")
-    assert said.endswith(", ….")
-    assert not any("no mask" in one for one in cv.choose(model, images(6), ["saliency"], [BY], masks=masks).answer)
+    (sentence,) = (text for text in pick.answer if "no mask" in text)
+    assert sentence.startswith("4 of 6 images have no mask, so no ap and pointing-game: ")
+    assert sentence.endswith(", ….")
+    assert not any("no mask" in text for text in cv.choose(model, images(6), ["saliency"], [BY], masks=masks).answer)
 
 
 def test_without_any_score_nothing_is_chosen() -> None:
@@ -301,9 +301,9 @@ def test_an_image_that_cannot_be_read_costs_only_itself() -> None:
         return whole.read(row, net)
 
     dataset = ImageDataset(whole.names, read, whole.content_hash)
-    told: list[str] = []
-    pick = cv.choose(model, dataset, ["saliency"], [BY], on_error=lambda name, _: told.append(name))
-    assert told == [whole.names[0]]
+    failed_names: list[str] = []
+    pick = cv.choose(model, dataset, ["saliency"], [BY], on_error=lambda name, _: failed_names.append(name))
+    assert failed_names == [whole.names[0]]
     assert pick.images == 3
     with pytest.raises(BadInput, match="broken"):
         cv.choose(model, dataset, ["saliency"], [BY])
@@ -370,26 +370,26 @@ def test_the_best_start_is_that_of_brute_force() -> None:
     spelt = {"focusvit": "focusvit(m={})", "genatt": "genatt+from:{}", "ixg": "ixg+from:{}"}
     assert set(tuned().tuned) == set(spelt)
     for base, spelling in spelt.items():
-        own = tuned().tuned[base]
+        actual = tuned().tuned[base]
         scores = [cv.evaluate(model, some, spelling.format(start), TUNE) for start in range(count)]
-        assert own.methods == tuple(spelling.format(start) for start in range(count))
-        assert own.means == pytest.approx([score.mean for score in scores])
-        assert own.intervals[0] == pytest.approx(scores[0].interval)
-        assert own.means[own.best] == max(own.means)
-        assert own.half == math.ceil(count / 2) == 3
+        assert actual.methods == tuple(spelling.format(start) for start in range(count))
+        assert actual.means == pytest.approx([score.mean for score in scores])
+        assert actual.intervals[0] == pytest.approx(scores[0].interval)
+        assert actual.means[actual.best] == max(actual.means)
+        assert actual.half == math.ceil(count / 2) == 3
         gaps = np.stack([(score.values - scores[3].values).numpy() for score in scores])
         others = [start for start in range(count) if start != 3]
         corrected = dict(zip(others, holm(mean_p(gaps[others])), strict=True))
-        assert own.p == pytest.approx(corrected.get(own.best, 1.0))
-        assert own.gap == pytest.approx(gaps[own.best].mean())
+        assert actual.p == pytest.approx(corrected.get(actual.best, 1.0))
+        assert actual.gap == pytest.approx(gaps[actual.best].mean())
 
 
 def test_the_best_start_may_be_the_lowest() -> None:
     model, some = double(DEEP, 3)
-    own = cv.choose(model, some, ["legrad"], ["deletion(steps=2)"], tune_start=["genatt"]).tuned["genatt"]
-    assert own.means[own.best] == min(own.means) < max(own.means)
-    assert own.gap == pytest.approx(own.means[own.half] - own.means[own.best])
-    assert own.gap >= 0
+    start = cv.choose(model, some, ["legrad"], ["deletion(steps=2)"], tune_start=["genatt"]).tuned["genatt"]
+    assert start.means[start.best] == min(start.means) < max(start.means)
+    assert start.gap == pytest.approx(start.means[start.half] - start.means[start.best])
+    assert start.gap >= 0
 
 
 def test_all_starts_come_from_one_recording(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,33 +410,33 @@ def test_all_starts_come_from_one_recording(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_tuned_methods_are_ranked_with_the_others() -> None:
     named = {row.method for row in tuned().ranking}
-    assert named == {"legrad", "random", "center", *(own.method for own in tuned().tuned.values())}
-    assert tuned().recipe.starts == {base: own.method for base, own in tuned().tuned.items()}
-    for own in tuned().tuned.values():
-        row = next(row for row in tuned().ranking if row.method == own.method)
-        crossed = own.cross_fitted()
+    assert named == {"legrad", "random", "center", *(tuned_start.method for tuned_start in tuned().tuned.values())}
+    assert tuned().recipe.starts == {base: tuned_start.method for base, tuned_start in tuned().tuned.items()}
+    for start in tuned().tuned.values():
+        row = next(row for row in tuned().ranking if row.method == start.method)
+        crossed = start.cross_fitted()
         assert crossed is not None
         assert row.mean == pytest.approx(crossed.mean())
-        assert own.sentence in tuned().answer
+        assert start.sentence in tuned().answer
 
 
 def test_a_half_that_was_picked_is_scored_crossed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the ranking because it came out best, unless the panel has it anyway."""
     values = np.random.default_rng(0).normal(size=(5, 6))
     values[3] += 1  # the half; yet not the best of each half of the images
-    own = replace(tuned().tuned["genatt"], values=values, best=3)
-    monkeypatch.setattr(choose_module, "tune_start_layers", lambda *_, **__: {"genatt": own})
+    start = replace(tuned().tuned["genatt"], values=values, best=3)
+    monkeypatch.setattr(choose_module, "tune_start_layers", lambda *_, **__: {"genatt": start})
     model, some = double(DEEP, 6)
     for panel, crossed in ((["legrad"], True), (["legrad", "genatt+skipplus"], False)):
         pick = cv.choose(model, some, panel, [TUNE], tune_start=["genatt"])
         row = next(row for row in pick.ranking if row.method == "genatt+skipplus")
-        expected = own.cross_fitted()
+        expected = start.cross_fitted()
         assert expected is not None
         assert (row.mean == pytest.approx(expected.mean())) == crossed
         assert row.means[TUNE] == pytest.approx(row.mean)  # the table says one thing
 
 
-def made(values: Array, seed: int = 0) -> StartLayer:
+def start_layer(values: Array, seed: int = 0) -> StartLayer:
     """As `tune` makes it of [L, n]."""
     best, half = best_start(values), math.ceil(len(values) / 2)
     p = dict(zip([k for k in range(len(values)) if k != half], _against(values, half), strict=True)).get(best, 1.0)
@@ -456,12 +456,12 @@ def test_a_start_that_noise_picked_does_not_flatter_itself() -> None:
     """The best of 12 starts looks better than it is on the images that picked it; crossed halves do not."""
     flattered, honest, claimed = [], [], 0
     for study in range(200):
-        own = made(np.random.default_rng(study).normal(size=(12, 12)), study)
-        crossed = own.cross_fitted()
+        start = start_layer(np.random.default_rng(study).normal(size=(12, 12)), study)
+        crossed = start.cross_fitted()
         assert crossed is not None
-        flattered.append(own.means[own.best])
+        flattered.append(start.means[start.best])
         honest.append(crossed.mean())
-        claimed += own.significant
+        claimed += start.significant
     assert np.mean(flattered) > 0.3
     assert abs(np.mean(honest)) < 0.06  # ± 3 standard errors of 1/√(200·12)
     assert claimed <= 10
@@ -469,30 +469,30 @@ def test_a_start_that_noise_picked_does_not_flatter_itself() -> None:
 
 def test_crossed_values_are_the_other_halfs_choice() -> None:
     values = np.random.default_rng(0).normal(size=(5, 9))
-    own = made(values, seed=3)
+    start = start_layer(values, seed=3)
     mixed = np.random.default_rng(3).permutation(9)
     first, second = mixed[:4], mixed[4:]
-    crossed = own.cross_fitted()
+    crossed = start.cross_fitted()
     assert crossed is not None
     assert crossed[first].tolist() == values[values[:, second].mean(1).argmax(), first].tolist()
     assert crossed[second].tolist() == values[values[:, first].mean(1).argmax(), second].tolist()
-    assert made(values[:, :3]).cross_fitted() is None
+    assert start_layer(values[:, :3]).cross_fitted() is None
 
 
 def test_sentences_of_a_start() -> None:
     noise = np.random.default_rng(0).normal(size=(6, 12)) * 0.1
     clear = noise + np.array([0, 0, 0, 0, 5, 0])[:, None]
-    said = made(clear).sentence
-    assert said.startswith(f"genatt is best from layer 4 on: {TUNE} ")
-    assert "significantly better than from SkipPLUS's ceil(L/2) = 3 (by " in said
-    assert "not significantly" not in said
+    sentence = start_layer(clear).sentence
+    assert sentence.startswith(f"genatt is best from layer 4 on: {TUNE} ")
+    assert "significantly better than from SkipPLUS's ceil(L/2) = 3 (by " in sentence
+    assert "not significantly" not in sentence
     slight = np.tile(noise[:1], (6, 1))
     slight[5, 0] += 0.01
-    assert ", not significantly better than from SkipPLUS's ceil(L/2) = 3 (by " in made(slight).sentence
+    assert ", not significantly better than from SkipPLUS's ceil(L/2) = 3 (by " in start_layer(slight).sentence
     half = noise + np.array([0, 0, 0, 5, 0, 0])[:, None]
-    assert made(half).sentence.endswith(", which is SkipPLUS's ceil(L/2).")
-    assert made(half).method == "genatt+skipplus"
-    assert made(clear).method == "genatt+from:4"
+    assert start_layer(half).sentence.endswith(", which is SkipPLUS's ceil(L/2).")
+    assert start_layer(half).method == "genatt+skipplus"
+    assert start_layer(clear).method == "genatt+from:4"
 
 
 def test_names_of_starts() -> None:
@@ -543,10 +543,10 @@ def test_a_baseline_is_never_the_best() -> None:
     assert verdict.rows[0].method == "center"
     assert verdict.best.method in ("m0", "m1")
     assert not verdict.clear
-    said = summarise(verdict, "score", {}, ("faithfulness",))
-    assert said[0].startswith(f"No winner: the best method by score is {verdict.best.method}, ")
-    assert said[0].endswith("center scores higher on the same images.")
-    assert said[1].startswith(f"Beware: {verdict.best.method} does not beat ")
+    summary = summarise(verdict, "score", {}, ("faithfulness",))
+    assert summary[0].startswith(f"No winner: the best method by score is {verdict.best.method}, ")
+    assert summary[0].endswith("center scores higher on the same images.")
+    assert summary[1].startswith(f"Beware: {verdict.best.method} does not beat ")
 
 
 def test_who_loses_to_a_baseline_wins_nothing() -> None:
@@ -590,9 +590,9 @@ def test_a_best_that_is_behind_on_the_same_images_is_no_winner() -> None:
     verdict = rank_methods(measures(values, ("m0", "random", "center")))
     assert verdict.best.method == "m0"
     assert verdict.needed is None
-    said = summarise(verdict, "score", {}, ("faithfulness",))
-    assert said[0].startswith("No winner: the best method by score is m0, 9")
-    assert said[0].endswith("and center and random score higher on the same images.")
+    summary = summarise(verdict, "score", {}, ("faithfulness",))
+    assert summary[0].startswith("No winner: the best method by score is m0, 9")
+    assert summary[0].endswith("and center and random score higher on the same images.")
 
 
 def test_images_needed_are_never_fewer_than_a_test_needs() -> None:
@@ -635,21 +635,21 @@ def test_images_that_would_be_needed_are_named() -> None:
     best, close = verdict.best.method, verdict.tied[0].method
     assert verdict.needed is not None
     assert verdict.needed > 24
-    said = " ".join(summarise(verdict, "score", {}, ("faithfulness",)))
+    text = " ".join(summarise(verdict, "score", {}, ("faithfulness",)))
     rounded = round(verdict.needed, 1 - math.floor(math.log10(verdict.needed)))
-    assert f"about {rounded} images would show with 80 % power that {best} is better than {close}." in said
+    assert f"about {rounded} images would show with 80 % power that {best} is better than {close}." in text
     assert verdict.tied[0].p >= LEVEL
 
 
 def test_several_close_rivals_are_one_event() -> None:
     verdict = rank_methods(measures(exact_sample(4, 0.3, 40), tuple("abcde")))
-    said = " ".join(summarise(verdict, "score", {}, ("faithfulness",)))
-    assert "If the gaps are what they seem, about" in said
-    assert f"that {verdict.best.method} is better than each of them." in said
+    text = " ".join(summarise(verdict, "score", {}, ("faithfulness",)))
+    assert "If the gaps are what they seem, about" in text
+    assert f"that {verdict.best.method} is better than each of them." in text
 
 
 def test_metrics_that_disagree_are_named() -> None:
     verdict = rank_methods(measures(np.random.default_rng(0).normal(size=(4, 8))))
-    said = summarise(verdict, "a", {("a", "b"): 0.2, ("a", "c"): 0.9, ("b", "c"): math.nan}, ("faithfulness",))
-    assert sum("rank methods differently" in one for one in said) == 1
-    assert "a and b rank methods differently (Spearman 0.20): the choice depends on the metric." in said
+    summary = summarise(verdict, "a", {("a", "b"): 0.2, ("a", "c"): 0.9, ("b", "c"): math.nan}, ("faithfulness",))
+    assert sum("rank methods differently" in text for text in summary) == 1
+    assert "a and b rank methods differently (Spearman 0.20): the choice depends on the metric." in summary

@@ -62,15 +62,15 @@ def test_sign_flips_agree_with_scipy() -> None:
             vectorized=True,
             rng=np.random.default_rng(1),
         ).pvalue
-        (found,) = sign_flips(gaps[None], seed=5)
-        assert found == pytest.approx(expected, abs=1e-12 if n == 8 else 0.01)
+        (p_value,) = sign_flips(gaps[None], seed=5)
+        assert p_value == pytest.approx(expected, abs=1e-12 if n == 8 else 0.01)
 
 
 def test_many_sign_flips_agree_with_the_normal_law() -> None:
     gaps = noise(400, seed=3) + 0.1
     z = gaps.sum() / math.sqrt((gaps**2).sum())  # the flipped sum has this variance exactly
-    (found,) = sign_flips(gaps[None], seed=0)
-    assert found == pytest.approx(2 * scipy_stats.norm.sf(abs(z)), abs=0.005)
+    (p_value,) = sign_flips(gaps[None], seed=0)
+    assert p_value == pytest.approx(2 * scipy_stats.norm.sf(abs(z)), abs=0.005)
 
 
 def test_sign_flips_have_a_seed() -> None:
@@ -126,7 +126,7 @@ def test_holm_is_the_closed_test_of_bonferroni() -> None:
     for seed in range(20):
         p = np.random.default_rng(seed).uniform(0, 0.2, 6)
         sets = [s for size in range(1, 7) for s in itertools.combinations(range(6), size)]
-        closed = [max(min(1, len(s) * min(p[list(s)])) for s in sets if one in s) for one in range(6)]
+        closed = [max(min(1, len(s) * min(p[list(s)])) for s in sets if index in s) for index in range(6)]
         assert holm(p) == pytest.approx(closed)
 
 
@@ -140,7 +140,7 @@ def test_picking_counts_the_pairs_still_in_play() -> None:
 def picked(values: Array, seed: int) -> tuple[int, Array, Array]:
     """The best of [K, n], the p-values of the others against it as they are, and adjusted."""
     best = int(values.mean(1).argmax())
-    others = [one for one in range(len(values)) if one != best]
+    others = [index for index in range(len(values)) if index != best]
     p = sign_flips(values[best] - values[others], seed, 2000)
     return best, holm(p), holm_after_picking(p)
 
@@ -162,7 +162,7 @@ def test_noise_has_no_winner() -> None:
     assert beaten_by_holm > 12  # why holm_after_picking is there
 
 
-def test_two_best_methods_are_not_told_apart() -> None:
+def test_two_best_methods_have_no_winner() -> None:
     """The worst case for a winner: all but two are far behind, so that nothing but the last test stands in its way."""
     wrong = 0
     for study in range(200):
@@ -179,17 +179,17 @@ def test_no_lead_of_some_over_others_makes_wrong_claims(lead: float) -> None:
     for study in range(200):
         values = noise(6, 16, seed=study) + true[:, None]
         best, _, adjusted = picked(values, study)
-        others = [one for one in range(6) if one != best]
+        others = [index for index in range(6) if index != best]
         wrong += bool(((adjusted < LEVEL) & (true[others] >= true[best])).any())
     assert wrong <= 18  # 5 % of 200 is 10, ± 2.6 standard errors
 
 
 def test_a_true_winner_is_found() -> None:
-    found = 0
+    hits = 0
     for study in range(100):
         best, _, adjusted = picked(noise(8, 30, seed=study) + np.array([1.5, *[0] * 7])[:, None], study)
-        found += best == 0 and bool((adjusted < LEVEL).all())
-    assert found >= 95
+        hits += best == 0 and bool((adjusted < LEVEL).all())
+    assert hits >= 95
 
 
 def test_enough_flips_for_many_methods() -> None:
@@ -205,10 +205,10 @@ def test_all_pairs_are_holm_over_pairs() -> None:
     pairs = list(itertools.combinations(range(4), 2))
     gaps = np.stack([values[i] - values[j] for i, j in pairs])
     expected = holm(np.maximum([by_hand_real(gap) for gap in gaps], skewed_t(gaps)))
-    found = all_pairs(values)
-    assert [found[i, j] for i, j in pairs] == pytest.approx(expected)
-    assert np.array_equal(found, found.T)
-    assert np.diag(found).tolist() == [1] * 4
+    adjusted = all_pairs(values)
+    assert [adjusted[i, j] for i, j in pairs] == pytest.approx(expected)
+    assert np.array_equal(adjusted, adjusted.T)
+    assert np.diag(adjusted).tolist() == [1] * 4
 
 
 def by_hand_real(gaps: Array) -> float:
@@ -243,8 +243,8 @@ def test_mean_ranks() -> None:
 
 def test_spearman_agrees_with_scipy() -> None:
     for seed in range(5):
-        one, other = np.random.default_rng(seed).integers(0, 6, (2, 12)).astype(np.float64)
-        assert spearman(one, other) == pytest.approx(scipy_stats.spearmanr(one, other).statistic)
+        first, second = np.random.default_rng(seed).integers(0, 6, (2, 12)).astype(np.float64)
+        assert spearman(first, second) == pytest.approx(scipy_stats.spearmanr(first, second).statistic)
     assert spearman(np.arange(5.0), -np.arange(5.0)) == pytest.approx(-1)
     assert math.isnan(spearman(np.ones(5), np.arange(5.0)))
     assert math.isnan(spearman(np.arange(2.0), np.arange(2.0)))

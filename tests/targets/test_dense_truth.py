@@ -51,7 +51,7 @@ def test_the_models_know_the_objects() -> None:
 
 
 @pytest.mark.parametrize("kind", ["region", "object", "query", "box"])
-def test_the_asked_object_lights_up(kind: str) -> None:
+def test_the_target_object_lights_up(kind: str) -> None:
     segmenter, detector = models()
     model = detector if kind in ("query", "box") else segmenter
     targets = benchmark().questions(kind, scenes())

@@ -20,7 +20,7 @@ def benchmark() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["prompt", "similar"])
-def test_the_asked_object_lights_up(kind: str) -> None:
+def test_the_target_object_lights_up(kind: str) -> None:
     scenes = [scene(benchmark().TEST_SEED, number, objects=2) for number in range(COUNT)]
     targets = benchmark().questions(kind, scenes)
     shares = benchmark().shares(benchmark().scene_pair(), scenes, targets, ["rollout", "attnlrp+plus"])

@@ -37,7 +37,7 @@ def dense(make: Callable[[], Any], target: Any) -> Case:
 def language(name: str) -> Case:
     module = vision_language.tiny_language_model(name)
     model = cv.wrap(module, size=vision_language.SIDE, mean=0.5, std=0.5)
-    text = vision_language.own_text(name, [1, 3], [4, 11, 12, 14])
+    text = vision_language.model_text(name, [1, 3], [4, 11, 12, 14])
     return model.with_inputs(**text), vision_language.images(COUNT), cv.NextToken(token=9)
 
 

@@ -279,11 +279,13 @@ def test_a_patch_of_a_clip_has_a_frame() -> None:
 def test_neurons_of_a_vision_language_model_are_those_of_its_language_model(name: str) -> None:
     with vision_language.without_float32():
         module, image = vision_language.tiny_language_model(name), vision_language.images()
-        text = vision_language.own_text(name, [1, 3], [4, 11, 12, 14])
+        text = vision_language.model_text(name, [1, 3], [4, 11, 12, 14])
         model = cv.wrap(module, size=vision_language.SIDE, mean=0.5, std=0.5)
         traced = cv.trace(model, image, target=cv.Neuron(1, CHANNEL), inputs=text)
         with torch.no_grad():
-            states = module(**vision_language.own_inputs(name, image), **text, output_hidden_states=True).hidden_states
+            states = module(
+                **vision_language.model_inputs(name, image), **text, output_hidden_states=True
+            ).hidden_states
     assert len(traced.layers) == 2
     assert_same(traced.logits, states[2][:, 2:18].mean(1))
     assert traced.dpixels.any()

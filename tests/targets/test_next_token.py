@@ -30,8 +30,8 @@ from helpers.vision_language import (
     images,
     llava_processor,
     logit_by_hand,
-    own_inputs,
-    own_text,
+    model_inputs,
+    model_text,
     piece_tokenizer,
     resampled_model,
     saved_llava,
@@ -63,12 +63,12 @@ def wrapped(module: Any) -> cv.Model:
 
 def text_of(family: str) -> dict[str, Tensor]:
     """Return the inputs of a text, as a user passes them."""
-    return own_text(family, BEFORE, AFTER)
+    return model_text(family, BEFORE, AFTER)
 
 
-def own_logits(family: str, module: Any, pixels: Tensor, **changes: Any) -> Tensor:
+def model_logits(family: str, module: Any, pixels: Tensor, **changes: Any) -> Tensor:
     """Return the vocabulary's logits after the text, by the module's own forward."""
-    return module(**own_inputs(family, pixels), **text_of(family) | changes).logits[:, -1]  # type: ignore[no-any-return]
+    return module(**model_inputs(family, pixels), **text_of(family) | changes).logits[:, -1]  # type: ignore[no-any-return]
 
 
 def traced(family: str, module: Any, pixels: Tensor, rules: str = "plain") -> cv.Trace:
@@ -83,7 +83,7 @@ def relevance(trace: cv.Trace, layer: int = 0) -> Tensor:
 def test_scores_are_the_models_own_logits(family: str) -> None:
     module, pixels = tiny_language_model(family), images(2)
     trace = traced(family, module, pixels)
-    expected = torch.cat([own_logits(family, module, pixels[i : i + 1]) for i in range(2)])
+    expected = torch.cat([model_logits(family, module, pixels[i : i + 1]) for i in range(2)])
     torch.testing.assert_close(trace.logits, expected.detach(), rtol=1e-10, atol=1e-10)
     assert trace.layout == cv.Layout(GRID, len(BEFORE), "token", ((TOKENS - 1, 1.0),), suffix=len(AFTER))
     assert len(trace.layers) == 3  # of the language model; the vision tower has none
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_autograd(family: str) -> None:
     hook = module.get_decoder().layers[0].register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     for image in range(2):
         leaf = pixels[image : image + 1].clone().requires_grad_()
-        score = own_logits(family, module, leaf)[0, TOKEN]
+        score = model_logits(family, module, leaf)[0, TOKEN]
         at_pixels, at_tokens = torch.autograd.grad(score, [leaf, inputs[-1]])
         torch.testing.assert_close(trace.dpixels[image : image + 1], at_pixels, rtol=1e-8, atol=1e-12)
         torch.testing.assert_close(trace.layers[0].dx[image : image + 1], at_tokens, rtol=1e-8, atol=1e-12)
@@ -185,7 +185,7 @@ def _logits_with_hidden_tokens(family: str, module: Any, pixels: Tensor, visible
 
     hooks = [layer.register_forward_pre_hook(masked, with_kwargs=True) for layer in module.get_decoder().layers]
     with torch.no_grad():
-        logits = own_logits(family, module, pixels)
+        logits = model_logits(family, module, pixels)
     for hook in hooks:
         hook.remove()
     return logits
@@ -214,7 +214,7 @@ def test_image_tokens_lie_row_by_row(family: str) -> None:
 @pytest.mark.parametrize("verb", ["explain", "generate", "refused"])
 def test_the_model_is_left_as_it_was(family: str, verb: str) -> None:
     module = tiny_language_model(family).train()
-    own_logits(family, module, images())  # transformers' own attributes are set in the first forward
+    model_logits(family, module, images())  # transformers' own attributes are set in the first forward
     attributes = {name: dict(vars(part)) for name, part in module.named_modules()}
     state = {name: value.clone() for name, value in module.state_dict().items()}
     generator = torch.random.get_rng_state()
@@ -238,9 +238,9 @@ def test_the_model_is_left_as_it_was(family: str, verb: str) -> None:
 def test_patches_are_cut_as_qwens_processor_does() -> None:
     pixels = torch.randint(0, 256, (3, 28, 56), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     processor = transformers.Qwen2VLImageProcessor(patch_size=7, merge_size=2, do_resize=False, do_rescale=False)
-    own = processor(pixels, return_tensors="pt", do_normalize=False)
-    assert own["image_grid_thw"].tolist() == [[1, 4, 8]]
-    assert torch.equal(cut_patches(pixels[None].float(), 7, 2, 2), own["pixel_values"].float())
+    processed = processor(pixels, return_tensors="pt", do_normalize=False)
+    assert processed["image_grid_thw"].tolist() == [[1, 4, 8]]
+    assert torch.equal(cut_patches(pixels[None].float(), 7, 2, 2), processed["pixel_values"].float())
     with pytest.raises(cv.errors.BadInput, match="28 × 50 pixels was given; expected sides that are multiples of 14"):
         cut_patches(torch.zeros(1, 3, 28, 50), 7, 2, 2)
 
@@ -253,7 +253,7 @@ def assert_as_processed(model: cv.Model, family: str, photo: Image.Image, text: 
     explanation = cv.explain(model, photo, "attnlrp+plus", cv.NextToken("cat", prompt=PROMPT))
     whole = {"do_image_splitting": False} if family in ("idefics3", "smolvlm") else {}
     encoded = PROCESSORS[family]()(images=[photo], text=[text], return_tensors="pt", **whole)
-    ours = own_inputs(family, explanation.pixels)
+    ours = model_inputs(family, explanation.pixels)
     # Both processors compute (x / 255 - mean) / std in float32: three roundings each.
     bound = 6 * torch.finfo(torch.float32).eps * float(ours["pixel_values"].abs().max())
     assert float((encoded.pop("pixel_values") - ours["pixel_values"]).abs().max()) <= bound
@@ -358,8 +358,8 @@ def test_the_answer_so_far_is_part_of_the_text(family: str) -> None:
     module, pixels = tiny_language_model(family), images()
     target = cv.NextToken(token=TOKEN, answer=(15, 10))
     trace = cv.trace(wrapped(module), pixels, target, inputs=text_of(family))
-    longer = own_text(family, BEFORE, [*AFTER, 15, 10], answer=2)
-    expected = module(**own_inputs(family, pixels), **longer).logits[:, -1]
+    longer = model_text(family, BEFORE, [*AFTER, 15, 10], answer=2)
+    expected = module(**model_inputs(family, pixels), **longer).logits[:, -1]
     torch.testing.assert_close(trace.logits, expected.detach(), rtol=1e-10, atol=1e-10)
     assert trace.layout.suffix == len(AFTER) + 2
 
@@ -374,7 +374,7 @@ def test_without_a_word_the_models_own_is_explained(family: str) -> None:
 def test_generated_tokens_are_those_of_greedy_decoding(name: str) -> None:
     module, pixels = tiny_language_model(name), images()
     module.generation_config.eos_token_id = None
-    inputs = {**own_inputs(name, pixels), **text_of(name)}
+    inputs = {**model_inputs(name, pixels), **text_of(name)}
     answer = module.generate(**inputs, max_new_tokens=4, min_new_tokens=4, do_sample=False)[0, TOKENS:].tolist()
     if hasattr(module.model, "rope_deltas"):
         module.model.rope_deltas = None

@@ -202,8 +202,8 @@ def test_contrasts_of_targets_are_differences() -> None:
             return context.target(["doubled"] * count, [None] * count, [((self.index, 2.0),)] * count)
 
     both = cv.explain(model, images(), "ixg", target=cv.Contrast(Doubled(1), 3))
-    one, other = (cv.explain(model, images(), "ixg", target=t).maps for t in (1, 3))
-    assert_same(both.maps, 2 * one - other)
+    first, second = (cv.explain(model, images(), "ixg", target=t).maps for t in (1, 3))
+    assert_same(both.maps, 2 * first - second)
     assert both.targets[0].startswith("doubled − ")
     removed = cv.explain(model, images(), "leave-one-out", target=cv.Contrast(Doubled(1), 3), score="logit").maps
     parts = [cv.explain(model, images(), "leave-one-out", target=t, score="logit").maps for t in (1, 3)]

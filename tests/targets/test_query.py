@@ -70,8 +70,8 @@ def test_probabilities_are_those_of_the_models_own_post_processing(processor: tu
     (result,) = getattr(hf, class_name)().post_process_object_detection(output, threshold=0.0)
     queries = range(output.logits.shape[1])
     targets = [cv.Query(query) for query in queries]
-    found = [cv.explain(model, pixels, "saliency", target=target).probabilities[0] for target in targets]
-    assert max(result["scores"].tolist()) == pytest.approx(max(p for p in found if p is not None), rel=1e-12)
+    actual = [cv.explain(model, pixels, "saliency", target=target).probabilities[0] for target in targets]
+    assert max(result["scores"].tolist()) == pytest.approx(max(p for p in actual if p is not None), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", DETECTORS)

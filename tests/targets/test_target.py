@@ -10,8 +10,9 @@ from torch import Tensor
 from clairvit.errors import BadInput, UnknownName
 from clairvit.targets.class_ import find_class
 from clairvit.targets.contrast import Contrast
-from clairvit.targets.resolve import resolve_targets, top
+from clairvit.targets.resolve import top
 from helpers.rounding import assert_same, growth
+from helpers.targets import resolve_targets
 
 LABELS = ("Bengal", "Beagle", "Egyptian Mau", "Pug", "crane, bird", "crane, machine")
 
@@ -110,7 +111,7 @@ def test_list_for_a_single_image_is_several_targets(logits: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "rows", "said"),
+    ("spec", "rows", "message"),
     [
         (
             [1, 2, 3],
@@ -122,8 +123,8 @@ def test_list_for_a_single_image_is_several_targets(logits: Tensor) -> None:
         ([], 2, "0 targets were given for 2 images"),
     ],
 )
-def test_wrong_number(logits: Tensor, spec: list[int], rows: int, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_wrong_number(logits: Tensor, spec: list[int], rows: int, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         resolve_targets(spec, logits[:rows], LABELS)
     with pytest.raises(BadInput, match="empty list of targets"):
         resolve_targets([], logits[:1], LABELS, single=True)
@@ -153,16 +154,16 @@ def test_contrast_with_itself(logits: Tensor) -> None:
 
 
 def test_scores(logits: Tensor) -> None:
-    got = {
+    actual = {
         s: resolve_targets(2, logits, LABELS, score=s)[0](logits)
         for s in ("logit", "prob", "logprob", "neg_loss", "loss")
     }
     expected = logits.log_softmax(-1)[:, 2]
-    assert torch.equal(got["logprob"], expected)
-    assert torch.equal(got["neg_loss"], expected)
-    assert torch.equal(got["loss"], -expected)
-    assert_same(got["prob"], expected.exp(), growth=growth(3, 6))  # float32: exp of a logarithm of a sum of 6
-    assert torch.equal(got["logit"], logits[:, 2])
+    assert torch.equal(actual["logprob"], expected)
+    assert torch.equal(actual["neg_loss"], expected)
+    assert torch.equal(actual["loss"], -expected)
+    assert_same(actual["prob"], expected.exp(), growth=growth(3, 6))  # float32: exp of a logarithm of a sum of 6
+    assert torch.equal(actual["logit"], logits[:, 2])
     with pytest.raises(
         UnknownName, match=r"no score 'probs'\. Did you mean 'prob'.*logit, prob, logprob, neg_loss, loss"
     ):
@@ -213,7 +214,7 @@ def test_functions_and_classes_mixed(logits: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda s: s, r"returned shape \[2, 6\] for scores \[2, 6\]; expected a tensor \[2\]"),
         (lambda s: s.sum(), r"returned shape \[\] for scores"),
@@ -224,8 +225,8 @@ def test_functions_and_classes_mixed(logits: Tensor) -> None:
         (lambda s: s[:, 0] / 0, "NaN or infinite values"),
     ],
 )
-def test_bad_functions(logits: Tensor, function: object, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_bad_functions(logits: Tensor, function: object, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         resolve_targets(function, logits, LABELS)  # type: ignore[arg-type]
 
 

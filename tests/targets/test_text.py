@@ -51,11 +51,11 @@ def test_a_score_that_is_named_is_the_models_logit(name: str) -> None:
     """score="logit" next to a prompt asks for the same as cv.Text(…, score="logit"), and is not ignored."""
     model, images = wrapped(name), pixels()
     for against in ((), NEUTRAL):
-        asked = cv.explain(model, images, "ixg", target=cv.Text(PROMPT, against=against), score="logit")
+        explanation = cv.explain(model, images, "ixg", target=cv.Text(PROMPT, against=against), score="logit")
         stated = cv.explain(model, images, "ixg", target=cv.Text(PROMPT, against=against, score="logit"))
-        assert asked.score == stated.score == "logit"
-        assert_same(torch.tensor(asked.target_scores), torch.tensor(stated.target_scores))
-        assert_same(asked.maps, stated.maps)
+        assert explanation.score == stated.score == "logit"
+        assert_same(torch.tensor(explanation.target_scores), torch.tensor(stated.target_scores))
+        assert_same(explanation.maps, stated.maps)
     cosine = cv.explain(model, images, "ixg", target=cv.Text(PROMPT))
     assert cosine.score == "cosine"
     assert not same(cosine.maps, cv.explain(model, images, "ixg", target=cv.Text(PROMPT), score="logit").maps)

@@ -30,16 +30,16 @@ def recorded(kind: str, dtype: torch.dtype = torch.float64):
 @pytest.mark.parametrize("kind", FITTING)
 def test_the_vectors_add_up_to_the_stream_after_attention(kind: str) -> None:
     """sum_j T_ij and the biases on the way are x_mid, whoever wrote the block."""
-    found = recorded(kind)
-    for index, call in enumerate(found.calls):
-        inside = BlockDecomposition.of(found, index)
+    recording = recorded(kind)
+    for index, call in enumerate(recording.calls):
+        inside = BlockDecomposition.of(recording, index)
         parts = inside.vectors(value_bias=True)
         added = (call.A() @ parts.f).sum(1) * parts.spread  # [B, N, d]
         constant = tuple(map(torch.zeros_like, inside.attended))
         for link in inside.to_sum:  # a chain: x + g(0) at its end
             constant = shifted(link, constant)
-        assert_same(added + found.as_tokens(constant[0]), inside.x_mid)
-        assert_same(parts.x, found.as_tokens(found.inputs[index]))
+        assert_same(added + recording.as_tokens(constant[0]), inside.x_mid)
+        assert_same(parts.x, recording.as_tokens(recording.inputs[index]))
 
 
 @pytest.mark.parametrize("kind", FITTING)
@@ -47,16 +47,16 @@ def test_values_without_bias_are_what_a_block_without_biases_would_have(kind: st
     """v is affine in x once the norm's spread is fixed: its linear part is what all biases at zero leave."""
     module = build(kind).double()
     model = cv.wrap(module, size=ZOO[kind].size, classifier=ZOO[kind].classifier)
-    found = record(model, pixels(kind, dtype=torch.float64), differentiable=False, recorders=(OpLog,))
-    first = found.structure.layers[0].block
-    inside = BlockDecomposition.of(found, 0)
+    recording = record(model, pixels(kind, dtype=torch.float64), differentiable=False, recorders=(OpLog,))
+    first = recording.structure.layers[0].block
+    inside = BlockDecomposition.of(recording, 0)
     plain = inside.values(bias=False)
     with torch.no_grad():
         for name, p in first.named_parameters():
             if name.endswith("bias") and "position" not in name:
                 p.zero_()
-    start = found.inputs[0].clone()
-    bare = record(found.model, found.pixels, differentiable=False, start=start)
+    start = recording.inputs[0].clone()
+    bare = record(recording.model, recording.pixels, differentiable=False, start=start)
     assert_same(plain, bare.calls[0].v)
 
 
@@ -76,8 +76,8 @@ def post_norm_vectors(layer: nn.TransformerEncoderLayer, x: Tensor, A: Tensor) -
     Wv = layer.self_attn.in_proj_weight[-WIDTH:]
     v = (x @ Wv.T).unflatten(-1, (A.shape[1], -1)).transpose(1, 2)
     T = torch.einsum("bhij,bhjv->bijhv", A, v).flatten(3) @ layer.self_attn.out_proj.weight.T
-    own = torch.arange(T.shape[1])
-    T[:, own, own] += x
+    diagonal = torch.arange(T.shape[1])
+    T[:, diagonal, diagonal] += x
     return T
 
 
@@ -101,8 +101,8 @@ def test_norms_of_a_post_norm_block() -> None:
             "globenc(ln=attention)": T1.norm(dim=-1),
             "globenc": T2.norm(dim=-1),
         }.items():
-            found = cv.explain(model, image, f"{name}+layer:{index}").maps
-            assert_same(found.flatten(1), expected[:, 0, 1:])
+            maps = cv.explain(model, image, f"{name}+layer:{index}").maps
+            assert_same(maps.flatten(1), expected[:, 0, 1:])
         near = s[:, :, None].abs().sum(-1) - (s[:, :, None] - T1).abs().sum(-1)
         C = near.clamp(min=0) / near.clamp(min=0).sum(-1, keepdim=True)
         assert_same(cv.explain(model, image, f"alti+layer:{index}").maps.flatten(1), C[:, 0, 1:])
@@ -118,10 +118,10 @@ def test_a_norm_between_attention_and_residual() -> None:
     v = (x @ block.attn.qkv.weight[-WIDTH:].T).unflatten(-1, (A.shape[1], -1)).transpose(1, 2)
     T = torch.einsum("bhij,bhjv->bijhv", A, v).flatten(3) @ block.attn.proj.weight.T
     T = norm(block.norm1, T, block.attn(x, shared_rel_pos=None)[:, :, None])
-    own = torch.arange(T.shape[1])
-    T[:, own, own] += x
-    found = cv.explain(model, image, "globenc+last").maps
-    assert_same(found.flatten(1), T.norm(dim=-1).mean(1))
+    diagonal = torch.arange(T.shape[1])
+    T[:, diagonal, diagonal] += x
+    maps = cv.explain(model, image, "globenc+last").maps
+    assert_same(maps.flatten(1), T.norm(dim=-1).mean(1))
 
 
 @torch.no_grad()

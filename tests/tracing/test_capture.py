@@ -26,10 +26,10 @@ TARGET = 3
 FULL_SIZE = [name for name in ZOO if name not in TINY]
 
 
-def assert_close(found: Tensor, expected: Tensor, **bound: Any) -> None:
+def assert_close(actual: Tensor, expected: Tensor, **bound: Any) -> None:
     """Assert equality up to rounding; a reference of zeros proves nothing."""
     assert expected.any()
-    assert_same(found, expected, **bound)
+    assert_same(actual, expected, **bound)
 
 
 @functools.cache  # tests of one model are far apart: each function goes through all models
@@ -282,9 +282,9 @@ def test_retarget_needs_no_other_forward() -> None:
     runs: list[int] = []
     model.module.register_forward_hook(lambda *_: runs.append(1))
     first = cv.trace(model, image, target=2)
-    made = len(runs)
+    forwards = len(runs)
     other = first.retarget(5)
-    assert len(runs) == made
+    assert len(runs) == forwards
     fresh = cv.trace(model, image, target=5)
     for a, b in zip(other.layers, fresh.layers, strict=True):
         assert_close(a.G, b.G)
@@ -404,7 +404,7 @@ def reference_blocks(name: str, image: Tensor) -> list[tuple[Tensor, Tensor]]:
     return list(zip(seen, torch.autograd.grad(score, seen), strict=True))
 
 
-def test_the_reference_is_told_from_a_wrong_one() -> None:
+def test_the_comparison_sees_a_wrong_reference() -> None:
     """The comparison above can fail: another class, another layer and other weights are all seen."""
     name = "timm-vit"
     tr, (first, second) = traced(name, torch.float64), reference(name, pixels(name, dtype=torch.float64))

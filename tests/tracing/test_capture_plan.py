@@ -65,10 +65,10 @@ def tensors(recording: Recording) -> list[Tensor | None]:
     return values
 
 
-def assert_identical(found: Recording, expected: Recording) -> None:
-    assert [call.block for call in found.calls] == [call.block for call in expected.calls]
-    assert [call.kind for call in found.calls] == [call.kind for call in expected.calls]
-    pairs = list(zip(tensors(found), tensors(expected), strict=True))
+def assert_identical(recording: Recording, expected: Recording) -> None:
+    assert [call.block for call in recording.calls] == [call.block for call in expected.calls]
+    assert [call.kind for call in recording.calls] == [call.kind for call in expected.calls]
+    pairs = list(zip(tensors(recording), tensors(expected), strict=True))
     assert any(value is not None and bool(value.any()) for value, _ in pairs)
     for value, reference in pairs:
         assert (value is None) == (reference is None)

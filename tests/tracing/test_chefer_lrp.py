@@ -72,10 +72,10 @@ def test_rules_are_explicit_relevance(kind: str, fused: bool, table: str) -> Non
     """
     model, pixels, _, _ = written(kind, fused)
     direct = swept(kind, fused, table)
-    found = relevance(cv.trace(model, pixels, target=TARGETS, rules=table))
+    relevances = relevance(cv.trace(model, pixels, target=TARGETS, rules=table))
     rough = cv.wrap(build(kind, fused=fused).float(), size=model.preprocess.size)
     single = relevance(cv.trace(rough, pixels.float(), target=TARGETS, rules=table))
-    for actual, expected, rounded in zip(found, (direct.x, direct.A), single, strict=True):
-        for R, wanted, other in zip(actual, expected, rounded, strict=False):
-            assert wanted.abs().max() > 1e-3
-            assert_same(R, wanted, magnitude=magnified(other, wanted), dtype=torch.float64)
+    for actual, expected, rounded in zip(relevances, (direct.x, direct.A), single, strict=True):
+        for R, expected_value, other in zip(actual, expected, rounded, strict=False):
+            assert expected_value.abs().max() > 1e-3
+            assert_same(R, expected_value, magnitude=magnified(other, expected_value), dtype=torch.float64)

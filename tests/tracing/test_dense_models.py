@@ -168,7 +168,7 @@ def dense(name: str) -> cv.Model:
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_kinds_of_attention_are_told(name: str) -> None:
+def test_kinds_of_attention_are_recognised(name: str) -> None:
     structure = model_structure(dense(name), photos())
     assert [site.kind for site in structure.sites] == DENSE[name].kinds
     assert structure.layout is not None
@@ -184,7 +184,7 @@ def test_tokens_that_depend_on_the_whole_image_are_taken_in_order() -> None:
         assert model_structure(cv.wrap(module, size=SIZE), pixels).in_order
 
 
-def test_two_way_attention_is_told() -> None:
+def test_two_way_attention_is_recognised() -> None:
     """SAM's mask decoder: prompts attend to each other and to the image, and the image to the prompts."""
     sizes = {"hidden_size": 24, "image_size": SIZE, "patch_size": 16}
     vision = hf.SamVisionConfig(
@@ -226,12 +226,14 @@ def test_attention_methods_work_or_say_why_not(name: str) -> None:
 def test_every_method_gives_a_map_or_a_reason(name: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* is zero everywhere")
-        found = cv.compare(dense(name), photos(), [*QUICK, "attnlrp+plus", "leave-one-out"], target=TARGET, skip=True)
-    for method, explanation in found.items():
+        comparison = cv.compare(
+            dense(name), photos(), [*QUICK, "attnlrp+plus", "leave-one-out"], target=TARGET, skip=True
+        )
+    for method, explanation in comparison.items():
         assert explanation.maps.isfinite().all(), method
     rules = {"ixg", "attnlrp", "attnlrp+plus", "reslrp", "lrp", "decompx", "gradcam", "saliency", "leave-one-out"}
-    assert rules <= set(found)
-    assert all(found[method].maps.any() for method in rules - {"gradcam"})  # a ReLU may leave nothing
+    assert rules <= set(comparison)
+    assert all(comparison[method].maps.any() for method in rules - {"gradcam"})  # a ReLU may leave nothing
 
 
 @pytest.mark.parametrize("name", DENSE)

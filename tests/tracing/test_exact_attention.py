@@ -130,6 +130,6 @@ def test_the_search_finds_square_matrices_where_a_model_makes_them() -> None:
 def squares(tokens: int, but: Sequence[Tensor] = ()) -> list[Tensor]:
     """All living tensors [.., N, N], without those that lived before (the references keep theirs)."""
     gc.collect()
-    known = {id(tensor) for tensor in but}
-    alive = [o for o in gc.get_objects() if issubclass(type(o), Tensor) and id(o) not in known]
+    ignored = {id(tensor) for tensor in but}
+    alive = [o for o in gc.get_objects() if issubclass(type(o), Tensor) and id(o) not in ignored]
     return [t for t in alive if t.ndim >= 2 and tuple(t.shape[-2:]) == (tokens, tokens)]

@@ -80,13 +80,13 @@ def test_one_graph_serves_all_tables(kind: str, fused: bool) -> None:
     model, pixels, vit, run = written(kind, fused)
     layers = range(len(vit.blocks))
     names = [f"{name}+layer:{index}" for name in ("ixg", "legrad", "decompx", "attnlrp") for index in layers]
-    found = cv.compare(model, pixels, names, target=TARGETS)
+    comparison = cv.compare(model, pixels, names, target=TARGETS)
     relevance = attnlrp(vit, run, TARGETS)
     for index in layers:
         direct = decomposed(vit, run, index, TARGETS)[:, vit.prefix : -1].unflatten(1, vit.grid)
-        assert_same(found[f"decompx+layer:{index}"].maps, direct)
+        assert_same(comparison[f"decompx+layer:{index}"].maps, direct)
         direct = relevance[index].sum(-1)[:, vit.prefix :].unflatten(1, vit.grid)
-        assert_same(found[f"attnlrp+layer:{index}"].maps, direct)
+        assert_same(comparison[f"attnlrp+layer:{index}"].maps, direct)
 
 
 @pytest.mark.parametrize("kind", ["plain", "registers", "avg-no-cls"])

@@ -320,7 +320,7 @@ class OnePatch(NumpyHead):
         return torch.from_numpy(tokens[:, 5] @ self.head.weight.detach().numpy().T)
 
 
-def test_what_cannot_be_told_of_the_head_is_refused() -> None:
+def test_a_head_that_cannot_be_analysed_is_refused() -> None:
     model = wrapped(OnePatch)
     assert model_structure(model, images()).reads_unknown
     with pytest.raises(NotApplicable, match="Which tokens the scores read cannot be told"):

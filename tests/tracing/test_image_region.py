@@ -140,7 +140,7 @@ def test_stems_that_look_further_than_a_patch_are_no_crop(name: str) -> None:
     assert structure.region is None
 
 
-def home_made(kind: str) -> nn.Module:
+def handwritten(kind: str) -> nn.Module:
     makers: dict[str, Callable[[], nn.Module]] = {
         "loop": Loop,
         "in place": lambda: HomeMade(lambda: InPlaceBlock(MatmulAttention)),
@@ -153,8 +153,8 @@ def home_made(kind: str) -> nn.Module:
 @pytest.mark.parametrize("kind", ["loop", "in place", "registers"])
 def test_blocks_that_are_no_modules_are_looked_at_too(kind: str) -> None:
     crop = CROPPED["centre"][0]
-    assert structure_of(crop, (32, 32), home_made(kind)).region is not None
-    assert structure_of(lambda x: x, (32, 32), home_made(kind)).in_order
+    assert structure_of(crop, (32, 32), handwritten(kind)).region is not None
+    assert structure_of(lambda x: x, (32, 32), handwritten(kind)).in_order
 
 
 def test_a_stated_layout_says_nothing_of_the_image() -> None:

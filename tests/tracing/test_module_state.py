@@ -165,9 +165,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("bad", REFUSED)
 def test_refusals_leave_no_trace(bad: str) -> None:
     module = messy("timm-vit")
-    asked, said = REFUSED[bad]
-    with unchanged(module), pytest.raises((BadInput, UnknownName), match=said):
-        cv.explain(cv.wrap(module), **({"images": pixels("timm-vit"), "method": "ixg"} | asked))
+    arguments, message = REFUSED[bad]
+    with unchanged(module), pytest.raises((BadInput, UnknownName), match=message):
+        cv.explain(cv.wrap(module), **({"images": pixels("timm-vit"), "method": "ixg"} | arguments))
 
 
 @pytest.mark.parametrize("name", ["timm-vit", "hf-vit-sdpa", "torchvision-vit", "open_clip-tower", "home-matmul"])
@@ -195,9 +195,9 @@ def test_train_mode_gives_eval_mode_maps(method: str) -> None:
         assert not same(training(image), calm(image))  # dropout is really there
     expected = cv.explain(cv.wrap(calm), image, method, target=TARGET)
     with unchanged(training):
-        found = cv.explain(cv.wrap(training), image, method, target=TARGET)
-    assert_same(found.maps, expected.maps)
-    assert_same(found.logits, expected.logits)
+        explanation = cv.explain(cv.wrap(training), image, method, target=TARGET)
+    assert_same(explanation.maps, expected.maps)
+    assert_same(explanation.logits, expected.logits)
     assert all(part.training for part in training.modules())
 
 
@@ -212,8 +212,8 @@ def test_library_checkpointing_is_switched_off_and_on_again(name: str, method: s
     flags = [part for part in module.modules() if getattr(part, flag, False) is True]
     assert flags
     with unchanged(module):
-        found = cv.explain(cv.wrap(module), image, method, target=TARGET).maps
-    assert_same(found, plain)
+        maps = cv.explain(cv.wrap(module), image, method, target=TARGET).maps
+    assert_same(maps, plain)
     assert all(getattr(part, flag) is True for part in flags)
 
 
@@ -224,16 +224,18 @@ def test_the_callers_grad_mode_does_not_matter(method: str, mode: Callable[[], A
     expected = cv.explain(cv.wrap(build("timm-vit").double()), image, method, target=TARGET).maps
     model = cv.wrap(build("timm-vit").double())
     with mode():
-        found = cv.explain(model, image, method, target=TARGET).maps
+        maps = cv.explain(model, image, method, target=TARGET).maps
         tr = cv.trace(model, image, target=TARGET)
         assert tr.retarget(2).layers[0].G.isfinite().all()
         assert not torch.is_grad_enabled()
-    assert_same(found, expected)
+    assert_same(maps, expected)
 
 
 def test_maps_need_no_gradient_and_hold_no_graph() -> None:
-    for name, made in cv.compare(cv.wrap(build("timm-vit")), pixels("timm-vit"), ON_CLASS_TOKEN, target=TARGET).items():
-        for tensor in (made.maps, made.logits, made.pixels):
+    for name, explanation in cv.compare(
+        cv.wrap(build("timm-vit")), pixels("timm-vit"), ON_CLASS_TOKEN, target=TARGET
+    ).items():
+        for tensor in (explanation.maps, explanation.logits, explanation.pixels):
             assert not tensor.requires_grad, name
             assert tensor.grad_fn is None, name
 
@@ -255,8 +257,8 @@ def test_compiled_model_is_unwrapped() -> None:
     module = build("timm-vit")
     model = cv.wrap(torch.compile(module))
     assert model.module is module
-    found = cv.explain(model, pixels("timm-vit"), "genatt", target=TARGET).maps
-    assert torch.equal(found, cv.explain(cv.wrap(module), pixels("timm-vit"), "genatt", target=TARGET).maps)
+    maps = cv.explain(model, pixels("timm-vit"), "genatt", target=TARGET).maps
+    assert torch.equal(maps, cv.explain(cv.wrap(module), pixels("timm-vit"), "genatt", target=TARGET).maps)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -277,15 +279,15 @@ def test_two_threads_may_trace_one_model() -> None:
     """Hooks and flags live on the module: without a lock the second thread would see the first one's tokens."""
     module = messy("timm-vit").double()
     images = [pixels("timm-vit", seed=seed, dtype=torch.float64) for seed in range(8)]
-    wanted = [cv.explain(cv.wrap(module), image, "attnlrp", target=TARGET).maps for image in images]
-    model, found, errors = cv.wrap(module), {}, []
+    expected = [cv.explain(cv.wrap(module), image, "attnlrp", target=TARGET).maps for image in images]
+    model, maps_by_thread, errors = cv.wrap(module), {}, []
     gate = threading.Barrier(2)
 
     def work(numbers: range) -> None:
         try:
             gate.wait()
             for number in numbers:
-                found[number] = cv.explain(model, images[number], "attnlrp", target=TARGET).maps
+                maps_by_thread[number] = cv.explain(model, images[number], "attnlrp", target=TARGET).maps
         except BaseException as error:
             errors.append(error)
 
@@ -296,8 +298,8 @@ def test_two_threads_may_trace_one_model() -> None:
         for thread in threads:
             thread.join()
     assert errors == []
-    for number, maps in enumerate(wanted):
-        assert_same(found[number], maps)
+    for number, maps in enumerate(expected):
+        assert_same(maps_by_thread[number], maps)
 
 
 def test_one_thread_waits_while_another_is_inside() -> None:

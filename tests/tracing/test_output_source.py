@@ -198,7 +198,7 @@ def test_no_model_of_the_zoo_changes_its_kind(name: str) -> None:
         assert not any("Nothing states" in note for note in explanation.notes)
 
 
-def test_what_cannot_be_told_is_noted() -> None:
+def test_an_output_that_cannot_be_traced_is_noted() -> None:
     pooled = nn.Sequential(nn.Conv2d(3, 12, 8, 8), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     (note,) = cv.explain(
         cv.wrap(Tempered(nn.Sequential(home(), nn.Linear(WIDTH, 5))), size=32), PIXELS, "saliency"

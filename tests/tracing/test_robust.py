@@ -20,8 +20,8 @@ METHODS = ["rollout", "genatt", "ixg", "ixg+layer:1", "legrad"]
 
 
 def maps(module: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    found = cv.compare(cv.wrap(module), images, METHODS, target=3)
-    return {name: found[name].maps for name in METHODS}
+    comparison = cv.compare(cv.wrap(module), images, METHODS, target=3)
+    return {name: comparison[name].maps for name in METHODS}
 
 
 @pytest.mark.parametrize("change", ["pooling", "block"])
@@ -73,9 +73,9 @@ def test_embeddings_are_known_as_such() -> None:
     assert not model.classifier
     with pytest.raises(BadInput, match="embedding"):
         cv.explain(model, torch.randn(1, 3, 32, 32), "ixg")
-    made = cv.explain(model, torch.randn(1, 3, 32, 32), "ixg", target=3)
-    assert not made.classifier
-    assert made.probabilities == (None,)
+    explanation = cv.explain(model, torch.randn(1, 3, 32, 32), "ixg", target=3)
+    assert not explanation.classifier
+    assert explanation.probabilities == (None,)
     assert cv.wrap(build("timm-vit")).classifier
 
 
@@ -140,8 +140,8 @@ class Attend(nn.Module):
 
 def test_operands_given_by_name() -> None:
     images = torch.randn(2, 3, 32, 32)
-    found = cv.compare(cv.wrap(NamedOperands()), images, ["rollout", "genatt", "decompx"], target=1)
-    assert found["genatt"].maps.shape == (2, 4, 4)
+    comparison = cv.compare(cv.wrap(NamedOperands()), images, ["rollout", "genatt", "decompx"], target=1)
+    assert comparison["genatt"].maps.shape == (2, 4, 4)
 
 
 class WithText(nn.Module):
@@ -184,10 +184,10 @@ def test_wrap_checks_what_it_is_given(wrong: dict[str, Any]) -> None:
 
 
 def test_a_comparison_is_found_by_what_was_typed() -> None:
-    found = cv.compare(wrapped("timm-vit"), pixels("timm-vit"), ["gmar-l1(preset=joita)"], target=1)
-    assert found["gmar-l1(preset=joita)"] is next(iter(found.values()))
+    comparison = cv.compare(wrapped("timm-vit"), pixels("timm-vit"), ["gmar-l1(preset=joita)"], target=1)
+    assert comparison["gmar-l1(preset=joita)"] is next(iter(comparison.values()))
     with pytest.raises(KeyError):
-        found["rollout"]
+        comparison["rollout"]
 
 
 def test_several_targets_of_one_image_are_targets_whatever_its_shape() -> None:
@@ -202,10 +202,10 @@ def test_our_arithmetic_is_not_autocast() -> None:
     """The model's own rounding aside, A is as exact as q and k allow: its rows add up to 1 to float32's precision."""
     model, image = wrapped("timm-vit"), pixels("timm-vit")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        made = cv.explain(model, image, "rollout")
+        explanation = cv.explain(model, image, "rollout")
         row = cv.explain(model, image, "raw-attention").maps.flatten(1).sum(1)
-    assert made.maps.dtype == torch.float32
-    assert made.maps.to(torch.bfloat16).float().ne(made.maps).any()  # not rounded to 8 bits on the way
+    assert explanation.maps.dtype == torch.float32
+    assert explanation.maps.to(torch.bfloat16).float().ne(explanation.maps).any()  # not rounded to 8 bits on the way
     assert (row < 1).all()
 
 
@@ -221,5 +221,5 @@ class LateRow(nn.Module):
 
 
 def test_legrad_gives_the_head_a_whole_sequence() -> None:
-    found = cv.explain(cv.wrap(LateRow()), pixels("timm-vit"), "legrad", target=2)
-    assert found.maps.isfinite().all()
+    explanation = cv.explain(cv.wrap(LateRow()), pixels("timm-vit"), "legrad", target=2)
+    assert explanation.maps.isfinite().all()

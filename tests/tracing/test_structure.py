@@ -1,4 +1,4 @@
-"""What is no plain ViT is told so: which methods do not fit, why, and what to type instead. The others still work."""
+"""Models that are no plain ViT: an error says which methods do not fit, why, and what to type instead. Others work."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def test_attention_methods_refuse(kind: str, method: str) -> None:
     """One clear sentence, and the names it offers do work (next test)."""
     with pytest.raises(NotApplicable) as refusal:
         cv.explain(model_of(kind), image_of(kind), method, target=TARGET)
-    said = str(refusal.value)
-    assert f"This model attends {STRANGE[kind].attends} (" in said
-    assert "not between all image tokens, which attention methods need" in said
-    assert "Use a gradient method: ixg, saliency or gradcam." in said
+    message = str(refusal.value)
+    assert f"This model attends {STRANGE[kind].attends} (" in message
+    assert "not between all image tokens, which attention methods need" in message
+    assert "Use a gradient method: ixg, saliency or gradcam." in message
 
 
 @pytest.mark.parametrize("kind", STRANGE)
 def test_gradient_methods_work(kind: str) -> None:
-    known = STRANGE[kind]
-    made = {
+    facts = STRANGE[kind]
+    maps_by_method = {
         method: cv.explain(model_of(kind), image_of(kind), method, target=TARGET).maps
         for method in (
             "ixg",
@@ -74,19 +74,19 @@ def test_gradient_methods_work(kind: str) -> None:
             "center",
         )
     }
-    grids = {method: tuple(maps.shape[1:]) for method, maps in made.items()}
+    grids = {method: tuple(maps.shape[1:]) for method, maps in maps_by_method.items()}
     assert grids == {
-        "ixg": known.first,
-        "saliency": known.first,
-        "gradcam(relu=false)": known.last,
-        "decompx": known.first,
-        "attnlrp": known.first,
-        "ixg+last": known.last,
-        "ixg+layer:1": known.first,
-        "random": known.first,
-        "center": known.first,
+        "ixg": facts.first,
+        "saliency": facts.first,
+        "gradcam(relu=false)": facts.last,
+        "decompx": facts.first,
+        "attnlrp": facts.first,
+        "ixg+last": facts.last,
+        "ixg+layer:1": facts.first,
+        "random": facts.first,
+        "center": facts.first,
     }
-    for maps in made.values():
+    for maps in maps_by_method.values():
         assert len(maps) == 2
         assert maps.isfinite().all()
         assert maps.flatten(1).std(1).min() > 0
@@ -95,18 +95,18 @@ def test_gradient_methods_work(kind: str) -> None:
 @pytest.mark.parametrize("kind", STRANGE)
 def test_ixg_is_that_of_a_hook_on_the_first_block(kind: str) -> None:
     """The numbers lie where they belong: a feature map [B, h, w, d] or [B, d, h, w] is read the right way round."""
-    known, module = STRANGE[kind], strange(STRANGE[kind].make).double().requires_grad_(False)
+    expected_structure, module = STRANGE[kind], strange(STRANGE[kind].make).double().requires_grad_(False)
     image = image_of(kind).double()
     seen: list[Tensor] = []
-    first = next(part for part in module.modules() if type(part).__name__ == known.blocks)
+    first = next(part for part in module.modules() if type(part).__name__ == expected_structure.blocks)
     first.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     score = extract_scores(module(image.clone().requires_grad_()))[:, TARGET].sum()
     (x,) = seen
     product = (x * torch.autograd.grad(score, x)[0]).detach()
-    if x.ndim == 4 and x.shape[1:3] != known.first:
+    if x.ndim == 4 and x.shape[1:3] != expected_structure.first:
         product = product.movedim(1, -1)
-    expected = product.sum(-1).reshape(2, *known.first)
-    model = cv.wrap(strange(known.make).double(), size=known.size)
+    expected = product.sum(-1).reshape(2, *expected_structure.first)
+    model = cv.wrap(strange(expected_structure.make).double(), size=expected_structure.size)
     assert_same(cv.explain(model, image, "ixg", target=TARGET).maps, expected, magnitude=float(product.abs().max()))
 
 
@@ -138,10 +138,10 @@ def test_sums_over_blocks_of_channel_attention_work(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", STRANGE)
 def test_compare_leaves_out_what_does_not_fit_and_says_why(kind: str) -> None:
-    found = cv.compare(model_of(kind), image_of(kind), ["ixg", "rollout", "genatt"], target=TARGET, skip=True)
-    assert list(found) == ["ixg"]
-    assert set(found.skipped) == {"rollout", "genatt"}
-    assert all(STRANGE[kind].attends in why for why in found.skipped.values())
+    comparison = cv.compare(model_of(kind), image_of(kind), ["ixg", "rollout", "genatt"], target=TARGET, skip=True)
+    assert list(comparison) == ["ixg"]
+    assert set(comparison.skipped) == {"rollout", "genatt"}
+    assert all(STRANGE[kind].attends in why for why in comparison.skipped.values())
 
 
 @pytest.mark.parametrize("kind", STRANGE)
@@ -159,12 +159,12 @@ def test_every_method_works_or_refuses(kind: str) -> None:
     quick = [m.name for m in list_methods() if m.cost.forwards <= 1]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* is zero everywhere")  # a ReLU may leave nothing
-        found = cv.compare(model_of(kind), image_of(kind), quick, target=TARGET, skip=True)
-    assert {"ixg", "saliency", "gradcam", "random"} <= set(found)
-    assert {"rollout", "genatt", "legrad"} <= set(found.skipped)
-    for method, made in found.items():
-        assert tuple(made.maps.shape) in {(2, *STRANGE[kind].first), (2, *STRANGE[kind].last)}, method
-    assert all("Use " in why for why in found.skipped.values())
+        comparison = cv.compare(model_of(kind), image_of(kind), quick, target=TARGET, skip=True)
+    assert {"ixg", "saliency", "gradcam", "random"} <= set(comparison)
+    assert {"rollout", "genatt", "legrad"} <= set(comparison.skipped)
+    for method, explanation in comparison.items():
+        assert tuple(explanation.maps.shape) in {(2, *STRANGE[kind].first), (2, *STRANGE[kind].last)}, method
+    assert all("Use " in why for why in comparison.skipped.values())
 
 
 def test_tokens_in_another_order_make_no_map() -> None:
@@ -178,15 +178,15 @@ def test_tokens_in_another_order_make_no_map() -> None:
     assert cv.explain(model, image, "saliency", target=TARGET).maps.shape == (2, size // PATCH, size // PATCH)
 
 
-@pytest.mark.parametrize(("levels", "said"), [(2, "do not form a grid on the image"), (3, "do not lie row by row")])
-def test_feature_maps_of_windows_are_no_grid(levels: int, said: str) -> None:
+@pytest.mark.parametrize(("levels", "message"), [(2, "do not form a grid on the image"), (3, "do not lie row by row")])
+def test_feature_maps_of_windows_are_no_grid(levels: int, message: str) -> None:
     """NesT: [B, windows, N, d] looks like [B, h, w, d]; with 3 levels there are 16 windows of 16, as in a real grid."""
     from timm.models.nest import Nest
 
     small = {"embed_dims": (12,) * levels, "num_heads": (2,) * levels, "depths": (2,) * levels}
     model = cv.wrap(strange(lambda: Nest(img_size=64, num_levels=levels, num_classes=CLASSES, **small)))
     image = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    with pytest.raises(NotApplicable, match=said):
+    with pytest.raises(NotApplicable, match=message):
         cv.explain(model, image, "ixg", target=TARGET)
 
 
@@ -224,11 +224,11 @@ def test_no_attention_call_is_a_loud_error(method: str) -> None:
     model = cv.wrap(strange(lambda: HomeMade(lambda: Block(OutsideAttention))), name="my model")
     with pytest.raises(NotApplicable) as refusal:
         cv.explain(model, pixels("timm-vit"), method, target=TARGET)
-    said = str(refusal.value)
-    assert said.startswith(f"my model: no attention call was seen, and '{method}' needs")
-    assert "xformers" in said
-    assert "flash-attn" in said
-    assert "Use saliency" in said
+    message = str(refusal.value)
+    assert message.startswith(f"my model: no attention call was seen, and '{method}' needs")
+    assert "xformers" in message
+    assert "flash-attn" in message
+    assert "Use saliency" in message
 
 
 def test_saliency_of_a_cnn_has_the_size_of_the_image() -> None:
@@ -249,9 +249,9 @@ def test_a_layout_gives_a_cnn_a_grid() -> None:
 def test_layout_given_is_layout_used() -> None:
     model, image = double("timm-vit")
     usual = cv.explain(model, image, "genatt", target=TARGET).maps
-    told = cv.wrap(build("timm-vit").double(), layout=cv.Layout((2, 8), 1, "token"))
-    assert_same(cv.explain(told, image, "genatt", target=TARGET).maps, usual.reshape(2, 2, 8))
-    assert cv.trace(told, image, target=TARGET).layout == cv.Layout((2, 8), 1, "token", ((0, 1.0),))
+    with_layout = cv.wrap(build("timm-vit").double(), layout=cv.Layout((2, 8), 1, "token"))
+    assert_same(cv.explain(with_layout, image, "genatt", target=TARGET).maps, usual.reshape(2, 2, 8))
+    assert cv.trace(with_layout, image, target=TARGET).layout == cv.Layout((2, 8), 1, "token", ((0, 1.0),))
 
 
 def test_layout_given_says_which_rows_are_read() -> None:
@@ -262,8 +262,8 @@ def test_layout_given_says_which_rows_are_read() -> None:
         (cv.Layout((4, 4), 1, "token", ((3, 0.5), (4, 0.5))), (A[:, 3] + A[:, 4]) / 2),
         (cv.Layout((4, 4), 1, "mixed"), A[:, 0] / 2 + A[:, 1:].mean(1) / 2),
     ]:
-        found = cv.explain(cv.wrap(build("timm-vit").double(), layout=layout), image, "raw-attention").maps
-        assert_same(found, row[:, 1:].reshape(2, 4, 4))
+        maps = cv.explain(cv.wrap(build("timm-vit").double(), layout=layout), image, "raw-attention").maps
+        assert_same(maps, row[:, 1:].reshape(2, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_layout_that_does_not_fit_is_refused(layout: cv.Layout, method: str) -> 
 
 
 def test_unknown_grid_asks_for_a_layout() -> None:
-    """13 tokens of 24 × 40 pixels are nothing anyone could guess; told, everything works."""
+    """Nobody could guess the grid of 13 tokens of 24 × 40 pixels; with a layout, everything works."""
 
     class Odd(MeanPool):
         def tokens(self, image: Tensor) -> Tensor:
@@ -293,9 +293,9 @@ def test_unknown_grid_asks_for_a_layout() -> None:
     for method in ("raw-attention", "ixg", "random"):
         with pytest.raises(NotApplicable, match=r"layout=cv\.Layout\("):
             cv.explain(cv.wrap(module), image, method, target=TARGET)
-    told = cv.wrap(module, layout=cv.Layout((1, 13), 0, "avg"))
+    with_layout = cv.wrap(module, layout=cv.Layout((1, 13), 0, "avg"))
     for method in ("raw-attention", "ixg", "legrad", "random"):
-        assert cv.explain(told, image, method, target=TARGET).maps.shape == (2, 1, 13)
+        assert cv.explain(with_layout, image, method, target=TARGET).maps.shape == (2, 1, 13)
 
 
 def test_structure_is_found_once_per_image_size() -> None:

@@ -83,18 +83,18 @@ def same_maps(model: cv.Model, usual: cv.Model, methods: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* is zero everywhere")
         options = {"target": TARGET, "skip": True}
-        found, expected = (cv.compare(m, images(), methods, **options) for m in (model, usual))  # type: ignore[arg-type]
+        comparison, expected = (cv.compare(m, images(), methods, **options) for m in (model, usual))  # type: ignore[arg-type]
         unstable = [m.name for m in list_methods() if m.name in expected and m.caveats.numerically_unstable]
         single = cv.wrap(usual.module.float(), size=32)
         try:
             rounded = cv.compare(single, images().float(), unstable, **options) if unstable else {}  # type: ignore[arg-type]
         finally:
             usual.module.double()
-    assert set(found) == set(expected)
-    assert found.skipped.keys() == expected.skipped.keys()
+    assert set(comparison) == set(expected)
+    assert comparison.skipped.keys() == expected.skipped.keys()
     for name, explanation in expected.items():
         magnitude = magnified(rounded[name].maps, explanation.maps) if name in rounded else None
-        assert_same(found[name].maps, explanation.maps, magnitude=magnitude, label=name, dtype=torch.float64)
+        assert_same(comparison[name].maps, explanation.maps, magnitude=magnitude, label=name, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("prefix", [0, 2])
@@ -259,12 +259,14 @@ def test_maps_of_image_tokens_between_words(attention: type[nn.Module]) -> None:
 def test_every_method_works_or_refuses_between_words(attention: type[nn.Module]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* is zero everywhere")
-        found = cv.compare(
+        comparison = cv.compare(
             language_model(attention), images(), [*QUICK, *COMBINED, *REMOVALS], target=TARGET, skip=True
         )
-    assert all(explanation.maps.isfinite().all() for explanation in found.values())
-    assert {"attnlrp", "attnlrp+plus", "genatt", "legrad", "ag-cam", "gradcam", "leave-one-out", "atman"} <= set(found)
-    assert all("Use " in why or "use " in why for why in found.skipped.values())
+    assert all(explanation.maps.isfinite().all() for explanation in comparison.values())
+    assert {"attnlrp", "attnlrp+plus", "genatt", "legrad", "ag-cam", "gradcam", "leave-one-out", "atman"} <= set(
+        comparison
+    )
+    assert all("Use " in why or "use " in why for why in comparison.skipped.values())
 
 
 def test_ag_cam_of_scores_ignores_masked_keys() -> None:
@@ -282,9 +284,9 @@ def test_tokens_between_words_are_dropped_as_by_masking(attention: type[nn.Modul
         x = module.sequence(images(1))
         rows = [row for row in range(21) if row != 3 + 6]
         expected = (model.logits(images(1)) - module.head(module.norm(module.through(x[:, rows]))[:, -1]))[0, TARGET]
-    found = cv.explain(model, images(1), "leave-one-out", target=TARGET, score="logit")
-    assert not any("cannot be dropped" in note for note in found.notes)
-    assert_same(found.maps.flatten()[6], expected, magnitude=float(model.logits(images(1)).abs().max()))
+    explanation = cv.explain(model, images(1), "leave-one-out", target=TARGET, score="logit")
+    assert not any("cannot be dropped" in note for note in explanation.notes)
+    assert_same(explanation.maps.flatten()[6], expected, magnitude=float(model.logits(images(1)).abs().max()))
 
 
 def test_words_and_patches_add_up_to_the_score_under_the_linear_rules() -> None:

@@ -5,14 +5,16 @@ Z⁺ = (W x + |W| |x|) / 2 divides by rounding where all contributions are negat
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from clairvit.tracing.rules import chefer_lrp
-from clairvit.tracing.rules.chefer_lrp import Affine, by_sign, ratio, z_plus
+from clairvit.tracing.rules.chefer_lrp import by_sign, ratio, z_plus
 from clairvit.tracing.rules.table import Call
 
 TOKENS, WIDTH, OUT = 40, 96, 64
@@ -76,31 +78,47 @@ def test_relevance_is_that_of_all_contributions(case: str, dtype: torch.dtype) -
     c = torch.randn(TOKENS, OUT, generator=torch.Generator().manual_seed(8)).to(dtype)
     R = F.linear(x, weight, bias) * c
     with torch.no_grad():
-        (found,) = z_plus(call, c)
+        (relevance,) = z_plus(call, c)
     expected = by_contributions(x, weight, R)
     rounding = 64 * torch.finfo(dtype).eps * R.double().abs().sum(-1, keepdim=True)  # per token, of all its relevance
-    assert found is not None
-    assert ((found.double() * x.double() - expected).abs() <= rounding).all()
-    assert found.isfinite().all()
+    assert relevance is not None
+    assert ((relevance.double() * x.double() - expected).abs() <= rounding).all()
+    assert relevance.isfinite().all()
+
+
+class Products(TorchDispatchMode):
+    """Count matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_three_products_only_where_sums_keep_their_digits(case: str) -> None:
-    layer = Affine.of(call_of(*drawn(case, torch.float32)))
-    with torch.no_grad():
-        used = chefer_lrp._z_plus_by_sizes(layer, torch.ones(TOKENS, OUT)) is not None
-    assert used == (case in ("ordinary", "no bias"))
+def test_three_products_are_enough_where_sums_keep_their_digits(case: str) -> None:
+    call = call_of(*drawn(case, torch.float32))
+    with torch.no_grad(), Products() as products:
+        z_plus(call, torch.ones(TOKENS, OUT))
+    assert (products.count <= 3) == (case in ("ordinary", "no bias"))
 
 
-def test_three_products_equal_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    call, c = call_of(*drawn("ordinary", torch.float64)), torch.randn(TOKENS, OUT, dtype=torch.float64)
+def test_relevance_of_a_token_does_not_depend_on_the_tokens_beside_it() -> None:
+    """A token of zeros has no positive contribution, so the rule takes every token's contributions apart."""
+    x, weight, bias = drawn("ordinary", torch.float64)
+    c = torch.randn(TOKENS + 1, OUT, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    call, with_zeros = (call_of(tokens, weight, bias) for tokens in (x, torch.cat([x, torch.zeros(1, WIDTH)])))
     with torch.no_grad():
-        (three,) = z_plus(call, c)
-        monkeypatch.setattr(chefer_lrp, "SMALLEST_SHARE", 1.0)
-        (four,) = z_plus(call, c)
-    assert three is not None
-    assert not torch.equal(three, four)  # two ways
-    torch.testing.assert_close(three, four, rtol=1e-12, atol=1e-12)
+        (alone,) = z_plus(call, c[:-1])
+        with Products() as products:
+            (beside,) = z_plus(with_zeros, c)
+    assert products.count > 3, "two ways"
+    assert alone is not None
+    assert beside is not None
+    torch.testing.assert_close(beside[:-1], alone, rtol=1e-12, atol=1e-12)
 
 
 def test_choice_by_sign_is_exact() -> None:

@@ -44,8 +44,8 @@ def one_thread() -> Iterator[None]:
 
 
 def run(folder: Path, dataset: ImageDataset | None = None, recipe: TrainingConfig = SHORT, **more: Any) -> Trained:
-    asked = {"pretrained": False, "options": SHAPE, "size": 32, "out": folder / "model.safetensors", **more}
-    return finetune(dataset or coloured_noise(24), "timm:vit_tiny_patch16_224", recipe=recipe, **asked)
+    options = {"pretrained": False, "options": SHAPE, "size": 32, "out": folder / "model.safetensors", **more}
+    return finetune(dataset or coloured_noise(24), "timm:vit_tiny_patch16_224", recipe=recipe, **options)
 
 
 # interruption ---------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_other_settings_are_not_mixed_with_an_earlier_run(tmp_path: Path) -> Non
     assert (fresh.resumed, len(fresh.history)) == (0, 1)
 
 
-def test_a_broken_checkpoint_and_lost_weights_are_said(tmp_path: Path) -> None:
+def test_a_broken_checkpoint_and_lost_weights_are_errors_with_a_reason(tmp_path: Path) -> None:
     run(tmp_path)
     checkpoint, weights = tmp_path / "model.training.safetensors", tmp_path / "model.safetensors"
     content = weights.read_bytes()
@@ -139,7 +139,7 @@ def test_it_learns_and_the_file_has_the_best_epochs_weights_with_all_that_load_a
     recipe = TrainingConfig(epochs=8, batch=8, rate=5e-3, patience=8, held_out=0.25)
     done = run(tmp_path, coloured_noise(40), recipe)
     assert done.best.accuracy == 1.0
-    assert done.best.number == min(one.number for one in done.history if one.accuracy == 1.0)
+    assert done.best.number == min(epoch.number for epoch in done.history if epoch.accuracy == 1.0)
     assert (done.images, done.validated, done.classes) == (30, 10, ("blue", "red"))
     model = cv.load(f"file:{done.path}")
     assert model.labels == ("blue", "red")
@@ -154,9 +154,9 @@ def test_it_learns_and_the_file_has_the_best_epochs_weights_with_all_that_load_a
 def test_weights_may_be_written_as_float16(tmp_path: Path) -> None:
     recipe = dataclasses.replace(SHORT, epochs=1)
     full, half = run(tmp_path / "a", recipe=recipe), run(tmp_path / "b", recipe=recipe, dtype="float16")
-    one, other = (cv.load(f"file:{done.path}").module.state_dict() for done in (full, half))
-    for name, tensor in one.items():
-        assert torch.equal(tensor.half().float(), other[name])
+    first, second = (cv.load(f"file:{done.path}").module.state_dict() for done in (full, half))
+    for name, tensor in first.items():
+        assert torch.equal(tensor.half().float(), second[name])
     assert half.path.stat().st_size < 0.6 * full.path.stat().st_size
 
 
@@ -188,8 +188,8 @@ def test_validation_sees_what_the_finished_model_will_see(tmp_path: Path, monkey
     """The same numbers go in, normalised, and dropout rests."""
     seen: list[tuple[bool, torch.Tensor]] = []
 
-    def watched(*asked: Any) -> BaseModel:
-        start = load_base_model(*asked)
+    def watched(*arguments: Any) -> BaseModel:
+        start = load_base_model(*arguments)
         start.module.register_forward_pre_hook(lambda module, given: seen.append((module.training, given[0])))
         return start
 
@@ -212,7 +212,7 @@ def test_training_stops_when_patience_ends_and_the_rate_falls_in_steps(tmp_path:
     done = run(tmp_path, recipe=recipe)
     assert done.stopped_early
     assert len(done.history) == done.best.number + 3 < 40
-    assert [one.rate for one in done.history[:4]] == pytest.approx([5e-3, 5e-3, 2.5e-3, 2.5e-3])
+    assert [epoch.rate for epoch in done.history[:4]] == pytest.approx([5e-3, 5e-3, 2.5e-3, 2.5e-3])
     assert run(tmp_path, recipe=recipe).history == done.history
     # what is kept is the best epoch's: as if training had ended there
     until = run(tmp_path / "until", recipe=dataclasses.replace(recipe, epochs=done.best.number))
@@ -240,22 +240,22 @@ def test_an_unreadable_image_costs_only_itself(tmp_path: Path) -> None:
     done = run(tmp_path, dataset, recipe, on_error=lambda name, error: left.append(name))
     assert left == [files[4]]
     bare = as_dataset(files[5:], NOBODY, labels=["blue", "red", None, "red", "blue", "red", "blue"])
-    told: list[str] = []
-    done_without = run(tmp_path / "bare", bare, recipe, on_error=lambda name, error: told.append(str(error)))
-    assert told == [f"'{files[7]}' has no class; expected one for each image."]
+    errors: list[str] = []
+    done_without = run(tmp_path / "bare", bare, recipe, on_error=lambda name, error: errors.append(str(error)))
+    assert errors == [f"'{files[7]}' has no class; expected one for each image."]
     assert done_without.images + done_without.validated == 6
     assert done.images + done.validated == 11
     with pytest.raises(BadInput, match="not an image"):
         run(tmp_path / "strict", dataset, recipe)
 
 
-def test_a_loss_that_explodes_is_said(tmp_path: Path) -> None:
+def test_a_loss_that_explodes_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ClairError, match=r"diverged.*than .*fresh=True"):
         run(tmp_path, recipe=dataclasses.replace(SHORT, rate=1e30, epochs=5))
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
         ({"out": "model.pt"}, "ends in '.pt'"),
         ({"dtype": "int8"}, "dtype='int8'"),
@@ -271,17 +271,17 @@ def test_a_loss_that_explodes_is_said(tmp_path: Path) -> None:
         ({"dataset": as_dataset([Image.new("RGB", (9, 9))] * 2, NOBODY, labels=["a", "b"])}, "single image"),
     ],
 )
-def test_what_cannot_be_done_is_refused(tmp_path: Path, asked: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_done_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        run(tmp_path, **asked)
+        run(tmp_path, **options)
 
 
 def test_a_place_that_cannot_be_written_to_is_found_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    told: list[Epoch] = []
+    epochs: list[Epoch] = []
     with pytest.raises(BadInput, match=r"Cannot write '.*model.safetensors' \(.*\); choose a place you may write to"):
-        run(tmp_path / "file", on_epoch=told.append)
-    assert told == []
+        run(tmp_path / "file", on_epoch=epochs.append)
+    assert epochs == []
     done = run(tmp_path / "new", recipe=dataclasses.replace(SHORT, epochs=1))
     assert {file.name for file in done.path.parent.iterdir()} == {"model.safetensors", "model.training.safetensors"}
 
@@ -326,7 +326,7 @@ def test_the_default_rates_suit_what_is_trained() -> None:
     settled = [
         TrainingConfig().resolved(pretrained, new) for pretrained, new in ((True, True), (True, False), (False, True))
     ]
-    assert [(one.rate, one.head_rate) for one in settled] == [(1e-5, 1e-3), (1e-5, 1e-5), (1e-4, 1e-4)]
+    assert [(rates.rate, rates.head_rate) for rates in settled] == [(1e-5, 1e-3), (1e-5, 1e-5), (1e-4, 1e-4)]
     given = TrainingConfig(rate=1e-3, head_rate=2e-3).resolved(pretrained=True, new_head=True)
     assert (given.rate, given.head_rate) == (1e-3, 2e-3)
     assert TrainingConfig(rate=5e-2).resolved(pretrained=True, new_head=True).head_rate == 5e-2, "never below the rate"
@@ -387,7 +387,7 @@ def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def watched(optimiser: torch.optim.AdamW, *given: Any) -> Any:
         gradients = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-        norms.append(float(torch.linalg.vector_norm(torch.stack([one.norm() for one in gradients]))))
+        norms.append(float(torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))))
         return step(optimiser, *given)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
@@ -424,31 +424,31 @@ def test_a_crop_is_a_copy_of_a_part_and_every_part_has_its_turn() -> None:
     assert met == set(corners)
 
 
-def assert_same_picture(found: torch.Tensor, expected: torch.Tensor, label: str = "") -> None:
+def assert_same_picture(actual: torch.Tensor, expected: torch.Tensor, label: str = "") -> None:
     """In float32, as pictures are: a place of up to 40 pixels is off by four roundings, and neighbours differ by 1."""
-    assert_same(found, expected, magnitude=1.0, growth=growth(4, 40), label=label)
+    assert_same(actual, expected, magnitude=1.0, growth=growth(4, 40), label=label)
 
 
 def test_flips_mirror_and_turns_turn() -> None:
     whole = pictures(2, 16)
     lots = torch.full((2, 7), 0.5)
     lots[0, 2], lots[1, 2] = 0.1, 0.9
-    found = augment(whole, (16, 16), still(flip=True), lots)
-    assert_same_picture(found[0], whole[0].flip(-1) / 255)
-    assert_same_picture(found[1], whole[1] / 255)
+    augmented = augment(whole, (16, 16), still(flip=True), lots)
+    assert_same_picture(augmented[0], whole[0].flip(-1) / 255)
+    assert_same_picture(augmented[1], whole[1] / 255)
     lots[0, 3], lots[1, 3] = 0.0, 1.0
-    found = augment(whole, (16, 16), still(rotation=90.0), lots)
-    assert_same_picture(found[0], whole[0].rot90(-1, (1, 2)) / 255)
-    assert_same_picture(found[1], whole[1].rot90(1, (1, 2)) / 255)
+    augmented = augment(whole, (16, 16), still(rotation=90.0), lots)
+    assert_same_picture(augmented[0], whole[0].rot90(-1, (1, 2)) / 255)
+    assert_same_picture(augmented[1], whole[1].rot90(1, (1, 2)) / 255)
     wide = pictures(1, 32)[..., 6:26, :]  # 20 × 32 pixels
     lots = torch.full((1, 7), 0.5)
     lots[0, 3] = 1.0
     middle = wide[0, :, 2:18, 8:24]
-    found = augment(wide, (16, 16), still(rotation=90.0), lots)
-    assert_same_picture(found[0], middle.rot90(1, (1, 2)) / 255, "nothing is stretched")
+    augmented = augment(wide, (16, 16), still(rotation=90.0), lots)
+    assert_same_picture(augmented[0], middle.rot90(1, (1, 2)) / 255, "nothing is stretched")
     whole = pictures(1, 40)
-    found = augment(whole, (12, 20), still(rotation=90.0), lots)
-    assert_same_picture(found[0], whole[0, :, 10:30, 14:26].rot90(1, (1, 2)) / 255, "nor in wide crops")
+    augmented = augment(whole, (12, 20), still(rotation=90.0), lots)
+    assert_same_picture(augmented[0], whole[0, :, 10:30, 14:26].rot90(1, (1, 2)) / 255, "nor in wide crops")
 
 
 def test_jitter_changes_brightness_contrast_and_saturation_and_nothing_where_it_is_even() -> None:
@@ -470,8 +470,8 @@ def test_the_middle_is_what_validation_sees() -> None:
 
 def test_every_epoch_has_its_own_order_and_lots() -> None:
     assert sorted(epoch_order(10, 0, 1).tolist()) == list(range(10))
-    found = {tuple(epoch_order(10, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)}
-    assert len(found) == 9
+    orders = {tuple(epoch_order(10, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9
     assert torch.equal(draw_augmentations(4, 0, 1), draw_augmentations(4, 0, 1))
     assert not torch.equal(draw_augmentations(4, 0, 1), draw_augmentations(4, 0, 2))
 

@@ -16,19 +16,21 @@ from helpers.web_server import serving
 
 @pytest.fixture(scope="session")
 def state() -> Iterator[AppState]:
-    made = create_state([cv.load("pets")], time_limit=300)
-    yield made
-    made.close()
+    new_state = create_state([cv.load("pets")], time_limit=300)
+    yield new_state
+    new_state.close()
 
 
 @pytest.fixture(scope="session")
 def client(state: AppState) -> Iterator[TestClient]:
-    with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
-        yield made
+    with TestClient(
+        create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False
+    ) as test_client:
+        yield test_client
 
 
 @pytest.fixture(scope="session")
 def address(state: AppState) -> Iterator[str]:
     """A real server on a free port."""
-    with serving(state) as found:
-        yield found
+    with serving(state) as url:
+        yield url

@@ -36,12 +36,12 @@ class Age(nn.Module):
 
 @pytest.fixture(scope="module")
 def age_desk() -> Iterator[AppState]:
-    made = create_state([cv.wrap(Age(), name="age", size=224, labels=["age"])], time_limit=300)
-    yield made
-    made.close()
+    new_state = create_state([cv.wrap(Age(), name="age", size=224, labels=["age"])], time_limit=300)
+    yield new_state
+    new_state.close()
 
 
-def test_the_web_page_is_told_of_scores(age_desk: AppState) -> None:
+def test_the_web_page_gets_scores_without_probabilities(age_desk: AppState) -> None:
     with TestClient(create_app(unclosed(age_desk)), base_url="http://127.0.0.1") as client:
         assert client.get("/api/models").json()["models"][0]["activation"] == "raw"
         reply = client.post("/api/explain", data={"method": "legrad"}).json()

@@ -23,6 +23,7 @@ from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.web import handlers
 from clairvit.web.app import create_app
 from clairvit.web.job_queue import JobQueue
+from clairvit.web.result_cache import ResultCache
 from clairvit.web.schemas import CurveRequest, ExplainRequest
 from clairvit.web.state import AppState, create_state, resolve_request
 from helpers.app_lifespan import unclosed
@@ -42,8 +43,10 @@ def wide() -> cv.Model:
 @pytest.fixture(scope="module")
 def wide_client(wide: cv.Model) -> Iterator[TestClient]:
     state = create_state([wide], time_limit=300)
-    with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
-        yield made
+    with TestClient(
+        create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False
+    ) as test_client:
+        yield test_client
     state.close()
 
 
@@ -58,55 +61,57 @@ def jpeg(size: tuple[int, int] = (320, 240)) -> bytes:
 
 
 def test_models_and_limits(client: TestClient) -> None:
-    told = client.get("/api/models").json()
-    (card,) = told["models"]
+    reply = client.get("/api/models").json()
+    (card,) = reply["models"]
     assert (card["name"], card["grid"], card["prefix"], card["layers"], card["heads"]) == ("pets", [14, 14], 1, 12, 3)
     assert len(card["labels"]) == 37
-    assert told["limits"]["upload_bytes"] == 20 * 2**20
-    assert told["limits"]["pixels"] == 50_000_000
+    assert reply["limits"]["upload_bytes"] == 20 * 2**20
+    assert reply["limits"]["pixels"] == 50_000_000
 
 
 def test_every_method_is_listed_once_by_family(client: TestClient) -> None:
-    told = client.get("/api/methods").json()
-    names = [one["name"] for one in told["methods"]]
-    assert sorted(names) == sorted(one.name for one in list_methods() if one.name not in ("smooth", "ensemble"))
-    assert told["families"][0] == "attention"
-    assert [one["method"] for one in told["recommended"]] == [one.method for one in recommended_methods()]
-    assert all(one["summary"] for one in told["methods"])
-    lime = next(one for one in told["methods"] if one["name"] == "lime")
+    reply = client.get("/api/methods").json()
+    names = [entry["name"] for entry in reply["methods"]]
+    assert sorted(names) == sorted(entry.name for entry in list_methods() if entry.name not in ("smooth", "ensemble"))
+    assert reply["families"][0] == "attention"
+    assert [entry["method"] for entry in reply["recommended"]] == [entry.method for entry in recommended_methods()]
+    assert all(entry["summary"] for entry in reply["methods"])
+    lime = next(entry for entry in reply["methods"] if entry["name"] == "lime")
     assert lime["slow"]
     assert not lime["one_trace"]
 
 
 def test_explain_is_the_librarys_explain(wide_client: TestClient, wide: cv.Model) -> None:
-    asked = {"method": "ixg+plus", "target": ["Bengal", "3"], "layers": "true", "heads": "true", "picture": "true"}
-    told = wide_client.post("/api/explain", data=asked).json()
-    wanted = cv.explain(wide, "demo", "ixg+plus", targets=["Bengal", 3], layers=True, by_head=True)
-    (one,) = told["explanations"]
-    assert one["method"] == "ixg+plus"
-    assert one["signed"]
-    assert_same(array(one["maps"]), wanted.maps, growth=SENT)
-    assert wanted.layers is not None
-    assert wanted.heads is not None
-    assert_same(array(one["layers"]), wanted.layers, growth=SENT)
-    assert_same(array(one["heads"]["maps"]), wanted.heads.maps, growth=SENT)
-    assert told["targets"] == list(wanted.targets)
+    form = {"method": "ixg+plus", "target": ["Bengal", "3"], "layers": "true", "heads": "true", "picture": "true"}
+    reply = wide_client.post("/api/explain", data=form).json()
+    expected = cv.explain(wide, "demo", "ixg+plus", targets=["Bengal", 3], layers=True, by_head=True)
+    (entry,) = reply["explanations"]
+    assert entry["method"] == "ixg+plus"
+    assert entry["signed"]
+    assert_same(array(entry["maps"]), expected.maps, growth=SENT)
+    assert expected.layers is not None
+    assert expected.heads is not None
+    assert_same(array(entry["layers"]), expected.layers, growth=SENT)
+    assert_same(array(entry["heads"]["maps"]), expected.heads.maps, growth=SENT)
+    assert reply["targets"] == list(expected.targets)
     # float32 probabilities: exponentials of logits of a size of 10, over the sum of 37
-    assert_same(told["probabilities"], wanted.probabilities, magnitude=10.0, growth=growth(2, 37), dtype=torch.float32)
-    assert len(told["top"]) == 5
-    with Image.open(io.BytesIO(base64.b64decode(told["picture"]))) as picture:
+    assert_same(
+        reply["probabilities"], expected.probabilities, magnitude=10.0, growth=growth(2, 37), dtype=torch.float32
+    )
+    assert len(reply["top"]) == 5
+    with Image.open(io.BytesIO(base64.b64decode(reply["picture"]))) as picture:
         assert picture.size == (224, 224)
 
 
 def test_all_one_trace_methods_at_once(client: TestClient) -> None:
-    told = client.post("/api/explain", data={"method": "all"}).json()
-    names = [one["method"] for one in told["explanations"]]
-    assert sorted([*names, *told["skipped"]]) == sorted(method.name for method in list_methods() if not method.slow)
-    assert list(told["skipped"]) == ["cam"]
-    assert all(one["maps"]["shape"] == [1, 14, 14] for one in told["explanations"])
-    cards = {one["name"]: one for one in client.get("/api/methods").json()["methods"]}
-    for one in told["explanations"]:
-        assert one["signed"] == cards[one["method"]]["signed"], one["method"]
+    reply = client.post("/api/explain", data={"method": "all"}).json()
+    names = [explanation["method"] for explanation in reply["explanations"]]
+    assert sorted([*names, *reply["skipped"]]) == sorted(method.name for method in list_methods() if not method.slow)
+    assert list(reply["skipped"]) == ["cam"]
+    assert all(explanation["maps"]["shape"] == [1, 14, 14] for explanation in reply["explanations"])
+    cards = {method["name"]: method for method in client.get("/api/methods").json()["methods"]}
+    for entry in reply["explanations"]:
+        assert entry["signed"] == cards[entry["method"]]["signed"], entry["method"]
 
 
 def test_an_upload_is_found_by_its_id(wide_client: TestClient, wide: cv.Model) -> None:
@@ -114,16 +119,16 @@ def test_an_upload_is_found_by_its_id(wide_client: TestClient, wide: cv.Model) -
     first = wide_client.post("/api/explain", files={"image": ("a/../../x.jpg", data, "image/jpeg")}).json()
     again = wide_client.post("/api/explain", data={"photo": first["photo"]}).json()
     assert len(first["photo"]) == 32
-    maps = [array(told["explanations"][0]["maps"]) for told in (first, again)]
-    wanted = cv.explain(wide, Image.open(io.BytesIO(data))).maps
-    for found in maps:
-        assert_same(found, wanted, growth=SENT)
+    maps = [array(reply["explanations"][0]["maps"]) for reply in (first, again)]
+    expected = cv.explain(wide, Image.open(io.BytesIO(data))).maps
+    for heatmap_sent in maps:
+        assert_same(heatmap_sent, expected, growth=SENT)
 
 
 def test_record_and_arrays_to_keep(client: TestClient) -> None:
-    told = client.post("/api/explain", data={"reply": "record"})
-    assert told.json()["method"] == "attnlrp+plus"
-    assert np.asarray(told.json()["maps"]).shape == (1, 14, 14)
+    response = client.post("/api/explain", data={"reply": "record"})
+    assert response.json()["method"] == "attnlrp+plus"
+    assert np.asarray(response.json()["maps"]).shape == (1, 14, 14)
     arrays = np.load(io.BytesIO(client.post("/api/explain", data={"reply": "npz"}).content), allow_pickle=False)
     assert arrays["maps"].shape == (1, 14, 14)
     assert json.loads(str(arrays["about"]))["method"] == "attnlrp+plus"
@@ -169,28 +174,28 @@ def test_features_of_two_photos_are_in_one_basis(wide_client: TestClient, wide: 
 
 def test_trace_is_the_librarys_attention(wide_client: TestClient, wide: cv.Model) -> None:
     A = cv.trace(wide, "demo").layers[7].A[0]
-    told = wide_client.get("/api/trace/7").json()
-    assert_same(array(told["attention"]), A.mean(0), growth=SENT)
-    one = wide_client.get("/api/trace/7", params={"head": 2, "patch": 5}).json()
-    assert one["attention"]["shape"] == [1, 197]
-    assert_same(array(one["attention"])[0], A[2, 6], growth=SENT)
+    reply = wide_client.get("/api/trace/7").json()
+    assert_same(array(reply["attention"]), A.mean(0), growth=SENT)
+    row_reply = wide_client.get("/api/trace/7", params={"head": 2, "patch": 5}).json()
+    assert row_reply["attention"]["shape"] == [1, 197]
+    assert_same(array(row_reply["attention"])[0], A[2, 6], growth=SENT)
     for head, fused in (("min", A.amin(0)), ("max", A.amax(0))):
-        told = wide_client.get("/api/trace/7", params={"head": head}).json()
-        assert_same(array(told["attention"]), fused, growth=SENT)
+        reply = wide_client.get("/api/trace/7", params={"head": head}).json()
+        assert_same(array(reply["attention"]), fused, growth=SENT)
 
 
 def test_curve_is_the_librarys_deletion(wide_client: TestClient, wide: cv.Model) -> None:
-    told = wide_client.post("/api/curve", json={"steps": 3}).json()
+    reply = wide_client.post("/api/curve", json={"steps": 3}).json()
     for name in ("deletion", "insertion"):
         score = cv.evaluate(wide, ["demo"], "attnlrp+plus", name, steps=3, ends=True)
-        assert_same(told[name]["method"]["area"], score.values[0])
-        low, mean, high = (np.array(told[name]["random"][kind])[1:-1] for kind in ("low", "mean", "high"))
+        assert_same(reply[name]["method"]["area"], score.values[0])
+        low, mean, high = (np.array(reply[name]["random"][kind])[1:-1] for kind in ("low", "mean", "high"))
         assert (low < mean - 1e-6).all()
         assert (mean < high - 1e-6).all()
-    assert told["deletion"]["counts"] == [0, 49, 98, 147, 196]
-    assert sorted(told["rank"]) == list(range(196))
-    wanted = cv.explain(wide, "demo").maps.flatten()
-    assert told["rank"].index(0) == int(wanted.argmax())
+    assert reply["deletion"]["counts"] == [0, 49, 98, 147, 196]
+    assert sorted(reply["rank"]) == list(range(196))
+    expected = cv.explain(wide, "demo").maps.flatten()
+    assert reply["rank"].index(0) == int(expected.argmax())
 
 
 def test_check_is_the_librarys(wide_client: TestClient, wide: cv.Model) -> None:
@@ -207,27 +212,27 @@ def test_check_is_the_librarys(wide_client: TestClient, wide: cv.Model) -> None:
 
 def test_streams_tell_progress_and_then_the_reply(client: TestClient) -> None:
     text = client.post("/api/explain", data={"method": "lime(samples=64)", "stream": "true"}).text
-    *progress, last = [json.loads(one) for one in text.splitlines()]
+    *progress, last = [json.loads(line) for line in text.splitlines()]
     assert last["reply"]["explanations"][0]["method"] == "lime(samples=64)"
-    assert any(one["progress"]["steps"] > 0 for one in progress)
-    (told,) = [
-        json.loads(one)
-        for one in client.post("/api/curve", json={"target": "Pug?", "stream": True}).text.splitlines()
-        if "problem" in one
+    assert any(entry["progress"]["steps"] > 0 for entry in progress)
+    (document,) = [
+        json.loads(line)
+        for line in client.post("/api/curve", json={"target": "Pug?", "stream": True}).text.splitlines()
+        if "problem" in line
     ]
-    assert "Pug" in told["problem"]["message"]
+    assert "Pug" in document["problem"]["message"]
 
 
-def test_a_bug_in_a_stream_is_told_without_details(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_a_stream_is_reported_without_details(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clairvit.web.handlers.explain_photo", lambda *_: 1 / 0)
     text = client.post("/api/explain", data={"stream": "true", "seed": "77"}).text  # not cached
-    told = json.loads(text.splitlines()[-1])["problem"]
-    assert told["kind"] == "internal-error"
+    problem = json.loads(text.splitlines()[-1])["problem"]
+    assert problem["kind"] == "internal-error"
     assert "zero" not in text
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "words"),
+    ("form", "status", "words"),
     [
         ({"method": "legrat"}, 422, "Did you mean 'legrad'"),
         ({"method": "lime(samples=100000000)"}, 422, "at most 10000"),
@@ -248,10 +253,10 @@ def test_a_bug_in_a_stream_is_told_without_details(client: TestClient, monkeypat
         ({"method": "cam"}, 422, "pooling"),
     ],
 )
-def test_mistakes_are_told(client: TestClient, asked: dict[str, Any], status: int, words: str) -> None:
-    told = client.post("/api/explain", data=asked)
-    assert told.status_code == status, told.text
-    assert words in told.json()["message"]
+def test_mistakes_are_refused_with_a_reason(client: TestClient, form: dict[str, Any], status: int, words: str) -> None:
+    response = client.post("/api/explain", data=form)
+    assert response.status_code == status, response.text
+    assert words in response.json()["message"]
 
 
 def test_work_without_end_is_refused_before_it_begins() -> None:
@@ -280,11 +285,11 @@ def test_the_time_limit_is_reported_and_leaves_the_model_as_it_was(
     module = state.models["slow"]["pets"].module
     before = fingerprint(module)
     monkeypatch.setattr(state.queues["slow"], "time_limit", 0.5)
-    told = client.post("/api/explain", data={"method": "rise"})
-    assert (told.status_code, told.json()["kind"]) == (422, "too-slow")
-    assert "quicker method" in told.json()["message"]
+    response = client.post("/api/explain", data={"method": "rise"})
+    assert (response.status_code, response.json()["kind"]) == (422, "too-slow")
+    assert "quicker method" in response.json()["message"]
     streamed = client.post("/api/explain", data={"method": "rise", "stream": "true"})
-    assert json.loads(streamed.text.splitlines()[-1])["problem"] == told.json()
+    assert json.loads(streamed.text.splitlines()[-1])["problem"] == response.json()
     assert fingerprint(module) == before
 
 
@@ -295,9 +300,9 @@ def test_few_perturbed_images_are_in_memory_at_once(state: AppState, monkeypatch
     handle = model.module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     try:
         for text in ("smoothgrad(n=20)", "integrated-gradients(steps=20)", "rise(samples=20,removal=mean)"):
-            handlers.explain_photo(model, photo, [resolve_method(text)], ExplainRequest())
+            handlers.explain_photo(ResultCache(), model, photo, [resolve_method(text)], ExplainRequest())
         spec = resolve_method("rollout")
-        (explanation,) = handlers.explain_photo(model, photo, [spec], ExplainRequest()).values()
+        (explanation,) = handlers.explain_photo(ResultCache(), model, photo, [spec], ExplainRequest()).values()
         handlers.curve_response(model, photo, spec, explanation, CurveRequest(steps=3, removal="mean"))
     finally:
         handle.remove()
@@ -398,10 +403,10 @@ def test_a_curve_is_judged_by_the_spread_of_random_orders(client: TestClient) ->
         (3.0, "worse", "better"),
     ):
         curves = torch.cat([torch.tensor([[1.0, level, 0.0]], dtype=torch.float64), random])
-        assert handlers._bands(x, curves, [0, 1, 2], higher_is_better=False).verdict == deletion
-        assert handlers._bands(x, curves, [0, 1, 2], higher_is_better=True).verdict == insertion
+        assert handlers.curve_bands(x, curves, [0, 1, 2], higher_is_better=False).verdict == deletion
+        assert handlers.curve_bands(x, curves, [0, 1, 2], higher_is_better=True).verdict == insertion
     undefined = torch.cat([torch.full((1, 3), torch.nan, dtype=torch.float64), random])
-    assert handlers._bands(x, undefined, [0, 1, 2], higher_is_better=True).verdict is None
+    assert handlers.curve_bands(x, undefined, [0, 1, 2], higher_is_better=True).verdict is None
     reply = client.post("/api/curve", json={"method": "random", "steps": 3}).json()
     for name, sign in (("deletion", -1), ("insertion", 1)):
         areas, area = reply[name]["random"]["areas"], reply[name]["method"]["area"]

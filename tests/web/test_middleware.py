@@ -28,8 +28,10 @@ SECRET = "correct-horse-battery"
 @pytest.fixture
 def guarded(state: AppState) -> Iterator[TestClient]:
     rules = AccessRules(SECRET, frozenset({"127.0.0.1"}))
-    with TestClient(create_app(unclosed(state), rules), base_url="http://127.0.0.1", follow_redirects=False) as made:
-        yield made
+    with TestClient(
+        create_app(unclosed(state), rules), base_url="http://127.0.0.1", follow_redirects=False
+    ) as test_client:
+        yield test_client
 
 
 @pytest.mark.parametrize("path", ["/", "/api/models", "/api/openapi.json", "/page.js", "/api/nothing"])
@@ -343,9 +345,9 @@ def test_loopback_needs_no_token_and_everything_else_gets_one() -> None:
     assert not is_loopback("gpu-box")
     assert access_rules("127.0.0.1", None).token is None
     assert "127.0.0.1" in access_rules("127.0.0.1", None).hosts
-    made = access_rules("0.0.0.0", None).token
-    assert made is not None
-    assert len(made) >= 32
+    token = access_rules("0.0.0.0", None).token
+    assert token is not None
+    assert len(token) >= 32
     assert access_rules("0.0.0.0", SECRET).token == SECRET
     with pytest.raises(BadInput, match="16 or more"):
         access_rules("127.0.0.1", "fifteen-letters")

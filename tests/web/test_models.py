@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[Callable[[], cv.Model], bool]] = {  # model, and does it 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_fits_is_shown_and_what_does_not_is_told(kind: str) -> None:
+def test_what_fits_is_shown_and_what_does_not_is_explained(kind: str) -> None:
     make, attends = KINDS[kind]
     model = make()
     with TestClient(create_app(create_state([model])), base_url="http://127.0.0.1") as client:
@@ -36,10 +36,10 @@ def test_what_fits_is_shown_and_what_does_not_is_told(kind: str) -> None:
         assert first.status_code == 200, f"the page of this model would be dead: {first.text}"
         assert first.json()["explanations"][0]["method"] == card["default_method"]
         for method in ("rollout", "gradcam", "ixg"):
-            told = client.post("/api/explain", data={"method": method, "layers": "true", "picture": "true"})
-            assert told.status_code in (200, 422), told.text
-            if told.status_code == 200:
-                assert len(told.json()["top"]) == (min(5, len(card["labels"])))
+            response = client.post("/api/explain", data={"method": method, "layers": "true", "picture": "true"})
+            assert response.status_code in (200, 422), response.text
+            if response.status_code == 200:
+                assert len(response.json()["top"]) == (min(5, len(card["labels"])))
         looked = client.get("/api/trace/0")
         assert looked.status_code == (200 if attends else 422), looked.text
         curve = client.post("/api/curve", json={"method": "gradcam" if model.classifier else "rollout", "steps": 2})
@@ -49,9 +49,9 @@ def test_what_fits_is_shown_and_what_does_not_is_told(kind: str) -> None:
 def test_several_models_are_served_by_name() -> None:
     models = [wrapped("timm-vit"), wrapped("timm-vit-nonsquare")]
     with TestClient(create_app(create_state(models)), base_url="http://127.0.0.1") as client:
-        told = client.post("/api/explain", data={"model": "timm-vit-nonsquare", "method": "rollout"}).json()
-        assert told["explanations"][0]["maps"]["shape"] == [1, 3, 5]
-        assert told["size"] == [24, 40]
+        reply = client.post("/api/explain", data={"model": "timm-vit-nonsquare", "method": "rollout"}).json()
+        assert reply["explanations"][0]["maps"]["shape"] == [1, 3, 5]
+        assert reply["size"] == [24, 40]
         assert "timm-vit" in client.post("/api/explain", data={"model": "timm-vti"}).json()["message"]
 
 

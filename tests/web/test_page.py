@@ -67,41 +67,45 @@ def scale_end(page: Any, end: str) -> float:
 @pytest.mark.parametrize(("name", "targets"), [("legrad", [11]), ("ixg", [11]), ("ixg", [11, 5])])
 def test_the_page_draws_as_the_command_line_does(visit: Callable[..., Any], name: str, targets: list[int]) -> None:
     """Sequential, signed, and two on one scale: canvases against plotting/overlay.py, up to how a photo is enlarged."""
-    page = visit(f"#method={name}" + "".join(f"&target={one}" for one in targets))
-    made = cv.explain(cv.load("pets"), "demo", name, targets=targets)
-    values = to_numpy(made.maps)
-    scale = scale_of(values, made.signed)
+    page = visit(f"#method={name}" + "".join(f"&target={target}" for target in targets))
+    explanation = cv.explain(cv.load("pets"), "demo", name, targets=targets)
+    values = to_numpy(explanation.maps)
+    scale = scale_of(values, explanation.signed)
     assert scale_end(page, "#high") == pytest.approx(scale.high, rel=1e-5)
-    photo = Image.fromarray(np.round(denormalised_photo(made.pixels[0], made.preprocess) * 255).astype(np.uint8))
+    photo = Image.fromarray(
+        np.round(denormalised_photo(explanation.pixels[0], explanation.preprocess) * 255).astype(np.uint8)
+    )
     large = np.asarray(photo.resize((448, 448), Image.Resampling.BILINEAR)) / 255.0
     for k in range(len(targets)):
-        wanted = overlay(large, values[k], scale)
+        expected = overlay(large, values[k], scale)
         with Image.open(io.BytesIO(base64.b64decode(picture(page, f"map-{k}").partition(",")[2]))) as drawn:
-            found = np.asarray(drawn.convert("RGB")) / 255.0
-        assert np.abs(found - wanted).mean() < 0.01
-        assert np.abs(found - wanted)[wanted.max(-1) - wanted.min(-1) > 0.3].mean() < 0.02  # where the map glows
+            on_page = np.asarray(drawn.convert("RGB")) / 255.0
+        assert np.abs(on_page - expected).mean() < 0.01
+        assert np.abs(on_page - expected)[expected.max(-1) - expected.min(-1) > 0.3].mean() < 0.02, (
+            "where the map glows"
+        )
     low, high = page.locator("#low").inner_text(), page.locator("#high").inner_text()
     about = "Bengal" if targets == [5] else "Egyptian Mau" if len(targets) == 1 else "the answer"
-    words = (f"against {about}", f"for {about}") if made.signed else ("little", f"much evidence for {about}")
+    words = (f"against {about}", f"for {about}") if explanation.signed else ("little", f"much evidence for {about}")
     assert (low, high) == words
 
 
 def test_layers_heads_and_unsigned_maps_are_the_librarys(visit: Callable[..., Any]) -> None:
     """By the ends of the scale."""
-    made = cv.explain(cv.load("pets"), "demo", "ixg", layers=True, by_head=True)
-    assert made.layers is not None
-    assert made.heads is not None
+    explanation = cv.explain(cv.load("pets"), "demo", "ixg", layers=True, by_head=True)
+    assert explanation.layers is not None
+    assert explanation.heads is not None
     shown = {
-        "": to_numpy(made.maps),
-        "&layer=4": to_numpy(made.layers[3]),
-        "&layer=4&head=2": to_numpy(made.heads.maps[3, 2]),
-        "&signed=0": to_numpy(made.maps).clip(min=0),
+        "": to_numpy(explanation.maps),
+        "&layer=4": to_numpy(explanation.layers[3]),
+        "&layer=4&head=2": to_numpy(explanation.heads.maps[3, 2]),
+        "&signed=0": to_numpy(explanation.maps).clip(min=0),
     }
     for link, values in shown.items():
         page = visit(f"#method=ixg{link}")
         scale = scale_of(values, bool((values < 0).any()))
-        for end, wanted in (("#low", scale.low), ("#high", scale.high)):
-            assert scale_end(page, end) == pytest.approx(wanted, rel=1e-5), link
+        for end, expected in (("#low", scale.low), ("#high", scale.high)):
+            assert scale_end(page, end) == pytest.approx(expected, rel=1e-5), link
         page.close()
 
 
@@ -225,9 +229,9 @@ def test_the_film_plays_ends_on_the_telling_frame_and_can_be_scrubbed(visit: Cal
 def percents(page: Any, step: int) -> float:
     page.locator("#step").fill(str(step))
     text = page.locator("#curve-text").inner_text()
-    found = re.search(r"Bengal [<>]?([\d.]+)\s%", text)
-    assert found, text
-    return float(found[1]) / 100
+    match = re.search(r"Bengal [<>]?([\d.]+)\s%", text)
+    assert match, text
+    return float(match[1]) / 100
 
 
 def test_the_answer_card_is_the_librarys_check(visit: Callable[..., Any]) -> None:
@@ -489,7 +493,7 @@ UNBROKEN = """(names) => { const wide = [];
   return wide; }"""
 
 
-def test_nothing_is_said_in_programmers_words(visit: Callable[..., Any]) -> None:
+def test_the_page_has_no_programmers_words(visit: Callable[..., Any]) -> None:
     """Flags and options of the library were shown as notes, such as `fusion` for a head of the default method."""
     page = visit("#layer=3&head=1")
     sync_api.expect(page.locator("#notes")).to_contain_text("has no heads of its own")
@@ -500,8 +504,8 @@ def test_nothing_is_said_in_programmers_words(visit: Callable[..., Any]) -> None
         page.evaluate("(name) => document.querySelector(`#methods input[value='${name}']`).click()", name)
         settled(page, name)
         checked(page)
-        found = PROGRAMMERS_WORDS.search(page.locator("body").inner_text())
-        assert found is None, f"{name}: {found}"
+        match = PROGRAMMERS_WORDS.search(page.locator("body").inner_text())
+        assert match is None, f"{name}: {match}"
     words = page.evaluate("async () => { const { duration } = await import('/texts.js'); return duration(1292); }")
     assert words == "about 22 min"
 

@@ -30,8 +30,8 @@ APPEARANCES = {
 def address() -> Iterator[str]:
     """A server of a tiny model: the elements are those of a large one."""
     state = create_state([wrapped("timm-vit")])
-    with serving(state) as found:
-        yield found
+    with serving(state) as url:
+        yield url
     state.close()
 
 
@@ -95,4 +95,4 @@ def test_axe_finds_no_violation_in_light_dark_and_phone(visit: Callable[..., Any
     assert violations(page) == []
     page.keyboard.press("Escape")
     page.evaluate("() => document.querySelector('main').append(document.createElement('button'))")
-    assert [found.split(": ")[1] for found in violations(page, ["light"])] == ["button-name"]
+    assert [violation.split(": ")[1] for violation in violations(page, ["light"])] == ["button-name"]

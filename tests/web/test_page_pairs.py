@@ -41,20 +41,20 @@ def file(name: str = "flipped.png") -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     state = create_state([wrapped(FIRST), wrapped(SECOND)])
-    with serving(state) as found:
-        yield found
+    with serving(state) as url:
+        yield url
     state.close()
 
 
 @pytest.fixture
 def page(browser: Any, address: str) -> Iterator[Any]:
-    made, errors = browser.new_page(viewport={"width": 1280, "height": 900}), []
-    made.set_default_timeout(WAIT)
-    made.on("pageerror", lambda error: errors.append(str(error)))
-    made.goto(f"{address}/#method={METHOD}")
-    settled(made, METHOD)
-    yield made
-    made.close()
+    new_page, errors = browser.new_page(viewport={"width": 1280, "height": 900}), []
+    new_page.set_default_timeout(WAIT)
+    new_page.on("pageerror", lambda error: errors.append(str(error)))
+    new_page.goto(f"{address}/#method={METHOD}")
+    settled(new_page, METHOD)
+    yield new_page
+    new_page.close()
     assert errors == []
 
 

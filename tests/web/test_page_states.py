@@ -48,7 +48,7 @@ def test_the_token_is_taken_out_of_the_address_or_asked_for_in_the_page(browser:
     with serving(state, "a-secret-token") as address:
         page = browser.new_page()
         heard = []
-        page.on("request", lambda asked: heard.append(asked.url))
+        page.on("request", lambda request: heard.append(request.url))
         page.goto(f"{address}/#method=rollout&token=a-secret-token")
         wait_for_map(page)
         assert "secret" not in page.url + "".join(heard)
@@ -125,12 +125,12 @@ def test_slow_work_shows_progress_and_can_be_cancelled(visit: Callable[..., Any]
 
 
 def test_two_tabs_at_once_do_not_mix(visit: Callable[..., Any]) -> None:
-    one, two = visit(), visit("#method=rollout")
-    method(one, "gradcam")
-    method(two, "attnlrp")
-    for page, name in ((one, "gradcam"), (two, "attnlrp")):
+    first, second = visit(), visit("#method=rollout")
+    method(first, "gradcam")
+    method(second, "attnlrp")
+    for page, name in ((first, "gradcam"), (second, "attnlrp")):
         settled(page, name)
-    assert picture(one) != picture(two)
+    assert picture(first) != picture(second)
 
 
 def test_settings_that_make_no_sense_become_usual_ones(visit: Callable[..., Any]) -> None:
@@ -162,7 +162,7 @@ BAD_LINKS = {  # what the page says of each
 
 
 @pytest.mark.parametrize("link", BAD_LINKS)
-def test_a_bad_link_is_no_dead_page_and_nothing_technical_is_said(visit: Callable[..., Any], link: str) -> None:
+def test_a_bad_link_leaves_a_working_page_without_technical_words(visit: Callable[..., Any], link: str) -> None:
     page = visit(link)
     settled(page, "attnlrp+plus")
     sync_api.expect(page.locator("#status-text")).not_to_have_text(re.compile("…$"))
@@ -185,7 +185,7 @@ def test_a_second_photo_that_is_gone_leaves_the_first(visit: Callable[..., Any])
     assert picture(other) == picture(page)
 
 
-def test_a_server_that_is_gone_is_said_in_plain_words(visit: Callable[..., Any]) -> None:
+def test_a_server_that_is_gone_is_reported_in_plain_words(visit: Callable[..., Any]) -> None:
     page = visit()
     checked(page)
     page.route("**/api/**", lambda route: route.abort())
@@ -318,13 +318,13 @@ def test_a_photo_of_one_colour_comes_with_a_caution(visit: Callable[..., Any]) -
 
 def test_arrow_keys_pass_through_methods_without_running_each(visit: Callable[..., Any]) -> None:
     page = visit()
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/api/explain") else None)
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url) if request.url.endswith("/api/explain") else None)
     page.locator('#methods input[value="attnlrp+plus"]').focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     settled(page, cv.recommended_methods()[2].method)
-    assert len(asked) == 1
+    assert len(urls) == 1
 
 
 FOCUSED = "() => { const e = document.activeElement; return e.id || e.dataset.key || e.name || e.className; }"

@@ -34,8 +34,10 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> cv.Model:
 @pytest.fixture(scope="module")
 def client(clip: cv.Model) -> Iterator[TestClient]:
     state = create_state([clip, wrapped("timm-vit")], time_limit=300)
-    with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
-        yield made
+    with TestClient(
+        create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False
+    ) as test_client:
+        yield test_client
     state.close()
 
 

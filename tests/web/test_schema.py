@@ -47,8 +47,8 @@ OPERATIONS = [
 def client() -> Iterator[TestClient]:
     """A tiny model: what is tried here are requests, not maps. Schemathesis ends the app after each of them."""
     state = create_state([wrapped("timm-vit")])
-    with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1") as made:
-        yield made
+    with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1") as test_client:
+        yield test_client
     state.close()
 
 
@@ -105,9 +105,9 @@ def answered(case: schemathesis.Case) -> int:
 
 def test_the_document_names_what_the_page_uses(client: TestClient) -> None:
     document = client.get("/api/openapi.json").json()
-    wanted = {path for path, _ in OPERATIONS}
-    assert set(document["paths"]) == wanted
-    for path in wanted:
+    expected = {path for path, _ in OPERATIONS}
+    assert set(document["paths"]) == expected
+    for path in expected:
         for what in document["paths"][path].values():
             assert {"200", "422", "429", "413"} <= set(what["responses"])
             assert "$ref" in str(what["responses"]["200"]), f"{path} has no typed reply"

@@ -86,10 +86,10 @@ BAD = {
 def test_what_is_no_photo_gets_a_clear_refusal(client: TestClient, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as where it is not installed
     data, status, words = BAD[name]
-    told = client.post("/api/explain", files={"image": ("photo.jpg", data, "image/jpeg")})
-    assert told.status_code == status, told.text
-    assert told.json()["kind"] == ("too-large" if status == 413 else "bad-photo")
-    assert words in told.json()["message"]
+    response = client.post("/api/explain", files={"image": ("photo.jpg", data, "image/jpeg")})
+    assert response.status_code == status, response.text
+    assert response.json()["kind"] == ("too-large" if status == 413 else "bad-photo")
+    assert words in response.json()["message"]
 
 
 def test_what_only_looks_like_something_else_is_read() -> None:
@@ -189,14 +189,14 @@ def test_the_least_recently_used_photo_is_evicted(state: AppState) -> None:
     models = state.models["quick"]
     each = next(iter(state.uploads.find("demo").pixels.values())).nbytes
     few = UploadStore(models, max_bytes=2 * each)
-    one, two, three = (few.add(encoded("PNG", (60 + k, 50))).id for k in range(3))
+    first, second, third = (few.add(encoded("PNG", (60 + k, 50))).id for k in range(3))
     assert few.bytes == 2 * each
     with pytest.raises(UploadExpired):
-        few.find(one)
-    assert few.find(two).id == two
+        few.find(first)
+    assert few.find(second).id == second
     few.add(encoded("PNG", (90, 50)))
     with pytest.raises(UploadExpired):
-        few.find(three)  # two was used since
+        few.find(third)  # the second was used since
     assert few.find("demo").id == "demo"
 
 

@@ -140,18 +140,7 @@ def read_config(path: Path) -> StudyConfig:
             f"The study '{path}' is nested too deep; expected lists and tables as in `docs/studies.md`."
         ) from error
     source = _Source(path, text, document)
-    try:
-        config = TypeAdapter(StudyConfig).validate_python(_expand_short_forms(document))
-    except ValidationError as error:
-        raise source.translate(error.errors()) from error
-    for index, model in enumerate(config.models or ()):
-        source.check_values(model, ("models", index) if isinstance(document["models"], list) else ("models",))
-    return config
-
-
-def _expand_short_forms(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace short forms: a single value by a list of it, and a text by a table with that spec."""
-    full = dict(document)
+    full = dict(document)  # with a list for a single value, and a table with that spec for a text
     for key in ("models", "data"):
         if key in full:
             entries = full[key] if isinstance(full[key], list) else [full[key]]
@@ -159,7 +148,13 @@ def _expand_short_forms(document: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("methods", "metrics", "import"):
         if isinstance(full.get(key), str):
             full[key] = [full[key]]
-    return full
+    try:
+        config = TypeAdapter(StudyConfig).validate_python(full)
+    except ValidationError as error:
+        raise source.translate(error.errors()) from error
+    for index, model in enumerate(config.models or ()):
+        source.check_values(model, ("models", index) if isinstance(document["models"], list) else ("models",))
+    return config
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from clairvit.bench.config import IMAGES_PER_UNIT
 from clairvit.bench.config import DataConfig as DataConfig
@@ -63,6 +63,7 @@ class Study:
     maps: str = "raw"
     at_once: int = IMAGES_PER_UNIT
     autocast: str | None = None  # precision of perturbed passes; None: that of the weights
+    is_resolved: ClassVar[bool] = False  # of one that `resolved` made in this process: True
 
     @classmethod
     def from_toml(cls, path: str | PathLike[str]) -> Study:
@@ -108,11 +109,6 @@ class Study:
         study = replace(self)
         study.__dict__["specs"] = specs
         return study
-
-    @cached_property
-    def is_resolved(self) -> bool:
-        """Whether `resolved` made it, in this process."""
-        return False
 
     @cached_property
     def specs(self) -> Specs:
@@ -353,29 +349,20 @@ def _units(
     for start in range(0, len(images) if of_image else 0, study.at_once):
         rows_by_missing: dict[MethodGroups, list[int]] = {}
         for row in every_row[start : start + study.at_once]:
-            missing = _missing(study, weights, images[row : row + 1], of_image, "", done)
+            missing = _lacking(study.methods, of_image, done.pairs(weights, images[row], settings))
             rows_by_missing.setdefault(missing, []).append(row)
         for missing, rows in rows_by_missing.items():
             yield from (unit(rows, methods, metrics, "") for methods, metrics in missing)
-    if of_set:
+    if of_set and images:
         image_set = image_set_hash(images)
-        for methods, metrics in _missing(study, weights, images, of_set, image_set, done):
+        computed = frozenset.intersection(*(done.pairs(weights, image, settings, image_set) for image in images))
+        for methods, metrics in _lacking(study.methods, of_set, computed):
             yield unit(every_row, methods, metrics, image_set)
-
-
-def _missing(
-    study: Study, weights: str, images: Sequence[str], metrics: Sequence[str], image_set: str, done: CellSet
-) -> MethodGroups:
-    """Return methods that lack the same metrics on any of the images, with those metrics: one unit each."""
-    settings = settings_of(study)
-    if not images:
-        return ()
-    common = frozenset.intersection(*(done.pairs(weights, image, settings, image_set) for image in images))
-    return _lacking(study.methods, tuple(metrics), common)
 
 
 @lru_cache(maxsize=64)  # images of a study nearly all have the same pairs
 def _lacking(methods: tuple[str, ...], metrics: tuple[str, ...], computed: frozenset[Pair]) -> MethodGroups:
+    """Return methods that lack the same metrics, with those metrics: one unit each."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for method in methods:
         missing = tuple(metric for metric in metrics if (method, metric) not in computed)

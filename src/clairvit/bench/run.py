@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,13 +95,14 @@ def _note_other_code(store: Store, codes: Codes) -> None:
             warnings.warn(f"{reason}; computed again.", ClairWarning, stacklevel=4)
 
 
+@dataclass(eq=False)
 class LockedUnits:
     """Iterate over units, each locked while it is computed; those that another process has locked are `elsewhere`."""
 
-    def __init__(self, store: Store, units: Sequence[Unit]) -> None:
-        self.store, self.units = store, units
-        self.elsewhere: list[Unit] = []
-        self._locks: dict[str, BaseFileLock] = {}
+    store: Store
+    units: Sequence[Unit]
+    elsewhere: list[Unit] = field(default_factory=list)
+    _locks: dict[str, BaseFileLock] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Unit]:
         for unit in self.units:

@@ -110,7 +110,13 @@ class Store:
     def add_study(self, study: Study) -> None:
         """Add a study to the index, once; remove what processes that were killed have left."""
         with self._locked("store"):
-            self._remove_leftovers()
+            for path in list((self.path / "claims").iterdir()):  # lock files that nobody holds
+                if path.name != "store" and (lock := self._lock(path, blocking=False)) is not None:
+                    _remove_lock(lock, path)
+            for file in self.path.rglob(".*.tmp"):
+                with suppress(FileNotFoundError):  # its writer is alive and has just renamed it
+                    if time.time() - file.stat().st_mtime > STALE:
+                        file.unlink()
             index = _read_json(self._index)
             document = json.loads(json.dumps(study.as_document()))
             if document not in index["studies"]:
@@ -420,16 +426,6 @@ class Store:
             if lock is not None:
                 lock.release()
 
-    def _remove_leftovers(self) -> None:
-        """Remove what processes that were killed have left: temporary files, and lock files that nobody holds."""
-        for path in list((self.path / "claims").iterdir()):
-            if path.name != "store" and (lock := self._lock(path, blocking=False)) is not None:
-                _remove_lock(lock, path)
-        for file in self.path.rglob(".*.tmp"):
-            with suppress(FileNotFoundError):  # its writer is alive and has just renamed it
-                if time.time() - file.stat().st_mtime > STALE:
-                    file.unlink()
-
     # files
 
     @contextmanager
@@ -545,37 +541,35 @@ def sql_text(value: str) -> str:
 def _query(files: Sequence[Path], sql: str, current: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Run a query on the views `parts` and `results` of these files, the latter of rows that are `current`.
 
-    Errors are DuckDB's. Parts of earlier versions lack the newest columns, which are null there.
+    Errors are DuckDB's. Parts of earlier versions lack the newest columns, which are null there. Two studies that ran
+    at the same time may both have computed a cell, which `results` has once. Sorting millions of rows takes long, so
+    they are sorted only if a hash of their cell occurs twice.
     """
     import duckdb
 
+    types = {"string": "varchar", "int64": "bigint", "double": "double", "bool": "boolean"}
+    columns = ", ".join(f"{name} {types.get(kind, 'double[]')}" for name, kind in COLUMNS.items())
     with duckdb.connect() as database:
         if files:
             read = f"read_parquet([{', '.join(sql_text(str(file)) for file in files)}], union_by_name = true)"
-            database.execute(f"create table newest ({_sql_columns()})")
+            database.execute(f"create table newest ({columns})")
             database.execute(f"create view parts as select * from {read} union all by name select * from newest")
         else:
-            database.execute(f"create table parts ({_sql_columns()})")
-        database.execute(f"create view results as {_first_copies(database, files, current)}")
+            database.execute(f"create table parts ({columns})")
+
+        cell, key = ", ".join(CELL_COLUMNS), frozenset([current, *map(str, files)])
+        results = f"select * from parts where {current}"
+        if key not in _WITHOUT_COPIES:
+            hashes = f"select hash({cell}) as cell from parts where {current} group by cell having count(*) > 1 limit 1"
+            if database.execute(hashes).fetchall():
+                results += f" qualify row_number() over (partition by {cell} order by unit) = 1"
+            else:
+                _WITHOUT_COPIES.add(key)
+        database.execute(f"create view results as {results}")
         result = database.execute(sql)
         if result is None:
             raise BadInput("The query is empty; expected one such as 'select * from results limit 9'.")
         return [column[0] for column in result.description or ()], result.fetchall()
-
-
-def _first_copies(database: Any, files: Sequence[Path], current: str) -> str:
-    """Return the query of each cell once; two studies that ran at the same time may both have computed one.
-
-    Sorting millions of rows takes long, so they are sorted only if a hash of their cell occurs twice.
-    """
-    columns, key = ", ".join(CELL_COLUMNS), frozenset([current, *map(str, files)])
-    if key not in _WITHOUT_COPIES:
-        hashes = f"select hash({columns}) as cell from parts where {current} group by cell having count(*) > 1 limit 1"
-        if database.execute(hashes).fetchall():
-            once = f"row_number() over (partition by {columns} order by unit) = 1"
-            return f"select * from parts where {current} qualify {once}"
-        _WITHOUT_COPIES.add(key)
-    return f"select * from parts where {current}"
 
 
 def _parquet_bytes(table: Any) -> bytes:
@@ -586,16 +580,12 @@ def _parquet_bytes(table: Any) -> bytes:
     return buffer.getvalue()
 
 
+@lru_cache(maxsize=1)
 def _arrow_schema() -> Any:
     import pyarrow as arrow
 
     types = {"string": arrow.string(), "int64": arrow.int64(), "double": arrow.float64(), "bool": arrow.bool_()}
     return arrow.schema([(name, types.get(kind) or arrow.list_(arrow.float64())) for name, kind in COLUMNS.items()])
-
-
-def _sql_columns() -> str:
-    types = {"string": "varchar", "int64": "bigint", "double": "double", "bool": "boolean"}
-    return ", ".join(f"{name} {types.get(kind, 'double[]')}" for name, kind in COLUMNS.items())
 
 
 def _checksum(content: bytes) -> str:

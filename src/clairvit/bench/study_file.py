@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from clairvit.bench import METHODS, METRICS
-from clairvit.bench.config import DataConfig, ModelConfig, StudyConfig
+from clairvit.bench.config import ModelConfig, StudyConfig
 from clairvit.bench.plan import Study
 from clairvit.bench.specs import Specs
 from clairvit.errors import BadInput
@@ -43,9 +43,20 @@ def study_of(
     if metrics is None:
         named = map(resolve_metric, _names("metrics", wins.metrics, config.metrics, METRICS))
         metrics = list({spec.text: spec for spec in named}.values())
+    data = _first(wins.data, config.data)
+    if data is None:
+        raise BadInput("Which images? Expected data = … in the file, such as data = ['folder:photos'].")
+    datasets = tuple(  # what wins, then the file's entry of a data set, then the file's defaults
+        replace(
+            entry,
+            split=_first(wins.split, entry.split, config.split),
+            limit=_first(wins.limit, entry.limit, config.limit),
+        )
+        for entry in data
+    )
     study = Study(
         models,
-        _data(config, wins),
+        datasets,
         tuple(spec.text for spec in methods),
         tuple(spec.text for spec in metrics),
         seed=_first(wins.seed, config.seed) or 0,
@@ -55,21 +66,6 @@ def study_of(
         autocast=_first(wins.autocast, config.autocast),
     )
     return study.sharing(Specs(methods, metrics))
-
-
-def _data(config: StudyConfig, wins: StudyConfig) -> tuple[DataConfig, ...]:
-    """Return the data sets: what wins, then the file's entry of a data set, then the file's defaults."""
-    entries = _first(wins.data, config.data)
-    if entries is None:
-        raise BadInput("Which images? Expected data = … in the file, such as data = ['folder:photos'].")
-    return tuple(
-        replace(
-            entry,
-            split=_first(wins.split, entry.split, config.split),
-            limit=_first(wins.limit, entry.limit, config.limit),
-        )
-        for entry in entries
-    )
 
 
 def _first(*values: Value | None) -> Value | None:

@@ -97,6 +97,8 @@ def bench(
     sql: str | None = option(None, "Query the store (the table is 'results').", "QUERY", panel=options.RESULT),
     output: options.OutputOptions,
 ) -> None:
+    import torch
+
     from clairvit.bench.config import StudyConfig, read_config
     from clairvit.bench.loggers import opened_loggers
     from clairvit.bench.plan import Shard
@@ -121,7 +123,8 @@ def bench(
         config = read_config(study) if study is not None else StudyConfig()
         import_code(config.imports, study and study.parent)
         requested = typed.study(config)
-        device = device if device is not None or engine_options.engine == "ray" else _gpu()
+        if device is None and engine_options.engine != "ray" and torch.cuda.is_available():
+            device = "cuda"
         engine = engine_options.create(device, batch_size)
         resolved = requested.resolved()
         check_place(folder)
@@ -213,7 +216,8 @@ def _run(
             shard=shard,
             on_unit=lambda progress: _log_progress(loggers, progress),
         )
-    _log_means(loggers, store, study, len(outcome.plan.units))
+    if loggers:
+        _log_means(loggers, store, study, len(outcome.plan.units))
     print_study(store, study, methods, outcome, output.as_json, output.quiet)
 
 
@@ -229,8 +233,6 @@ def _log_means(loggers: Sequence[RunLogger], store: Store, study: Study, step: i
     """Log the mean of each model, method and metric over the images in the store."""
     from clairvit.bench.plan import settings_of
 
-    if not loggers:
-        return
     _, rows = store.query(
         "select model, method, metric, avg(value) from results where value is not null and "
         f"settings = '{settings_of(study)}' group by all order by all"
@@ -238,12 +240,6 @@ def _log_means(loggers: Sequence[RunLogger], store: Store, study: Study, step: i
     values = {f"{metric}/{model}/{method}": float(mean) for model, method, metric, mean in rows}
     for logger in loggers:
         logger.log(values, step)
-
-
-def _gpu() -> str | None:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else None
 
 
 @contextmanager

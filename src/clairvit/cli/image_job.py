@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
-DEFAULT_BATCH_SIZE = 8
 MAX_STEM = 255 - 40  # bytes
 ExplainBatch = Callable[["Model", "Batch", Any], Mapping[str, "Explanation"]]  # model, images, target -> by method
 SaveResult = Callable[["Model", Mapping[str, "Explanation"], Path], list[Path]]  # model, explanations, path -> files

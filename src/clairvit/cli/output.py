@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -264,35 +265,32 @@ def selection_document(selection: Selection, file: Path) -> dict[str, Any]:
 
 def print_plan(study: Study, plan: Plan, as_json: bool = False) -> None:
     """Print one row per model and data set; baselines count as methods."""
-    shares = [
-        _plan_share(study, plan, model, data) for model in range(len(study.models)) for data in range(len(study.data))
-    ]
+    shares: list[dict[str, Any]] = []
+    for (model, model_config), (data, data_config) in product(enumerate(study.models), enumerate(study.data)):
+        units = [unit for unit in plan.units if (unit.model, unit.data) == (model, data)]
+        images, methods, metrics = len(plan.images[data]), len(study.methods), len(study.metrics)
+        cells = images * methods * metrics
+        share = {
+            "model": model_config.spec,
+            "data": data_config.spec,
+            "images": images,
+            "methods": methods,
+            "metrics": metrics,
+            "cells": cells,
+            "done": cells - sum(unit.cells for unit in units),
+            "units": len(units),
+            "forwards": sum(unit.forwards for unit in units),
+        }
+        shares.append(share)
     if as_json:
         totals = {"units": len(plan.units), "cells": plan.cells, "done": plan.done, "forwards": plan.forwards}
         print_document("bench", {"plan": {**totals, "shares": shares}})
         return
     rows = [[str(value) for value in share.values()] for share in shares]
     table("The plan", ("model", "data", *COUNT_COLUMNS), rows, COUNT_COLUMNS)
-    units = f"{len(plan.units)} unit{'s' * (len(plan.units) != 1)} to do, about {plan.forwards} forwards"
-    remaining = units if plan.units else "nothing is left to do"
+    to_do = f"{len(plan.units)} unit{'s' * (len(plan.units) != 1)} to do, about {plan.forwards} forwards"
+    remaining = to_do if plan.units else "nothing is left to do"
     print_line(f"{plan.done} of {plan.cells} cells are done already; {remaining}.")
-
-
-def _plan_share(study: Study, plan: Plan, model: int, data: int) -> dict[str, Any]:
-    units = [unit for unit in plan.units if (unit.model, unit.data) == (model, data)]
-    images, methods, metrics = len(plan.images[data]), len(study.methods), len(study.metrics)
-    cells = images * methods * metrics
-    return {
-        "model": study.models[model].spec,
-        "data": study.data[data].spec,
-        "images": images,
-        "methods": methods,
-        "metrics": metrics,
-        "cells": cells,
-        "done": cells - sum(unit.cells for unit in units),
-        "units": len(units),
-        "forwards": sum(unit.forwards for unit in units),
-    }
 
 
 def print_study(
@@ -310,7 +308,11 @@ def print_study(
             title = f"{study.models[model].spec} on {spec}"
             scores = read_scores(store, weights, spec, settings_of(study), images, study.specs)
             unreadable = unreadable_images(store, weights, settings_of(study), images)
-            rows = _study_rows(scores, study)
+            rows = {  # in the order of the study
+                metric: row
+                for metric in study.metrics
+                if (row := {name: scores[name, metric] for name in study.methods if (name, metric) in scores})
+            }
             if len(unreadable) == len(images):
                 failures.append(_no_images(title, unreadable))
             elif unreadable:
@@ -347,15 +349,6 @@ def _no_images(title: str, unreadable: Mapping[str, str]) -> Failure:
     name, reason = next(iter(unreadable.items()))
     message = f"None of the {len(unreadable)} images could be read; expected at least one that can. {name}: {reason}"
     return Failure(title, message)
-
-
-def _study_rows(scores: Scores, study: Study) -> dict[str, dict[str, Score]]:
-    """Return the scores in the order of the study."""
-    rows = {
-        metric: {method: scores[method, metric] for method in study.methods if (method, metric) in scores}
-        for metric in study.metrics
-    }
-    return {metric: row for metric, row in rows.items() if row}
 
 
 def _print_study_scores(

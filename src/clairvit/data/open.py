@@ -302,9 +302,6 @@ def _stratum(entry: Entry) -> int | None:
 def _image_dataset(entries: Sequence[Entry], index: DatasetIndex) -> ImageDataset:
     """Return the entries as a dataset."""
 
-    def read(row: int, model: Model) -> Sample:
-        return _read_sample(entries[row], index, model)
-
     def content_hash(row: int) -> str:
         entry = entries[row]
         if isinstance(entry.image, Path) and not entry.image.is_file():
@@ -317,7 +314,14 @@ def _image_dataset(entries: Sequence[Entry], index: DatasetIndex) -> ImageDatase
 
     names = tuple(decoded(entry.name) for entry in entries)  # stores and databases take Unicode only
     annotated = (index.has_masks, index.has_labels, index.has_others)
-    return ImageDataset(names, read, content_hash, *annotated, index.notes, concurrent=True)
+    return ImageDataset(
+        names,
+        lambda row, model: _read_sample(entries[row], index, model),
+        content_hash,
+        *annotated,
+        index.notes,
+        concurrent=True,
+    )
 
 
 def _read_sample(entry: Entry, index: DatasetIndex, model: Model) -> Sample:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from clairvit._cost import Cost
 from clairvit._rng import make_generator
-from clairvit._spec import ParsedSpec, changed_options
-from clairvit.errors import BadInput, NotApplicable, UnknownName, did_you_mean
+from clairvit._spec import ParsedSpec, settled_options
+from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Product, Single, Suffixes, Total
 from clairvit.methods.executor import Result
 from clairvit.methods.layer_view import check_plane
@@ -329,12 +329,5 @@ def _options(
             f"Put it inside: {name}(genatt+{parsed.combinator}, …)."
         )
     options = options_of(function, ("inner", "trace", "seed", "maps"))
-    defaults = {key: option.default for key, option in options.items()}
-    values = dict(defaults)
-    for key, value in parsed.options.items():
-        if key not in options:
-            listed = ", ".join(options)
-            raise UnknownName(f"'{name}' has no option '{key}'; it has {listed}.{did_you_mean(key, options)}")
-        values[key] = options[key].checked(value)
-    canonical = ParsedSpec(name, tuple(inner), changed_options(values, defaults))
-    return tuple(sorted(values.items())), canonical
+    values, changed = settled_options(name, [*options.values()], parsed.options)
+    return tuple(sorted(values.items())), ParsedSpec(name, tuple(inner), changed)

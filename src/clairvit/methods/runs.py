@@ -41,10 +41,6 @@ CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # images
 OnError = Literal["raise", "skip"] | Callable[[str, ClairError], None] | None
 
 
-def _report_nothing(further: int) -> None:
-    """Report no progress."""
-
-
 def chunk_size(model: Model) -> int:
     """Return how many images are read, recorded and explained together where they need not be one batch."""
     return CHUNK_SIZE.get(model.device.type, 8)
@@ -246,6 +242,11 @@ class Question:
         """Return the different models whose scores the targets are about."""
         return list({id(model): model for models in self.readouts for model in models}.values())
 
+    def settings(self, maps: str) -> dict[str, str]:
+        """Return what every score of maps of this question depends on, given what is done to each map first."""
+        activations = dict.fromkeys(model.activation for model in self.models)
+        return {"target": self.targets.kind, "maps": maps, "activation": ", ".join(activations)}
+
     def of_one_output(self) -> Question:
         """Return the same question to the one model that all targets are about; raise BadInput for several."""
         if len(self.models) > 1:
@@ -281,32 +282,26 @@ class Run:
     """One recorded batch: images whose targets read the same output of the model.
 
     Args:
+        rows: The rows of the images among all images.
         model: The model whose scores the targets are about.
-        batch: The images, with their rows among all images.
+        batch: The images.
         places: Which of the question's targets these are.
         named: The targets of these images as the user named them; None: none were named.
-        passes: The recorded passes.
+        passes: The recorded passes, from which methods are run.
+        recording: The recorded forward pass.
         targets: The targets, resolved; each is a function of the scores of these images.
         started: When the run began, in seconds of `time.perf_counter`.
     """
 
+    rows: tuple[int, ...]
     model: Model
     batch: SampleBatch
     places: tuple[int, ...]
     named: tuple[Any, ...] | None
     passes: Passes
+    recording: Recording
     targets: tuple[TargetBatch, ...]
     started: float
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """Return the rows of the images among all images."""
-        return self.batch.rows
-
-    @property
-    def recording(self) -> Recording:
-        """Return the recorded forward pass."""
-        return self.passes.recording
 
 
 def iter_runs(
@@ -343,7 +338,7 @@ def iter_runs(
     count = len(images) if label and not isinstance(images, StreamedImages) else 0
     one_by_one = alone and any(len(models) > 1 for models in question.readouts)
     with (
-        report_progress(label, count) if label else nullcontext(_report_nothing) as advance,
+        report_progress(label, count) if label else nullcontext(lambda further: None) as advance,
         closing(iter_batches(images, question.model, size, on_error)) as batches,
     ):
         for batch in batches:
@@ -375,7 +370,8 @@ def _run(
     passes = record_passes(model, specs, batch.pixels, question.execution, structure, named, replay)
     logits = passes.logits
     if named is None and not question.targets.needed and not model.classifier:
-        return Run(model, batch, places, named, passes, (_without_target(model, specs, len(logits)),), started)
+        agnostic = _without_target(model, specs, len(logits))
+        return Run(batch.rows, model, batch, places, named, passes, passes.recording, (agnostic,), started)
     if named is not None and question.targets.kind == LABEL:
         classes = class_indices(batch.labels, model, logits.shape[-1])
         if classes is None or None in classes:
@@ -389,7 +385,7 @@ def _run(
         item if isinstance(item, TargetBatch) else resolve_for(model, item, logits, score=question.score)[0]
         for item in ((None,) if named is None else named)
     )
-    return Run(model, batch, places, named, passes, resolved, started)
+    return Run(batch.rows, model, batch, places, named, passes, passes.recording, resolved, started)
 
 
 def _groups(

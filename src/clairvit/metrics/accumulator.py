@@ -17,7 +17,7 @@ from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.confidence_intervals import EVERYWHERE, outside
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.dataset_context import DatasetContext
-from clairvit.metrics.registry import MetricOutput, MetricSpec, Span
+from clairvit.metrics.registry import MetricOutput, MetricSpec
 from clairvit.metrics.score import Curve, Prediction, Score, Scores
 from clairvit.models.activation import Activation, probabilities
 
@@ -82,10 +82,8 @@ class ScoreAccumulator:
         output = result if isinstance(result, MetricOutput) else MetricOutput(result)
         passes = recording.forwards - before[0], recording.backwards - before[1]
         values = output.values.masked_fill(context.invalid, math.nan)
-        self._add(spec, context.specs, replace(output, values=values), context.degenerate, passes, started)
-        self._add_notes(spec, context.notes_log.notes)
+        self._add(spec, context, replace(output, values=values), context.degenerate, passes, started)
         self.used.setdefault(spec.text, {}).update(context.settings)
-        context.notes_log.notes.clear()
         context.settings.clear()
 
     def measure_set(self, context: DatasetContext, spec: MetricSpec) -> None:
@@ -98,24 +96,22 @@ class ScoreAccumulator:
             math.ceil((context.cost.forwards - before.forwards) / len(context.rows)),
             math.ceil((context.cost.backwards - before.backwards) / len(context.rows)),
         )
-        self._add(spec, context.specs, output, degenerate, passes, started)
-        self._add_notes(spec, context.notes_log.notes)
-        context.notes_log.notes.clear()
+        self._add(spec, context, output, degenerate, passes, started)
 
     def _add(
         self,
         metric: MetricSpec,
-        methods: Sequence[MethodSpec],
+        context: EvalContext | DatasetContext,
         output: MetricOutput,
         degenerate: Tensor,
         passes: tuple[int, int],
         started: float,
     ) -> None:
-        """Add the output [M, B, …] of a batch to the series of each method."""
-        count = len(methods)
+        """Add the output [M, B, …] of a context to the series of each method, and take the notes out of the context."""
+        count = len(context.specs)
         seconds = (time.perf_counter() - started) / count
         forwards, backwards = (math.ceil(part / count) for part in passes)
-        for index, method in enumerate(methods):
+        for index, method in enumerate(context.specs):
             series = self.series.setdefault((method.text, metric.text), _Series())
             series.values.append(output.values[index].cpu())
             series.degenerate.append(degenerate[index].cpu())
@@ -130,10 +126,9 @@ class ScoreAccumulator:
                 series.criterion = sums if series.criterion is None else series.criterion + sums
             if output.counts is not None:
                 series.counts.append(output.counts[index].cpu())
-
-    def _add_notes(self, metric: MetricSpec, notes: Sequence[str]) -> None:
-        metric_notes = self.notes.setdefault(metric.text, [])
-        metric_notes += [note for note in dict.fromkeys(notes) if note not in metric_notes]
+        notes, new_notes = self.notes.setdefault(metric.text, []), context.notes_log.notes
+        notes += [note for note in dict.fromkeys(new_notes) if note not in notes]
+        new_notes.clear()
 
     def scores(
         self,
@@ -168,7 +163,15 @@ class ScoreAccumulator:
         curve = (
             Curve(series.x, torch.cat(series.curves), series.meaning, series.across) if series.x is not None else None
         )
-        span, note = _true_span(metric, settings, values)
+        span, notes = metric.span_with(settings), self.notes[metric.text]
+        beyond = outside(values.double().numpy(), span)
+        if len(beyond):  # no bounds then
+            note = (
+                f"{metric.text}: {len(beyond)} of {len(values)} values lie outside {span[0]:g} … {span[1]:g}, which "
+                f"the metric declares as its span, such as {float(beyond[0]):.4g}; intervals are not cut at it. "
+                "Declare the true span."
+            )
+            span, notes = EVERYWHERE, [*notes, note]
         return Score(
             metric=metric.text,
             method=method.text,
@@ -182,19 +185,6 @@ class ScoreAccumulator:
             seed=self.seed,
             cost=series.cost,
             curve=curve,
-            notes=(*self.notes[metric.text], *note),
+            notes=tuple(notes),
             counts=torch.cat(series.counts) if series.counts else None,
         )
-
-
-def _true_span(metric: MetricSpec, settings: Mapping[str, Any], values: Tensor) -> tuple[Span, tuple[str, ...]]:
-    """Return the span of a metric with these settings; if values lie outside, no bounds and a note that says so."""
-    low, high = metric.span_with(settings)
-    beyond = outside(values.double().numpy(), (low, high))
-    if len(beyond) == 0:
-        return (low, high), ()
-    note = (
-        f"{metric.text}: {len(beyond)} of {len(values)} values lie outside {low:g} … {high:g}, which the metric "
-        f"declares as its span, such as {float(beyond[0]):.4g}; intervals are not cut at it. Declare the true span."
-    )
-    return EVERYWHERE, (note,)

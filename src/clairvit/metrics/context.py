@@ -164,7 +164,8 @@ class EvalContext:
         """
         if score == "accuracy":
             return self._is_predicted
-        check_score(score)
+        if score not in SCORES:
+            raise BadInput(f"score={score!r} was given; expected one of {', '.join(SCORES)} or accuracy.")
         if self.uses_raw_score(score):
             score = "logit"
             self.settings["score"] = "raw"
@@ -335,6 +336,8 @@ def planar_maps(maps: Tensor, trace: Trace) -> Tensor:
 
 def transform_maps(maps: Tensor, transform: str) -> Tensor:
     """Return maps [B, rows, cols] transformed image by image: raw, |a|, max(a, 0), min-max, or a / max |a|."""
+    if transform == "raw":
+        return maps
     check_map_transform(transform)
     if transform == "abs":
         return maps.abs()
@@ -342,21 +345,13 @@ def transform_maps(maps: Tensor, transform: str) -> Tensor:
         return maps.clamp(min=0)
     if transform == "min-max":
         return min_max(maps, (1, 2))
-    if transform == "over-largest":
-        return over_largest(maps, (1, 2))
-    return maps
+    return over_largest(maps, (1, 2))
 
 
 def check_map_transform(transform: str) -> None:
     """Raise BadInput unless this is a transformation of maps."""
     if transform not in get_args(MapTransform):
         raise BadInput(f"normalize={transform} was given; expected one of {', '.join(get_args(MapTransform))}.")
-
-
-def check_score(score: str) -> None:
-    """Raise BadInput unless this is a kind of score."""
-    if score not in SCORES:
-        raise BadInput(f"score={score!r} was given; expected one of {', '.join(SCORES)} or accuracy.")
 
 
 def fraction_counts(total: int, fractions: Sequence[float]) -> list[int]:

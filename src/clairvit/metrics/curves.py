@@ -60,6 +60,7 @@ SMALLEST_PROBABILITY = 1e-12  # under a logarithm
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)  # of the patches, as in ERASER
 _PIXELS: dict[str, Any] = {"granularity": "pixel"}
 DROP_SCORES = (("score", "drop"), ("score", "log-odds"))
+_SCORES_READ = {"drop": "prob", "log-odds": "prob"}  # of the passes, where the curve's own is computed from another
 
 
 def passes(
@@ -89,18 +90,14 @@ class RemovalSchedule:
         """Return fractions on the x axis from 0 to 1, and how many of `count` parts are removed (or shown) there."""
         if self.at_once is None:
             fractions = [k / (self.steps + 1) for k in range(self.steps + 2)]
-            return fractions, [self._number(fraction, k, count) for k, fraction in enumerate(fractions)]
+            if self.counting == "equal":
+                return fractions, [k * (count // (self.steps + 1)) for k in range(len(fractions))]
+            if self.counting == "down":
+                return fractions, [int(fraction * count) for fraction in fractions]
+            inner = [min(max(1, round(fraction * count)), count - 1) for fraction in fractions[1:-1]]
+            return fractions, [0, *inner, count]  # between the ends, neither none nor all
         last = math.ceil(count / self.at_once)
         return [k / last for k in range(last + 1)], [min(k * self.at_once, count) for k in range(last + 1)]
-
-    def _number(self, fraction: float, k: int, count: int) -> int:
-        """Return how many of `count` parts the k-th fraction is."""
-        if self.counting == "equal":
-            return k * (count // (self.steps + 1))
-        if self.counting == "down":
-            return int(fraction * count)
-        rounded = round(fraction * count)
-        return rounded if fraction in (0.0, 1.0) else min(max(1, rounded), count - 1)  # neither none nor all
 
     @property
     def includes_empty_image(self) -> bool:
@@ -258,16 +255,17 @@ def deletion_curve(
     """Return fractions removed [S] and scores [M, B, S], with the whole image first if `whole`."""
     rank, count = _ranks(context, schedule)
     x, counts = schedule.fractions_and_counts(count)
+    read = _SCORES_READ.get(score, score)
     last = len(x) if schedule.includes_empty_image else -1
     rank = count - 1 - rank if reverse else rank
     removed = torch.tensor(counts[1:last], device=rank.device)
     if schedule.granularity == "patch":
-        y = context.score_kept(rank[:, :, None, :] >= removed[:, None], removal, _model_score(score), name)
+        y = context.score_kept(rank[:, :, None, :] >= removed[:, None], removal, read, name)
     else:
         zero = torch.zeros_like(removed)
-        y = score_without_ranks(context, rank, zero, removed, removal, _model_score(score), name)
+        y = score_without_ranks(context, rank, zero, removed, removal, read, name)
     if whole:
-        y = torch.cat([_whole_image(context, score, len(y)), y], -1)
+        y = torch.cat([context.original(read).expand(len(y), -1)[..., None], y], -1)
     fractions = torch.tensor(x[0 if whole else 1 : last], dtype=torch.float64)
     return fractions, _curve_values(context, y, score, removal, name)
 
@@ -278,14 +276,15 @@ def insertion_curve(
     """Return fractions shown [S] and scores [M, B, S], with the whole image last."""
     rank, count = _ranks(context, schedule)
     x, counts = schedule.fractions_and_counts(count)
+    read = _SCORES_READ.get(score, score)
     first = 0 if schedule.includes_empty_image else 1
     shown = torch.tensor(counts[first:-1], device=rank.device)
     if schedule.granularity == "patch":
-        y = context.score_kept(rank[:, :, None, :] < shown[:, None], removal, _model_score(score), name)
+        y = context.score_kept(rank[:, :, None, :] < shown[:, None], removal, read, name)
     else:
         end = torch.full_like(shown, count)
-        y = score_without_ranks(context, rank, shown, end, removal, _model_score(score), name)
-    y = torch.cat([y, _whole_image(context, score, len(y))], -1)
+        y = score_without_ranks(context, rank, shown, end, removal, read, name)
+    y = torch.cat([y, context.original(read).expand(len(y), -1)[..., None]], -1)
     return torch.tensor(x[first:], dtype=torch.float64), _curve_values(context, y, score, removal, name)
 
 
@@ -295,16 +294,6 @@ def _ranks(context: EvalContext, schedule: RemovalSchedule) -> tuple[Tensor, int
         return context.rank, context.patches
     rank = (pixel_ranks if schedule.granularity == "pixel" else value_ranks)(context, schedule.upsampling)
     return rank, rank.shape[-1]
-
-
-def _whole_image(context: EvalContext, score: str, methods: int) -> Tensor:
-    """Return the scores of the images themselves, [M, B, 1]."""
-    return context.original(_model_score(score)).expand(methods, -1)[..., None]
-
-
-def _model_score(score: str) -> str:
-    """Return the score of a pass that a curve's score is computed from: `drop` and `log-odds` need probabilities."""
-    return "prob" if score in ("drop", "log-odds") else score
 
 
 def _curve_values(context: EvalContext, y: Tensor, score: str, removal: str, name: str) -> Tensor:

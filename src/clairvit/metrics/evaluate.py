@@ -25,7 +25,6 @@ from clairvit.metrics.dataset_context import DatasetContext
 from clairvit.metrics.registry import Metric, MetricSpec, resolve_metric
 from clairvit.metrics.score import Score, Scores
 from clairvit.models.coerce import ModelLike
-from clairvit.models.model import Model
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 
@@ -167,7 +166,9 @@ def evaluate(
     """
     explanation = methods if isinstance(methods, Explanation) else None
     metric_specs = _metric_specs(metrics, options)
-    method_specs = [resolve_method(method) for method in _method_list(methods)]
+    several = isinstance(methods, list | tuple)
+    method_list = methods if several else [methods if explanation is None else explanation.method]
+    method_specs = [resolve_method(method) for method in method_list]
     question = Question.of_dataset(
         model,
         images,
@@ -193,17 +194,11 @@ def evaluate(
         skip=skip,
         on_error=error_handler(on_error),
     )
-    if isinstance(methods, list | tuple) or isinstance(metrics, list | tuple):
+    if several or isinstance(metrics, list | tuple):
         return scores
     if not scores:
         raise BadInput("None of the images could be read; expected at least one that can.")
     return next(iter(scores.values()))
-
-
-def _method_list(methods: OneMethod | Sequence[str | MethodSpec]) -> Sequence[str | MethodSpec]:
-    if isinstance(methods, Explanation):
-        return [methods.method]
-    return [methods] if isinstance(methods, str | MethodSpec) else methods
 
 
 def _metric_specs(metrics: OneMetric | Sequence[OneMetric], options: Mapping[str, Any]) -> list[MetricSpec]:
@@ -267,13 +262,12 @@ def _evaluate(
     model = models[0] if len(models) == 1 else question.model  # whose scores all targets are about
     together = [metric for metric in metrics if metric.metric.scope == "set"]
     per_image = [metric for metric in metrics if metric.metric.scope == "image"]
-    _check_one_output(together, models)
-    settings = {
-        "target": question.targets.kind,
-        "maps": normalize,
-        "activation": ", ".join(dict.fromkeys(model.activation for model in models)),
-    }
-    accumulator = ScoreAccumulator(model.name, question.seed, settings)
+    if together and len(models) > 1:
+        raise BadInput(
+            f"{together[0].text} is a score of all images together, and the targets of the list read different outputs "
+            "of the model (regions, queries or tokens of their own for each image); expected one that all images share."
+        )
+    accumulator = ScoreAccumulator(model.name, question.seed, question.settings(normalize))
     specs = [*methods.values(), *(resolve_method(name) for name in baselines if name not in methods)]
     accumulator.skipped |= misfits(specs, models, skip=skip)
     specs = [spec for spec in specs if spec.text not in accumulator.skipped]
@@ -311,15 +305,6 @@ def _evaluate(
     scores = accumulator.scores(tuple(methods.values()), metrics, specs, baselines)
     scores.model_record = model_record(model)
     return scores
-
-
-def _check_one_output(together: Sequence[MetricSpec], models: Sequence[Model]) -> None:
-    """Raise BadInput for a metric of a whole set where the images' targets read different outputs."""
-    if together and len(models) > 1:
-        raise BadInput(
-            f"{together[0].text} is a score of all images together, and the targets of the list read different outputs "
-            "of the model (regions, queries or tokens of their own for each image); expected one that all images share."
-        )
 
 
 def _failures(

@@ -18,14 +18,14 @@ from clairvit._spec import (
     ParsedSpec,
     Registered,
     Spec,
-    changed_options,
     check_choice,
     check_function,
     check_is_free,
     check_name,
     is_built_in,
+    settled_options,
 )
-from clairvit.errors import BadInput, UnknownName, did_you_mean
+from clairvit.errors import BadInput, UnknownName
 from clairvit.methods.parsing import parse_spec
 from clairvit.metrics.confidence_intervals import EVERYWHERE
 from clairvit.option_types import Option, options_of
@@ -329,18 +329,13 @@ def resolve_metric(metric: str | MetricSpec, **options: Any) -> MetricSpec:
 
 def resolve_parsed(parsed: ParsedSpec) -> MetricSpec:
     """Return the spec of a name and options."""
-    metric, settings, typed = with_preset(find_metric(parsed.name), parsed.options)
-    options = {option.name: option for option in metric.option_list}
-    defaults = metric.options
-    values = dict(defaults)
-    for key, value in {**settings, **typed}.items():
-        moved = moved_option(find_metric(metric.name), metric, key, value)
+    metric, settings, typed = with_preset(METRICS.resolve(parsed.name), parsed.options)
+    given = {**settings, **typed}
+    for key, value in given.items():
+        moved = moved_option(METRICS.resolve(metric.name), metric, key, value)
         if moved:
             raise UnknownName(moved)
-        if key not in options:
-            listed = ", ".join(options) or "none"
-            raise UnknownName(f"'{metric.name}' has no option '{key}'; it has {listed}.{did_you_mean(key, options)}")
-        values[key] = options[key].checked(value)
-    changed = changed_options(values, defaults) | ({"preset": metric.preset} if metric.preset else {})
+    values, changed = settled_options(metric.name, metric.option_list, given)
+    changed |= {"preset": metric.preset} if metric.preset else {}
     canonical = ParsedSpec(metric.name, (), changed)
     return MetricSpec(metric=metric, options=tuple(sorted(values.items())), canonical=canonical)

@@ -142,12 +142,12 @@ class Score(Rows, Tabular):
     @property
     def mean(self) -> float:
         """Return the mean over images; where `counts` are given, the ratio of their sums."""
-        return float(pooled(self._counted.sum(0))) if self._enough(1) else math.nan
+        return float(pooled(self._counted.sum(0))) if self.n_valid else math.nan
 
     @property
     def standard_error(self) -> float:
         """Return the standard error of the mean, linearised for `counts`; 0 if values differ by rounding alone."""
-        return standard_deviation(self._spread) / math.sqrt(self.n_valid) if self._enough(2) else math.nan
+        return standard_deviation(self._spread) / math.sqrt(self.n_valid) if self.n_valid >= 2 else math.nan
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -160,15 +160,12 @@ class Score(Rows, Tabular):
         """Return [n_valid], whose mean is the score."""
         return self.valid if self.counts is None else contributions(self._counted)
 
-    def _enough(self, images: int) -> bool:
-        return self.n_valid >= images
-
     @property
     def parts(self) -> Counts:
         """Return numerators and denominators [B, K, 2], NaN where an image has no score; a plain value is over 1."""
         values = self.values.double().cpu().numpy()
         if self.counts is None:
-            return with_ones(values)
+            return np.stack([values, np.ones_like(values)], -1)[:, None]  # their pooled score is the mean
         counts = self.counts.double().cpu().numpy().copy()
         counts[~np.isfinite(values)] = np.nan
         return np.asarray(counts)
@@ -399,11 +396,6 @@ class Scores(dict[tuple[str, str], Score], Tabular):
         from clairvit.plotting.axes import scores_html
 
         return scores_html(self)
-
-
-def with_ones(values: NDArray[np.float64]) -> Counts:
-    """Return values [n] over 1 as counts [n, 1, 2], whose pooled score is the mean."""
-    return np.stack([values, np.ones_like(values)], -1)[:, None]
 
 
 def pooled(sums: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -43,12 +44,13 @@ TOKENS_AT_ONCE = {"cpu": 16 * 197, "cuda": 512 * 197}  # keeps the processor bus
 PASS_OVERHEAD = {"cpu": 0, "cuda": 32 * 197}  # tokens that take about as long as launching the kernels of a pass
 
 
+@dataclass(eq=False)
 class ScoreCollector:
     """Turn the logits of variants of a batch into the target's scores; note which scores never changed."""
 
-    def __init__(self, target: TargetBatch, logits: Tensor) -> None:
-        self.target, self.logits = target, logits  # [B, C], of the images themselves
-        self._ranges: list[Tensor] = []  # lowest and highest score per image, [2, B]
+    target: TargetBatch
+    logits: Tensor  # [B, C], of the images themselves
+    _ranges: list[Tensor] = field(default_factory=list)  # lowest and highest score per image, [2, B]
 
     @functools.cached_property
     def original(self) -> Tensor:
@@ -127,27 +129,27 @@ class Probe:
         self.pixels = trace.pixels
         self.size = (int(self.pixels.shape[-2]), int(self.pixels.shape[-1]))  # of an image, or of a frame
         self.layout: Layout = trace.layout
+        self.grid, self.patches = self.layout.grid, self.layout.patches
         self.images_run = 0  # images that went through the model
         self.strategy: DropStrategy = drop_strategy(trace.recording) if removal == "token" else NO_DROPPING
         self.tokens = droppable_tokens(trace.recording) if self.strategy.mode != "none" else None
+        self._drops = self.strategy.mode == "drop"
+        # Whether the head reads other tokens only, so that it can do without patches
+        self._reads_no_patches = (
+            not trace.recording.structure.reads_unknown
+            and self.layout.pooling not in ("map", "query")
+            and not any(row in self.layout.patch_rows for row, _ in self.layout.read)
+        )
         limit = TOKENS_AT_ONCE.get(self.pixels.device.type, TOKENS_AT_ONCE["cuda"])
         self.budget = BatchBudget(limit, options.batch_size)
         self._advance = advance
-        substituted = removal == "token" and self.strategy.mode != "drop"
+        substituted = removal == "token" and not self._drops
         self.notes: tuple[str, ...] = (f"{label}: {_fallback_note(self.strategy)}",) if substituted else ()
         if trace.recording.structure.painted:
             cells = " × ".join(map(str, self.layout.grid))
             self.notes += (f"{label}: no tokens of this model are seen; its patches are {cells} cells of the image",)
         self._background: Tensor | None = None
         self._collector = ScoreCollector(trace.target, trace.logits)
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        return self.layout.grid
-
-    @property
-    def patches(self) -> int:
-        return self.layout.patches
 
     @property
     def paints(self) -> bool:
@@ -203,12 +205,7 @@ class Probe:
         image_of, counts = images.tolist(), keep.sum(1).tolist()
         keep, device = keep.to(self.pixels.device), self.pixels.device
         for rows in self._passes_of(counts):
-
-            def run(ks: range, rows: list[int] = rows) -> Tensor:
-                batch = rows[ks.start : ks.stop]
-                sources = to_device([image_of[row] for row in batch], device)
-                return self._logits_of_kept(sources, keep[to_device(batch, device)], [counts[row] for row in batch])
-
+            run = functools.partial(self._logits_of_kept, rows, image_of, counts, keep)
             patches = counts[rows[0]] if self._drops and counts[rows[0]] else self.patches
             for ks, logits in in_batches(len(rows), self.budget, patches + self.layout.tokens - self.patches, run):
                 self._count(len(ks))
@@ -334,21 +331,14 @@ class Probe:
         """Return which images kept exactly their score under everything that was tried."""
         return self._collector.unmoved()
 
-    @property
-    def _drops(self) -> bool:
-        return self.strategy.mode == "drop"
-
-    @property
-    def _reads_no_patches(self) -> bool:
-        """Whether the head reads other tokens only, so that it can do without patches."""
-        if self.trace.recording.structure.reads_unknown:
-            return False
-        return self.layout.pooling not in ("map", "query") and not any(
-            row in self.layout.patch_rows for row, _ in self.layout.read
-        )
-
-    def _logits_of_kept(self, images: Tensor, keep: Tensor, counts: list[int]) -> Tensor:
-        """Return logits of images [n] with only `keep` [n, patches], so many of each."""
+    def _logits_of_kept(
+        self, rows: list[int], image_of: list[int], counts: list[int], keep: Tensor, ks: range
+    ) -> Tensor:
+        """Return logits of `rows[ks]`: of the image of each row with only its patches `keep`, `counts` of them."""
+        batch = rows[ks.start : ks.stop]
+        images = to_device([image_of[row] for row in batch], self.pixels.device)
+        keep = keep[to_device(batch, self.pixels.device)]  # [n, patches]
+        counts = [counts[row] for row in batch]
         if self.tokens is None:
             return self._logits(self._painted(images, keep))
         tokens = self.tokens[images]

@@ -11,7 +11,7 @@ tokens that no other token attends to. `can_pad` tests whether this model's resu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -51,6 +51,7 @@ _STRATEGIES = (
 # its own checks (AssertionError, ValueError), a grid side that is no whole number (TypeError, ZeroDivisionError), and
 # tables indexed by the number of tokens (LookupError).
 _WRONG_LENGTH = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ZeroDivisionError)
+_ATTENTION_OF_ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def drop_strategy(recording: Recording) -> DropStrategy:
@@ -106,33 +107,21 @@ def run_tokens(
     block_input = recording.from_tokens(tokens, like=recording.inputs[0])
     if structure.writes_in_place:
         block_input = block_input.clone()  # the caller's tokens are not changed
-    with (
-        frozen_eval(module),
-        _restore_attributes(module),
-        _with_gradient_if_ambiguous(block_input, positions) as start,
-        _replace_block_input(start, structure, positions),
-        _attention_of_any_length(tokens),
-        nullcontext() if visible is None else KeyMask(visible),
-        positions or nullcontext(),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(frozen_eval(module))
+        stack.enter_context(_restore_attributes(module))
+        if positions is not None and positions.ambiguous:  # requires_grad then marks what depends on the tokens
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            block_input = block_input.clone().requires_grad_().clone()  # not a leaf: blocks may write in place
+        stack.enter_context(_replace_block_input(block_input, structure, positions))
+        if tokens.is_cuda:  # cuDNN's attention plans for each sequence length, which takes longer than the pass
+            stack.enter_context(sdpa_kernel(_ATTENTION_OF_ANY_LENGTH))
+        if visible is not None:
+            stack.enter_context(KeyMask(visible))
+        if positions is not None:
+            stack.enter_context(positions)
         return recording.model.scores(module(placeholder)).detach()
-
-
-def _attention_of_any_length(tokens: Tensor) -> AbstractContextManager[None]:
-    """Return a context without cuDNN's attention, whose planning per sequence length takes longer than the pass."""
-    if not tokens.is_cuda:
-        return nullcontext()
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
-
-
-@contextmanager
-def _with_gradient_if_ambiguous(block_input: Tensor, positions: PositionSlicing | None) -> Iterator[Tensor]:
-    """Yield the block input; where lengths are ambiguous with requires_grad, which then marks what depends on it."""
-    if positions is None or not positions.ambiguous:
-        yield block_input
-        return
-    with torch.inference_mode(False), torch.enable_grad():
-        yield block_input.clone().requires_grad_().clone()  # not a leaf: blocks may write in place
 
 
 @contextmanager
@@ -247,19 +236,15 @@ def _pads_correctly(recording: Recording, strategy: DropStrategy) -> bool:
     return True
 
 
-def _two_subsets(layout: Layout, count: int, device: torch.device) -> Tensor:
-    """Return the rows of two different sets of `count` patches and of all other tokens, [2, K]."""
-    generator = torch.Generator().manual_seed(0)
-    keep = torch.zeros(2, layout.patches, dtype=torch.bool)
-    for variant in keep:
-        variant[torch.randperm(layout.patches, generator=generator, device="cpu")[:count]] = True
-    return kept_rows(layout, keep).to(device)
-
-
 def _is_correct(recording: Recording, strategy: DropStrategy, tokens: Tensor, reference: Recording) -> bool:
     """Return whether a strategy reproduces the plain forward and, where it drops tokens, masked attention."""
     try:
-        if not _reproduces_forward(recording, strategy, tokens, reference):
+        with frozen_eval(recording.model.module), _last_block_outputs(recording) as plain:
+            recording.model.logits(reference.pixels)
+        with _last_block_outputs(recording) as rerun:
+            logits = run_tokens(recording, strategy, tokens, None)
+        # A head of zeros gives the same logits for everything, so that the last block is compared as well.
+        if not (_is_close(logits, reference.logits) and _is_close(rerun[-1], plain[-1])):
             return False
         if strategy.mode == "zero":
             return True
@@ -267,52 +252,40 @@ def _is_correct(recording: Recording, strategy: DropStrategy, tokens: Tensor, re
         assert layout is not None
         half = max(1, layout.patches // 2 - (layout.patches > 4))  # a number that is no square
         counts = (half, 1) if strategy.positions else (half,)  # a length of one broadcasts, so it is tested by itself
-        subsets = [_two_subsets(layout, count, tokens.device) for count in counts]
-        return all(_drops_correctly(recording, strategy, tokens, kept) for kept in subsets)
+        for count in counts:  # two different sets of so many patches
+            generator = torch.Generator().manual_seed(0)
+            keep = torch.zeros(2, layout.patches, dtype=torch.bool)
+            for variant in keep:
+                variant[torch.randperm(layout.patches, generator=generator, device="cpu")[:count]] = True
+            if not _drops_correctly(recording, strategy, tokens, kept_rows(layout, keep).to(tokens.device)):
+                return False
+        return True
     except _WRONG_LENGTH as error:
         if out_of_memory(error):
             raise
         return False  # the model cannot be run in this way: the next strategy is tried
 
 
-def _reproduces_forward(recording: Recording, strategy: DropStrategy, tokens: Tensor, reference: Recording) -> bool:
-    """Return whether running all tokens of an image gives the logits and the last block's output of the image."""
-    plain, rerun = _LastBlockOutput(recording), _LastBlockOutput(recording)
-    with frozen_eval(recording.model.module), plain:
-        recording.model.logits(reference.pixels)
-    with rerun:
-        logits = run_tokens(recording, strategy, tokens, None)
-    # A head of zeros gives the same logits for everything, so that the last block is compared as well.
-    return _is_close(logits, reference.logits) and _is_close(rerun.value, plain.value)
-
-
 def _drops_correctly(recording: Recording, strategy: DropStrategy, tokens: Tensor, kept: Tensor) -> bool:
     """Return whether running the kept tokens alone equals attention that is masked at the others."""
-    output = _LastBlockOutput(recording)
-    with output:
+    with _last_block_outputs(recording) as outputs:
         logits = run_tokens(recording, strategy, tokens, kept)
     if len(logits) != len(tokens):
         return False
-    masked, masked_logits = _run_with_masked_attention(recording, strategy, tokens, kept)
+    visible = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter_(1, kept, True)
+    override = AttentionOverride(len(tokens), tokens.shape[1], mask_tokens(visible))
+    with _last_block_outputs(recording) as masked_outputs, override:
+        masked_logits = run_tokens(recording, replace(strategy, positions=False), tokens, None)
+    masked = recording.as_tokens(masked_outputs[-1])
+    masked = masked.gather(1, kept[..., None].expand(-1, -1, masked.shape[-1]))  # [2, K, d]
     layout = recording.structure.layout
     if layout is not None and layout.pooling == "query" and not _is_close(logits, masked_logits):
         return False  # a decoder follows, which must do without the tokens too
-    if _is_close(recording.as_tokens(output.value), masked):
+    if _is_close(recording.as_tokens(outputs[-1]), masked):
         return True
     # Heads that are mixed after the softmax (CaiT) attend to masked tokens all the same. Blocks that do not depend on
     # positions leave nothing that dropping could get wrong.
     return not strategy.positions and _is_permutation_equivariant(recording, strategy, tokens, kept)
-
-
-def _run_with_masked_attention(
-    recording: Recording, strategy: DropStrategy, tokens: Tensor, kept: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the last block's output at the kept tokens [2, K, d], and the logits, while none attends to the others."""
-    visible = torch.zeros(tokens.shape[:2], dtype=torch.bool, device=tokens.device).scatter_(1, kept, True)
-    with _LastBlockOutput(recording) as output, AttentionOverride(len(tokens), tokens.shape[1], mask_tokens(visible)):
-        logits = run_tokens(recording, replace(strategy, positions=False), tokens, None)
-    values = recording.as_tokens(output.value)
-    return values.gather(1, kept[..., None].expand(-1, -1, values.shape[-1])), logits
 
 
 def _is_permutation_equivariant(recording: Recording, strategy: DropStrategy, tokens: Tensor, kept: Tensor) -> bool:
@@ -325,38 +298,32 @@ def _is_permutation_equivariant(recording: Recording, strategy: DropStrategy, to
         return torch.cat([rows[:, : layout.prefix], rows[:, layout.prefix : end].flip(1), rows[:, end:]], 1)
 
     def last_output(tokens: Tensor, kept: Tensor | None) -> Tensor:
-        with _LastBlockOutput(recording) as output:
+        with _last_block_outputs(recording) as outputs:
             run_tokens(recording, strategy, tokens, kept)
-        return recording.as_tokens(output.value)
+        return recording.as_tokens(outputs[-1])
 
     return _is_close(
         last_output(reversed_patches(tokens), None), reversed_patches(last_output(tokens, None))
     ) and _is_close(last_output(tokens, reversed_patches(kept)), reversed_patches(last_output(tokens, kept)))
 
 
-class _LastBlockOutput:
-    """Record the output of the last block inside the `with`."""
+@contextmanager
+def _last_block_outputs(recording: Recording) -> Iterator[list[Tensor]]:
+    """Yield a list to which each pass inside the `with` adds the output of the last block."""
+    outputs: list[Tensor] = []
 
-    def __init__(self, recording: Recording) -> None:
-        block = recording.structure.layers[-1].block
-        assert block is not None
-        self.block, self.outputs = block, list[Tensor]()
-
-    @property
-    def value(self) -> Tensor:
-        return self.outputs[-1]
-
-    def __enter__(self) -> _LastBlockOutput:
-        self.hook = self.block.register_forward_hook(this_thread_only(self._store))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.hook.remove()
-
-    def _store(self, module: nn.Module, args: Any, output: Any) -> None:
+    def store(module: nn.Module, args: Any, output: Any) -> None:
         tokens = tokens_among((output,) if isinstance(output, Tensor) else tuple(output), {})
         if tokens is not None:
-            self.outputs.append(tokens)
+            outputs.append(tokens)
+
+    block = recording.structure.layers[-1].block
+    assert block is not None
+    hook = block.register_forward_hook(this_thread_only(store))
+    try:
+        yield outputs
+    finally:
+        hook.remove()
 
 
 def _is_close(values: Tensor, expected: Tensor) -> bool:

@@ -167,12 +167,7 @@ def choose(
     costs = _map_costs(question, first, compared, batch_size)
     texts, of_panel = [spec.text for spec in compared], {spec.text for spec in panel}
     data = _ranking_input(texts, scores, specs, criteria, by, starts, of_panel, costs, seed)
-    settings = {
-        "target": question.targets.kind,
-        "maps": normalize,
-        "activation": ", ".join(dict.fromkeys(readout.activation for readout in readouts)),
-    }
-    return _selection(question.model, scores, data, specs, starts, settings, calibrated)
+    return _selection(question.model, scores, data, specs, starts, question.settings(normalize), calibrated)
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,7 @@ from clairvit.web.schemas import (
     TraceRequest,
     TraceResponse,
 )
-from clairvit.web.state import AppState, methods_response, resolve_request
+from clairvit.web.state import AppState, methods_response
 from clairvit.web.uploads import MAX_BYTES, InvalidUpload, Upload, UploadExpired
 
 STATIC = Path(__file__).parent / "static"
@@ -99,20 +99,20 @@ async def methods(state: State) -> MethodsResponse:
 )
 async def explain(http: Request, state: State, request: Annotated[ExplainRequest, Form()]) -> Response:
     name = state.model_name(request.model)
-    targets = len(request.target) + len(request.text) + (request.other is not None or request.similar_to is not None)
-    specs, queue = resolve_request(state.method_texts(request.method, name), _patches(state, name), targets)
+    has_other = request.other is not None or request.similar_to is not None
+    targets = len(request.target) + len(request.text) + has_other
+    specs, queue = state.resolve(request.method, name, targets)
     if len(specs) > 1 and (request.reply != "maps" or request.layers or request.heads):
         raise BadInput(f"{len(specs)} methods were named; layers, heads, record and npz are of one: name one method.")
     photo = await _upload(http, state, request.image, request.photo)
-    other = await _other_photo(http, state, request)
+    other = await _upload(http, state, request.other, request.similar_to or "") if has_other else None
     request = request.model_copy(update={"similar_to": None if other is None else other.id})
     results = handlers.cached_results(state.results, photo, name, specs, request)
     queue = "quick" if results is not None else queue  # nothing is computed
     model = state.models[queue][name]
 
     def work() -> Response:
-        comparison = results or handlers.explain_photo(model, photo, specs, request, other)
-        handlers.cache_results(state.results, comparison, photo, name, specs, request)
+        comparison = results or handlers.explain_photo(state.results, model, photo, specs, request, other)
         if request.reply == "maps":
             return _json(handlers.explain_response(comparison, photo, model, specs, request))
         content = handlers.explain_file(comparison, request.reply)
@@ -159,7 +159,7 @@ async def features(
 )
 async def curve(http: Request, state: State, request: CurveRequest) -> Response:
     name = state.model_name(request.model)
-    (spec, *others), queue = resolve_request(state.method_texts([request.method], name), _patches(state, name))
+    (spec, *others), queue = state.resolve([request.method], name)
     if others:
         raise BadInput("A curve is of one method; name one, such as attnlrp+plus.")
     photo = state.uploads.find(request.photo)
@@ -183,7 +183,7 @@ async def curve(http: Request, state: State, request: CurveRequest) -> Response:
 )
 async def check(http: Request, state: State, request: CheckRequest) -> Response:
     name = state.model_name(request.model)
-    (spec, *others), queue = resolve_request(state.method_texts([request.method], name), _patches(state, name))
+    (spec, *others), queue = state.resolve([request.method], name)
     if others:
         raise BadInput("A check is of one map; name one method, such as attnlrp+plus.")
     photo = state.uploads.find(request.photo)
@@ -197,18 +197,6 @@ async def check(http: Request, state: State, request: CheckRequest) -> Response:
         return _json(handlers.check_response(model, photo, explanation))
 
     return await _respond(http, state.queues[queue].submit(work), request.stream)
-
-
-def _patches(state: AppState, model: str) -> int:
-    rows, columns = state.card(model).grid
-    return rows * columns
-
-
-async def _other_photo(http: Request, state: AppState, request: ExplainRequest) -> Upload | None:
-    """Return the photo that is compared with; None if the request has none."""
-    if request.other is None and request.similar_to is None:
-        return None
-    return await _upload(http, state, request.other, request.similar_to or "")
 
 
 def _earlier_photo(state: AppState, photo: str | None) -> Upload | None:

@@ -65,19 +65,31 @@ RANDOM_ORDERS = 5  # whose mean and range is the random baseline
 
 
 def explain_photo(
-    model: Model, photo: Upload, specs: Sequence[MethodSpec], request: ExplainRequest, other: Upload | None = None
+    cache: ResultCache,
+    model: Model,
+    photo: Upload,
+    specs: Sequence[MethodSpec],
+    request: ExplainRequest,
+    other: Upload | None = None,
 ) -> Comparison:
-    """Explain a photo; of several methods those that do not fit the model are skipped, a single one raises."""
+    """Explain a photo; of several methods those that do not fit the model are skipped, a single one raises.
+
+    The explanation of one method is kept in the cache.
+    """
     batch = Batch(photo.pixels[model.name], (photo.id,), single=True)
     targets = requested_targets(model, request, other) or None
     arguments: dict[str, Any] = {"score": request.score, "seed": request.seed, "batch_size": batch_size(model)}
     if len(specs) > 1:
-        return compare(model, batch, specs, targets=targets, skip=True, **arguments)
-    (spec,) = specs
-    comparison = Comparison()
-    comparison[spec.text] = explain(
-        model, batch, spec, targets=targets, layers=request.layers, by_head=request.heads, **arguments
-    )
+        comparison = compare(model, batch, specs, targets=targets, skip=True, **arguments)
+    else:
+        comparison = Comparison()
+        comparison[specs[0].text] = explain(
+            model, batch, specs[0], targets=targets, layers=request.layers, by_head=request.heads, **arguments
+        )
+    if len(comparison) == 1:
+        ((text, explanation),) = comparison.items()
+        (spec,) = (spec for spec in specs if spec.text == text)
+        cache.add(result_key(photo, model.name, spec, request), explanation, request.layers, request.heads)
     return comparison
 
 
@@ -92,7 +104,8 @@ def result_key(photo: Upload, model: str, spec: MethodSpec, request: ExplainRequ
 
 def requested_targets(model: Model, request: ExplainRequest | _OneMapRequest, other: Upload | None) -> list[Any]:
     """Return the targets of a request: classes, prompts, and the similarity to another photo."""
-    targets: list[Any] = [parse_class(text) for text in _listed(request.target)]
+    classes = _listed(request.target)  # by name or number
+    targets: list[Any] = [int(text) if text.isascii() and text.isdigit() else text for text in classes]
     targets += [Text(prompt) for prompt in _listed(request.text)]
     return targets if other is None else [*targets, Similar(other.pixels[model.name], "the other photo")]
 
@@ -123,21 +136,6 @@ def cached_results(
     return comparison
 
 
-def cache_results(
-    cache: ResultCache,
-    comparison: Comparison,
-    photo: Upload,
-    model: str,
-    specs: Sequence[MethodSpec],
-    request: ExplainRequest,
-) -> None:
-    """Keep the explanation of a request of one method."""
-    if len(comparison) == 1:
-        ((text, explanation),) = comparison.items()
-        (spec,) = (spec for spec in specs if spec.text == text)
-        cache.add(result_key(photo, model, spec, request), explanation, request.layers, request.heads)
-
-
 def explain_once(
     cache: ResultCache,
     model: Model,
@@ -162,11 +160,6 @@ def explain_once(
 def batch_size(model: Model) -> int:
     """Return the number of perturbed images per pass: 40 MB each on a small ViT, and a CPU is no faster with more."""
     return 8 if model.device.type == "cpu" else 64
-
-
-def parse_class(text: str) -> int | str:
-    """Return the number or the name of a class."""
-    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def explain_response(
@@ -347,7 +340,9 @@ def _curve_of_run(
         "deletion": deletion_curve(context, schedule, request.removal, "prob", "deletion"),
         "insertion": insertion_curve(context, schedule, request.removal, "prob", "insertion"),
     }
-    bands = {name: _bands(x, y[:, 0], counts, higher_is_better=name == "insertion") for name, (x, y) in curves.items()}
+    bands = {
+        name: curve_bands(x, y[:, 0], counts, higher_is_better=name == "insertion") for name, (x, y) in curves.items()
+    }
     return CurveResponse(
         photo=photo.id,
         model=run.model.name,
@@ -376,7 +371,7 @@ def _random_map(grid: tuple[int, int], seed: int, k: int) -> Tensor:
     return torch.rand(1, *grid, generator=make_generator(seed, "page/random map", k), dtype=torch.float32, device="cpu")
 
 
-def _bands(x: Tensor, y: Tensor, counts: list[int], higher_is_better: bool) -> CurveBands:
+def curve_bands(x: Tensor, y: Tensor, counts: list[int], higher_is_better: bool) -> CurveBands:
     """Return the curve y[0] of the map and the band of the random orders y[1:], [1 + orders, S]."""
     method, random = _band(x, y[:1]), _band(x, y[1:])
     verdict: CurveVerdict | None = None

@@ -49,6 +49,7 @@ class Job(Generic[Result]):
     """One piece of work, its progress, and its two early ends: cancelled, or over the time limit."""
 
     time_limit: float  # seconds
+    patience: float = UNRESPONSIVE_AFTER  # seconds
     cancelled: threading.Event = field(default_factory=threading.Event)
     progress: tuple[str, int, int] = ("waiting", 0, 0)  # task, steps done, steps in total
     started: float | None = None
@@ -81,7 +82,7 @@ class Job(Generic[Result]):
             if not self.async_future.done():
                 if self.cancelled.is_set():
                     raise JobCancelled
-                if self.is_overdue(UNRESPONSIVE_AFTER):
+                if self.is_overdue(self.patience):
                     raise TimeLimitExceeded
                 yield self.progress
 
@@ -104,10 +105,27 @@ class Job(Generic[Result]):
 
 
 class JobQueue:
-    """One worker thread and a bounded number of jobs."""
+    """One worker thread and a bounded number of jobs.
 
-    def __init__(self, name: str, capacity: int, time_limit: float) -> None:
+    Args:
+        name: Of its thread.
+        capacity: Most jobs that wait or run.
+        time_limit: Seconds that a job may run.
+        patience: Seconds after the time limit until a job that reports no progress is abandoned.
+        trim_after: Idle seconds until free memory is returned to the system.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        time_limit: float,
+        *,
+        patience: float = UNRESPONSIVE_AFTER,
+        trim_after: float = TRIM_AFTER,
+    ) -> None:
         self.name, self.capacity, self.time_limit = name, capacity, time_limit
+        self.patience, self.trim_after = patience, trim_after
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"clairvit-{name}")
         self._lock = threading.Lock()
         self._jobs: set[Job[Any]] = set()  # waiting or running
@@ -116,7 +134,7 @@ class JobQueue:
 
     def submit(self, work: Callable[[], Result]) -> Job[Result]:
         """Queue the work or raise QueueFull. Must be called on the event loop that waits for the job."""
-        job: Job[Result] = Job(self.time_limit)
+        job: Job[Result] = Job(self.time_limit, self.patience)
         with self._lock:
             if len(self._jobs) >= self.capacity:
                 raise QueueFull(min(MAX_RETRY_AFTER, max(1, math.ceil(self._mean_seconds * len(self._jobs)))))
@@ -146,7 +164,7 @@ class JobQueue:
             self._jobs.discard(job)
             if self._trim_timer is not None:
                 self._trim_timer.cancel()
-            self._trim_timer = threading.Timer(TRIM_AFTER, self._trim_if_idle)
+            self._trim_timer = threading.Timer(self.trim_after, self._trim_if_idle)
             self._trim_timer.daemon = True
             self._trim_timer.start()
 

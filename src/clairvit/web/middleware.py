@@ -13,7 +13,7 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from clairvit.web.uploads import MAX_BYTES
@@ -110,7 +110,11 @@ class RequestLimits:
         if self.rules.hosts and name not in self.rules.hosts:
             # DNS rebinding: a foreign page may point its own host name at this machine and read the responses.
             return Refusal(421, "not-allowed", f"This server does not answer to the name '{host[:80]}'.", {})
-        if path != "/" and _is_cross_site(headers, host):
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")  # older browsers send the latter only
+        is_cross_site = origin is not None and origin.partition("://")[2].lower() != host
+        if site is not None:
+            is_cross_site = site not in ("same-origin", "none")
+        if path != "/" and is_cross_site:
             return Refusal(403, "not-allowed", "Pages of other sites may not use this server.", {})
         if path.startswith("/api/") and self.rules.token is not None:  # the page itself is public
             # No cookie: browsers send those to every port of a machine, so to servers of other users, too.
@@ -139,24 +143,42 @@ class RequestLimits:
             await _respond(request.raw_send, request.refusal)
 
 
+@dataclass(eq=False)
 class _LimitedRequest:
     """The ASGI channels of one request: count the bytes received, add headers to the response, enforce timeouts."""
 
-    def __init__(
-        self, limits: RequestLimits, receive: Receive, send: Send, max_bytes: int, is_api: bool, is_head: bool
-    ) -> None:
-        self.raw_receive, self.raw_send = receive, send
-        self.limits, self.max_bytes, self.is_api, self.is_head = limits, max_bytes, is_api, is_head
-        self.received, self.is_complete, self.responded = 0, False, False
-        self.is_slow = False  # it counts among the slow bodies
-        self.started = time.monotonic()
-        self.refusal: Refusal | None = None
+    limits: RequestLimits
+    raw_receive: Receive
+    raw_send: Send
+    max_bytes: int
+    is_api: bool
+    is_head: bool
+    received: int = 0  # bytes
+    is_complete: bool = False
+    responded: bool = False
+    is_slow: bool = False  # it counts among the slow bodies
+    started: float = field(default_factory=time.monotonic)
+    refusal: Refusal | None = None
 
     async def receive(self) -> Message:
         """Receive a part of the body; refuse the request if it is too large or too slow."""
         if self.is_complete:
             return await self.raw_receive()  # only a disconnect can follow
-        message = await self._receive_in_time()
+        message: Message | None = None
+        while message is None:
+            elapsed = time.monotonic() - self.started
+            limit = min(IDLE_TIMEOUT, BODY_TIMEOUT - elapsed)
+            prompt = math.inf if self.is_slow else PROMPT_BODY - elapsed
+            try:
+                async with asyncio.timeout(min(limit, prompt)):
+                    message = await self.raw_receive()
+            except TimeoutError:
+                if prompt >= limit:
+                    raise self._refuse(Refusal(408, "bad-request", _TOO_SLOW, {})) from None
+                if self.limits.slow_bodies >= MAX_SLOW_BODIES:
+                    raise self._refuse(_busy("Too many photos are arriving slowly")) from None
+                self.limits.slow_bodies += 1  # a body that is late needs a place among the slow ones
+                self.is_slow = True
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self.received += size
@@ -170,23 +192,6 @@ class _LimitedRequest:
             if self.limits.body_bytes > MAX_TOTAL_BODY:
                 raise self._refuse(_busy("Too much is being sent to this server"))
         return message
-
-    async def _receive_in_time(self) -> Message:
-        """Receive a part of the body before the timeouts; a body that is late needs a place among the slow ones."""
-        while True:
-            elapsed = time.monotonic() - self.started
-            limit = min(IDLE_TIMEOUT, BODY_TIMEOUT - elapsed)
-            prompt = math.inf if self.is_slow else PROMPT_BODY - elapsed
-            try:
-                async with asyncio.timeout(min(limit, prompt)):
-                    return await self.raw_receive()
-            except TimeoutError:
-                if prompt >= limit:
-                    raise self._refuse(Refusal(408, "bad-request", _TOO_SLOW, {})) from None
-                if self.limits.slow_bodies >= MAX_SLOW_BODIES:
-                    raise self._refuse(_busy("Too many photos are arriving slowly")) from None
-                self.limits.slow_bodies += 1
-                self.is_slow = True
 
     def _refuse(self, refusal: Refusal) -> _Refused:
         self.refusal = refusal
@@ -219,14 +224,6 @@ def host_name(host: str) -> str | None:
     """Return the name in a Host header, without its port; None where it is not a name and a port to the end."""
     match = _HOST.fullmatch(host)
     return match[1] if match else None
-
-
-def _is_cross_site(headers: dict[str, str], host: str) -> bool:
-    """Return whether a page of another site sent the request, by Sec-Fetch-Site, or Origin in older browsers."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if site is not None:
-        return site not in ("same-origin", "none")
-    return origin is not None and origin.partition("://")[2].lower() != host
 
 
 _NO_TOKEN = "This server needs a token: open the address that it printed, or send Authorization: Bearer TOKEN."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -75,11 +74,13 @@ class ResultCache:
     @property
     def bytes(self) -> int:
         """Return the memory of the arrays; rows of one explanation that share memory count once."""
-        storages = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-            for result in self._results.values()
-            for tensor in _tensors(result.explanation)
-        }
+        storages = {}
+        for explanation in (result.explanation for result in self._results.values()):
+            optional = (explanation.standard_error, explanation.chosen, explanation.layers)
+            heads = None if explanation.heads is None else explanation.heads.maps
+            for tensor in (explanation.maps, explanation.pixels, *optional, heads):
+                if isinstance(tensor, Tensor):
+                    storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return sum(storages.values())
 
 
@@ -87,9 +88,3 @@ def _by_classes(key: ResultKey, explanation: Explanation) -> dict[ResultKey, Exp
     if None in explanation.classes:
         return {}
     return {replace(key, targets=tuple(str(index) for index in explanation.classes)): explanation}
-
-
-def _tensors(explanation: Explanation) -> Sequence[Tensor]:
-    heads = explanation.heads
-    optional = (explanation.standard_error, explanation.chosen, explanation.layers, heads and heads.maps)
-    return [explanation.maps, explanation.pixels, *(tensor for tensor in optional if isinstance(tensor, Tensor))]

@@ -86,9 +86,12 @@ class AppState:
         """Return the description of a model."""
         return next(card for card in self.cards if card.name == name)
 
-    def method_texts(self, texts: Sequence[str], model: str) -> list[str]:
-        """Return method strings with 'default' replaced by the default method of a model."""
-        return [self.card(model).default_method if text.strip() == DEFAULT else text for text in texts]
+    def resolve(self, texts: Sequence[str], model: str, targets: int = 1) -> tuple[list[MethodSpec], str]:
+        """Return the methods of a request, 'default' being that of the model, and the queue that it belongs to."""
+        card = self.card(model)
+        rows, columns = card.grid
+        named = [card.default_method if text.strip() == DEFAULT else text for text in texts]
+        return resolve_request(named, rows * columns, targets)
 
     def models_response(self) -> ModelsResponse:
         """Return the models and the limits of this server."""
@@ -262,16 +265,6 @@ def is_one_trace(method: Method) -> bool:
     return not method.slow and method.name not in _COMBINING and method.own_cost(**method.options) == Cost()
 
 
-def _refuse_files(text: str) -> None:
-    """Raise UnknownName for a recipe that was not read when the server started: requests open no files."""
-    for match in re.finditer(r"\.json(?:#([0-9a-f]+))?", text, re.IGNORECASE):
-        if match[1] is None or calibration_by_hash(match[1].lower()) is None:
-            raise UnknownName(
-                f"'{text}' names a recipe that this server has not read; expected one that it was started with "
-                "(`clairvit serve --recipe mine.json`), by the name that its list of methods gives."
-            )
-
-
 def resolve_request(texts: Sequence[str], patches: int, targets: int = 1) -> tuple[list[MethodSpec], str]:
     """Return the methods of a request and the queue that it belongs to; raise BadInput if it is too expensive."""
     names = [
@@ -280,7 +273,12 @@ def resolve_request(texts: Sequence[str], patches: int, targets: int = 1) -> tup
         for name in ([m.name for m in list_methods() if is_one_trace(m)] if text.strip() == ALL else [text])
     ]
     for name in names:
-        _refuse_files(name)
+        for recipe in re.finditer(r"\.json(?:#([0-9a-f]+))?", name, re.IGNORECASE):  # requests open no files
+            if recipe[1] is None or calibration_by_hash(recipe[1].lower()) is None:
+                raise UnknownName(
+                    f"'{name}' names a recipe that this server has not read; expected one that it was started with "
+                    "(`clairvit serve --recipe mine.json`), by the name that its list of methods gives."
+                )
     specs = list({spec.text: spec for spec in map(resolve_method, names)}.values())
     with_members = [member for spec in specs for member in (spec, *spec.members)]
     for member in with_members:
@@ -291,7 +289,8 @@ def resolve_request(texts: Sequence[str], patches: int, targets: int = 1) -> tup
             )
         for key, value in member.options:
             limit = MAX_OPTIONS.get(key, MAX_OPTION)
-            if _exceeds(value, limit):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and not abs(value) <= limit:  # NaN exceeds it too
                 raise BadInput(f"'{member.text}' asks for {key}={value}; expected at most {limit} on this server.")
     cost = sum((spec.own_cost(patches) for spec in specs), Cost())
     passes = max(targets, 1) * (cost.forwards + cost.backwards)
@@ -304,7 +303,3 @@ def resolve_request(texts: Sequence[str], patches: int, targets: int = 1) -> tup
     if passes > QUICK_PASSES or is_slow:
         return specs, "slow"
     return specs, "long" if len(specs) > QUICK_METHODS else "quick"
-
-
-def _exceeds(value: object, limit: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= limit  # NaN exceeds

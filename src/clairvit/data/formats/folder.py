@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from clairvit.data.formats.encoded import encoded_entries, index_labels
 from clairvit.data.formats.entry import (
     Annotation,
     DatasetIndex,
-    Entry,
     Size,
     annotation_from_mask,
     folders_in,
@@ -53,12 +53,13 @@ def folder(request: DataRequest) -> DatasetIndex:
         raise BadInput(f"There are no images in '{root}' outside the folder of masks; expected some.")
     labels, classes, notes = _classes(root, images, mask_folder)
     masks, mask_notes = _match_masks(root, images, request.masks) if request.masks is not None else ({}, ())
-    entries = tuple(
-        _entry(root, image, label, masks.get(image), request.mask_kind)
-        for image, label in zip(images, labels, strict=True)
-    )
+    entries = []
+    for image, label in zip(images, labels, strict=True):
+        mask, kind = masks.get(image), request.mask_kind
+        annotation = None if mask is None else partial(_annotation, label, mask, kind)
+        entries.append(labelled_entry(root, image, label, annotation, mask, kind))
     return DatasetIndex(
-        entries,
+        tuple(entries),
         classes,
         has_masks=request.masks is not None,
         has_labels=bool(classes),
@@ -121,12 +122,6 @@ def _match_masks(root: Path, images: list[Path], folder: Path) -> tuple[dict[Pat
     return masks, tuple(notes)
 
 
-def _entry(root: Path, image: Path, label: int | None, mask: Path | None, kind: str) -> Entry:
-    def annotation(size: Size) -> Annotation:
-        return (
-            Annotation(label, masked=False)
-            if mask is None
-            else annotation_from_mask(label, read_mask(mask, size, kind))
-        )
-
-    return labelled_entry(root, image, label, annotation, mask, kind)
+def _annotation(label: int | None, mask: Path, kind: str, size: Size) -> Annotation:
+    """Return the annotation of an image that has a mask."""
+    return annotation_from_mask(label, read_mask(mask, size, kind))
