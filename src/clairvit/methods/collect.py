@@ -6,7 +6,7 @@ import functools
 import platform
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from clairvit._cost import Cost
-from clairvit._rows import join_rows
 from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Comparison, Explanation, Origin, TextRelevance
@@ -61,9 +60,15 @@ def collect(
     by_row = [target.by_row(recording.logits) for target in targets]
     probabilities = model.probabilities(run.passes.logits.cpu().repeat(count, 1))
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
-    about_model = (*activated, *recording.structure.notes, *_precision_note(model), *_softmax_note(model, batch.notes))
-    unmoved = _listed_once(results)
-    properties = {text: of_maps for check in checks for text, of_maps in check.read().items()}
+    about_model = (*activated, *recording.structure.notes, *_model_notes(model, batch.notes))
+    # Marks on a device, which methods share, and the properties of maps are read once each.
+    marks = {id(r.unmoved): r.unmoved for group in results.values() for r in group}
+    unmoved = {key: listed.tolist() if isinstance(listed, Tensor) else listed for key, listed in marks.items()}
+    properties = {
+        text: MapProperties(*lists)
+        for check in checks
+        for text, lists in zip(check.texts, check.answers.tolist(), strict=True)
+    }
     shared_seconds = seconds - sum(result.seconds for group in results.values() for result in group)
     common: dict[str, Any] = {  # rows are images within targets
         "targets": tuple(name for target in targets for name in target.names),
@@ -93,22 +98,23 @@ def collect(
             comparison.skipped[spec.text] = str(error)
             continue
         checked = properties[spec.text]
-        marks = [is_unmoved for result in of_targets for is_unmoved in unmoved(result.unmoved)]
-        notes = _checked_notes(spec, of_targets, checked, marks, names, len(recording.inputs))
-        has_layers = all(result.layers is not None for result in of_targets)
+        rows_unmoved = [is_unmoved for result in of_targets for is_unmoved in unmoved[id(result.unmoved)]]
+        notes = _checked_notes(spec, of_targets, checked, rows_unmoved, names, len(recording.inputs))
+        maps = _stored([result.maps for result in of_targets])
+        assert maps is not None
         own_seconds = sum(result.seconds for result in of_targets)
         passes = sum((result.own_cost for result in of_targets), Cost(1, count * spec.backwards))
         comparison[spec.text] = Explanation(
             **common,
-            maps=_joined_maps([result.maps for result in of_targets]),
+            maps=maps,
             method=spec.text,
             # Heads that are mixed after the softmax (CaiT) can make even an attention map negative.
             signed=(spec.method.signed and not spec.relu) or any(checked.negative),
             score=of_targets[0].score or targets[0].score,
             cost=passes + Cost(seconds=shared_seconds + own_seconds, own_seconds=own_seconds),
-            standard_error=_stored_if_all([result.standard_error for result in of_targets]),
-            chosen=_stored_if_all([result.chosen for result in of_targets]),
-            layers=torch.cat([_stored(result.layers) for result in of_targets], 1) if has_layers else None,
+            standard_error=_stored([result.standard_error for result in of_targets]),
+            chosen=_stored([result.chosen for result in of_targets]),
+            layers=_stored([result.layers for result in of_targets], axis=1),
             text_relevance=_text_relevance(model, of_targets),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
@@ -117,20 +123,20 @@ def collect(
     return comparison
 
 
-def _precision_note(model: Model) -> tuple[str, ...]:
-    """Return a note that a model in half precision rounds its maps."""
-    digits = HALF_DIGITS.get(model.dtype)
-    if digits is None:
-        return ()
-    kind = str(model.dtype).removeprefix("torch.")
-    return (f"{model.name} runs in {kind}, about {digits} digits: small relevances are rounding noise.",)
+def _model_notes(model: Model, notes: Sequence[str]) -> list[str]:
+    """Return notes that half precision rounds maps, and that a softmax was assumed.
 
-
-def _softmax_note(model: Model, notes: Sequence[str]) -> tuple[str, ...]:
-    """Return a note that nothing states a softmax, for a model whose user has not described it at all."""
-    if not model.assumes_classes or not set(notes) & set(model.assumptions):
-        return ()
-    return ("A softmax was assumed: one class per image. If several can be right at once, give activation='sigmoid'.",)
+    The second is for a model whose user has not described it at all, as the notes on its images say.
+    """
+    about_model, dtype = [], model.dtype
+    if dtype in HALF_DIGITS:
+        kind, digits = str(dtype).removeprefix("torch."), HALF_DIGITS[dtype]
+        about_model.append(f"{model.name} runs in {kind}, about {digits} digits: small relevances are rounding noise.")
+    if model.assumes_classes and set(notes) & set(model.assumptions):
+        about_model.append(
+            "A softmax was assumed: one class per image. If several can be right at once, give activation='sigmoid'."
+        )
+    return about_model
 
 
 def _class_probabilities(probabilities: Tensor | None, classes: Sequence[int | None]) -> tuple[float | None, ...]:
@@ -157,21 +163,13 @@ class MapChecks:
     """The properties of maps of one shape on their device, where they can be computed without waiting for it."""
 
     texts: tuple[str, ...]  # of the methods
-    answers: Tensor  # bool [methods, 4, B]
-
-    def read(self) -> dict[str, MapProperties]:
-        """Return the properties of each method's maps, in one transfer."""
-        answers = self.answers.tolist()
-        return {text: MapProperties(*lists) for text, lists in zip(self.texts, answers, strict=True)}
+    answers: Tensor  # bool [methods, 4, B]: the fields of `MapProperties`
 
 
 def checks_of_maps(results: dict[str, list[Result]]) -> list[MapChecks]:
     """Return the checks of all maps; those of one shape are made together."""
-    stored = {
-        text: _joined_maps([result.maps for result in group])
-        for text, group in results.items()
-        if all(result.maps is not None for result in group)
-    }
+    joined = {text: _stored([result.maps for result in group]) for text, group in results.items()}
+    stored = {text: maps for text, maps in joined.items() if maps is not None}
     checks = []
     for kind in {(maps.shape, maps.dtype, maps.device): None for maps in stored.values()}:
         texts = [text for text, maps in stored.items() if (maps.shape, maps.dtype, maps.device) == kind]
@@ -199,42 +197,17 @@ def _checked_notes(
     names: Sequence[str],
     layers: int,
 ) -> tuple[str, ...]:
-    """Return the notes of a method's maps; raise for NaN, warn of maps that are zero or constant."""
+    """Return the notes of a method's maps; raise for NaN.
+
+    Warn of maps that do not depend on the target, that are zero, and that are constant.
+    """
     broken = [name for name, finite in zip(names, checked.finite, strict=True) if not finite]
     if broken:
         raise ClairError(
             f"'{spec.text}' gave NaN or infinity for {', '.join(broken)}; expected finite numbers. {_nan_advice(spec)}"
         )
-    own_notes = (note for result in runs for note in result.note_texts())
-    notes = (*(spec.notes(layers) if layers else ()), *own_notes)
-    warned = _empty_map_warnings(spec, checked, unmoved, names)
-    for note in warned:
-        warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
-    return (*notes, *warned)
+    notes = [*(spec.notes(layers) if layers else ()), *(note for result in runs for note in result.note_texts())]
 
-
-def _nan_advice(spec: MethodSpec) -> str:
-    """Return what to do about NaN: a method from outside the package is looked at first."""
-    function = spec.method.function
-    if function.__module__.partition(".")[0] != "clairvit":
-        return (
-            "Look at the method's function first: is there a division by zero, or a logarithm or root of what may be 0 "
-            "or negative? A built-in method, such as genatt, shows whether the model itself gives finite numbers."
-        )
-    return "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
-
-
-def _listed_once(results: dict[str, list[Result]]) -> Callable[[Sequence[bool] | Tensor], Sequence[bool]]:
-    """Return a function that lists marks; those on a device, which methods share, are read once."""
-    tensors = {id(r.unmoved): r.unmoved for group in results.values() for r in group if isinstance(r.unmoved, Tensor)}
-    by_id = {key: marks.tolist() for key, marks in tensors.items()}
-    return lambda marks: by_id[id(marks)] if isinstance(marks, Tensor) else marks
-
-
-def _empty_map_warnings(
-    spec: MethodSpec, checked: MapProperties, unmoved: Sequence[bool], names: Sequence[str]
-) -> list[str]:
-    """Return a sentence for maps that do not depend on the target, that are zero, and that are constant."""
     rows = list(zip(names, checked.nonzero, checked.varying, unmoved, strict=True))
     independent = [name for name, _, _, is_unmoved in rows if is_unmoved]
     zero = [name for name, nonzero, _, is_unmoved in rows if not (nonzero or is_unmoved)]
@@ -254,7 +227,20 @@ def _empty_map_warnings(
             f"{spec.text}: the map of {named_images(constant)} is the same everywhere, up to rounding, so it says "
             "nothing about places"
         )
-    return warned
+    for note in warned:
+        warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
+    return (*notes, *warned)
+
+
+def _nan_advice(spec: MethodSpec) -> str:
+    """Return what to do about NaN: a method from outside the package is looked at first."""
+    function = spec.method.function
+    if function.__module__.partition(".")[0] != "clairvit":
+        return (
+            "Look at the method's function first: is there a division by zero, or a logarithm or root of what may be 0 "
+            "or negative? A built-in method, such as genatt, shows whether the model itself gives finite numbers."
+        )
+    return "Run the model in float32 (cv.load(…, dtype=torch.float32)) and check its weights."
 
 
 def _unmoved_reason(spec: MethodSpec) -> str:
@@ -273,29 +259,21 @@ def _zero_reason(spec: MethodSpec) -> str:
     return _unmoved_reason(spec)
 
 
-def _joined_maps(parts: Sequence[Tensor | None]) -> Tensor:
-    """Return the maps of all targets, as they are stored."""
-    stored = [_stored(part) for part in parts]
-    return stored[0] if len(stored) == 1 else torch.cat(stored)
-
-
-def _stored_if_all(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the tensors of all targets concatenated; None if one of them is missing."""
-    stored = [None if t is None else t.detach() if t.dtype == torch.bool else _stored(t) for t in tensors]
-    tensor: Tensor | None = join_rows(stored)
-    return tensor
-
-
-def _stored(maps: Tensor | None) -> Tensor:
-    """Return the tensor in float32, or in float64 for a float64 model."""
-    assert maps is not None
-    return maps.detach() if maps.dtype == torch.float64 else maps.detach().float()
+def _stored(tensors: Sequence[Tensor | None], axis: int = 0) -> Tensor | None:
+    """Return the tensors of all targets concatenated, in float32 or wider, bool as it is; None if one is missing."""
+    stored = []
+    for tensor in tensors:
+        if tensor is None:
+            return None
+        kept = tensor.dtype in (torch.float64, torch.bool)
+        stored.append(tensor.detach() if kept else tensor.detach().float())
+    return stored[0] if len(stored) == 1 else torch.cat(stored, axis)
 
 
 def _text_relevance(model: Model, runs: Sequence[Result]) -> tuple[TextRelevance, ...]:
     """Return the relevance of the text's tokens, one per map; () for a model without text, or a map of pixels."""
     text = readout_text(model.module)
-    values = _stored_if_all([result.other_tokens for result in runs]) if text else None
+    values = _stored([result.other_tokens for result in runs]) if text else None
     return () if values is None else tuple(TextRelevance(text, row) for row in values)
 
 

@@ -66,7 +66,7 @@ def run_all(
         return {}
     groups = by_rules(single)
     results: dict[str, list[Result]] = {spec.text: [] for spec in single}
-    last = list(groups)[-1]
+    last, count = list(groups)[-1], len(recording.inputs)
     for target in targets:
         others: dict[RuleTable, Trace] = {}  # those that a method of another group reads too
         for table, group in groups.items():
@@ -74,7 +74,11 @@ def run_all(
             keep = not (target is targets[-1] and table == last) or table is None
             readers = [*group, *(spec for spec in single if spec.second_rules == table is not None)]
             rules = None if recording.structure.barriers else table
-            scope = gradient_scope(readers, len(recording.inputs), layers)
+            # How far back the gradient must go for these methods, and where it is read.
+            backward = [spec for spec in readers if spec.passes == "backward"]
+            first = 0 if layers else min((spec.first_layer(count) for spec in backward if count), default=count)
+            places = {place for spec in backward for place in spec.gradients}
+            scope = GradientScope(first, *(at in places for at in ("attention", "tokens", "pixels", "embedding")))
             recorders = {recorder for spec in readers for recorder in spec.requires.recorders}
             trace = run_backward(recording, target, rules, keep=keep, scope=scope, recorders=recorders)
             for spec, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
@@ -185,11 +189,3 @@ def by_rules(specs: Sequence[MethodSpec]) -> dict[RuleTable | None, list[MethodS
     if without_backward:
         groups.setdefault(list(groups)[-1] if groups else None, []).extend(without_backward)
     return groups
-
-
-def gradient_scope(specs: Sequence[MethodSpec], count: int, layers: bool) -> GradientScope:
-    """Return how far back the gradient must go for these methods, and where it is read."""
-    readers = [spec for spec in specs if spec.passes == "backward"]
-    first = 0 if layers else min((spec.first_layer(count) for spec in readers if count), default=count)
-    places = {place for spec in readers for place in spec.gradients}
-    return GradientScope(first, *(place in places for place in ("attention", "tokens", "pixels", "embedding")))

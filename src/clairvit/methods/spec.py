@@ -19,7 +19,7 @@ from clairvit._spec import ParsedSpec, Spec, changed_options
 from clairvit.errors import BadInput, Message, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.aggregation import Aggregation, Product, Single, Suffixes, Total
 from clairvit.methods.flow import Flow
-from clairvit.methods.parsing import RECIPE, SEARCHED, parse_spec, refuse_auto, start_search
+from clairvit.methods.parsing import CALIBRATED, RECIPE, SEARCHED, parse_spec, refuse_auto, start_search
 from clairvit.methods.registry import (
     COMBINATORS,
     MATRIX_COMBINATORS,
@@ -75,7 +75,7 @@ class MethodSpec(Spec):
         """The registered method."""
         return self.method
 
-    @property
+    @functools.cached_property
     def key(self) -> tuple[Any, ...]:
         """Two specs with the same key have the same layer map."""
         return (self.method.function, self.options)
@@ -85,22 +85,22 @@ class MethodSpec(Spec):
         """What it needs of the shared trace with these options."""
         return self.method.requirements(**dict(self.options))
 
-    @property
+    @functools.cached_property
     def needs_all_rows(self) -> bool:
         """Whether its layer maps are needed for all query rows, not only those the head reads."""
         return self.requires.all_rows or (self.aggregation is not None and self.aggregation.needs_all_rows)
 
-    @property
+    @functools.cached_property
     def passes(self) -> Passes:
         """What it must see of the shared trace."""
         return self.requires.passes
 
-    @property
+    @functools.cached_property
     def reads_gradients(self) -> bool:
         """Whether it needs a backward: of the shared trace, of single blocks, or of passes that it makes itself."""
         return self.requires.shared_cost.backwards > 0 or self.own_cost().backwards > 0
 
-    @property
+    @functools.cached_property
     def backwards(self) -> int:
         """How many backwards of the shared traces it reads, for one target."""
         if self.members:
@@ -122,22 +122,22 @@ class MethodSpec(Spec):
         specs = self.members or (self,)
         return sum((spec.method.own_cost(patches, **dict(spec.options)) for spec in specs), Cost())
 
-    @property
+    @functools.cached_property
     def tables(self) -> tuple[RuleTable, ...]:
         """The rule tables whose backward passes it reads."""
         return self.requires.tables
 
-    @property
+    @functools.cached_property
     def rules(self) -> RuleTable | None:
         """The rule table of the backward it reads, if it reads one."""
         return self.requires.rules if self.passes == "backward" else None
 
-    @property
+    @functools.cached_property
     def second_rules(self) -> RuleTable | None:
         """The second rule table that it reads."""
         return self.requires.second_rules
 
-    @property
+    @functools.cached_property
     def gradients(self) -> tuple[Place, ...]:
         """Where it reads gradients."""
         by_output: dict[str, Place] = {"matrix": "attention", "tokens": "tokens", "image": "pixels"}
@@ -169,6 +169,7 @@ class MethodSpec(Spec):
 Wrapper = Callable[[ParsedSpec], MethodSpec]
 # smooth(…), ensemble(…), and recipes
 WRAPPERS: Registry[Wrapper] = Registry("wrapper", modules=["clairvit.methods.ensembles", "clairvit.methods.recipe"])
+READS_RECIPE = re.compile(rf"\.json|{CALIBRATED}", re.IGNORECASE)  # somewhere in a text, whose meaning may then change
 RECIPE_FILE = ".json"  # the wrapper of a method that is given as a recipe; no name that can be typed
 
 
@@ -188,12 +189,23 @@ def resolve_method(method: str | MethodSpec | ParsedSpec, **options: Any) -> Met
         return resolve_parsed(method.canonical.with_options(options)) if options else method
     if isinstance(method, ParsedSpec):
         return resolve_parsed(method.with_options(options))
+    if not options and isinstance(method, str) and not READS_RECIPE.search(method):
+        return _remembered(method, METHODS.changes, WRAPPERS.changes)
+    return resolve_parsed(_parsed(method).with_options(options))
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered(text: str, methods: int, wrappers: int) -> MethodSpec:
+    """Return the spec of a text, which stays the same until a registry changes: `methods` and `wrappers` count that."""
+    return resolve_parsed(_parsed(text))
+
+
+def _parsed(text: str) -> ParsedSpec:
     try:
-        parsed = parse_spec(method)
+        return parse_spec(text)
     except BadInput as error:
-        near = did_you_mean(method, METHODS, METHODS.aliases) if isinstance(method, str) else ""
+        near = did_you_mean(text, METHODS, METHODS.aliases) if isinstance(text, str) else ""
         raise BadInput(f"{error}{near}") from None
-    return resolve_parsed(parsed.with_options(options))
 
 
 def resolve_parsed(parsed: ParsedSpec) -> MethodSpec:

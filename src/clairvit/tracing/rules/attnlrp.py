@@ -16,12 +16,8 @@ from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable
 
 def uniform_half_attention(call: Call, gradient: Tensor) -> Gradients:
     """Give each factor of the two matmuls half: v once (1/2), q and k twice (1/4), and a mask as they."""
-    q, k, v, *mask = call.vjp(gradient)
-    return (_times(q, 0.25), _times(k, 0.25), _times(v, 0.5), *(_times(g, 0.25) for g in mask))
-
-
-def _times(gradient: Tensor | None, factor: float) -> Tensor | None:
-    return None if gradient is None else gradient * factor
+    shares = (0.25, 0.25, 0.5, 0.25)  # of q, k, v and, where there is one, the mask
+    return tuple(None if g is None else g * share for g, share in zip(call.vjp(gradient), shares, strict=False))
 
 
 def epsilon_stabilise(c: Tensor, Z: Tensor, eps: float) -> Tensor:

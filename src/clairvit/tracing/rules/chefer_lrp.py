@@ -25,7 +25,7 @@ from clairvit.tracing.rules.linear import (
     uniform_half,
     zero_gradient,
 )
-from clairvit.tracing.rules.table import Call, Gradients, Rule, RuleTable, follows, inputs_followed
+from clairvit.tracing.rules.table import INPUTS_FOLLOWED, Call, Gradients, Rule, RuleTable, follows
 
 # The z+ rule takes Z⁺ from z + |W| |x| where no Z⁺ is a smaller share of |W| |x|: five bits are lost at most.
 SMALLEST_SHARE = 1 / 32
@@ -63,7 +63,7 @@ def saturating(rule: Rule) -> Rule:
     def saturated(call: Call, c: Tensor) -> Gradients:
         return tuple(None if g is None else bounded(g) for g in rule(call, bounded(c)))
 
-    places = inputs_followed(rule)
+    places = INPUTS_FOLLOWED.get(rule)
     return saturated if places is None else follows(*places)(saturated)
 
 

@@ -10,6 +10,7 @@ in what depends on the pixels, or homogeneous as a ReLU; anything else is report
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from clairvit.tracing.residual_sums import joins_stream_and_layers, without_views
-from clairvit.tracing.rules.table import RuleTable, inputs_followed
+from clairvit.tracing.rules.table import INPUTS_FOLLOWED, RuleTable
 
 # Linear in what depends on the pixels, however many inputs that are, or homogeneous of degree 1.
 _LINEAR = frozenset(
@@ -125,11 +126,6 @@ _NAME = re.compile(r"Backward\w*$")
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-def has_rules_of_operations(table: RuleTable) -> bool:
-    """Return whether a table is meant to have a rule for every bent operation: all but `plain` and `residual`."""
-    return "norm" in table.rules
-
-
 def uncovered_operations(scores: Tensor, outputs: Iterable[Any], table: RuleTable) -> tuple[str, ...]:
     """Return the names of the operations between the pixels and the output that the table should have had a rule for.
 
@@ -142,14 +138,14 @@ def uncovered_operations(scores: Tensor, outputs: Iterable[Any], table: RuleTabl
     Returns:
         One name per operation, last to first, such as "mul", "sqrt" or the name of a custom autograd function.
     """
-    if scores.grad_fn is None or not has_rules_of_operations(table):
+    if scores.grad_fn is None or "norm" not in table.rules:  # `plain`, `residual`: no rules for bent operations
         return ()
     followed, means = _followed_nodes(_last_of_model(scores.grad_fn, set(outputs)), table)
-    names = {node: _name(node) for node in followed}
+    names = {node: _operation(node.name()) for node in followed}
     live = _live(followed)
     attention = _attention_scores(followed, names, live, table)
-    sums = _weighted_sums(followed, names, live, attention, table)
-    residual = _residual_sums(followed, names, live, table)
+    sums = _weighted_sums(followed, names, live, attention) if "linear" in table.rules else set()
+    residual = _residual_sums(followed, names, live) if "add" in table.rules else {}
     return tuple(
         "sum of a product" if node in sums else residual.get(node) or _reported_name(node)
         for node, parents in followed.items()
@@ -169,7 +165,10 @@ def note_on(names: tuple[str, ...], table: str) -> str:
 
 
 def _last_of_model(start: Any, outputs: set[Any]) -> list[Any]:
-    """Return the nodes of the module's output that the scores are computed from; the scores' own if there is none."""
+    """Return the nodes of the module's output that the scores are computed from; the scores' own if there is none.
+
+    Where the module ends with probabilities, which are no part of the network, those of the scores before these.
+    """
     reached, visited, pending = [], {start}, [start]
     while pending:
         node = pending.pop()
@@ -179,16 +178,14 @@ def _last_of_model(start: Any, outputs: set[Any]) -> list[Any]:
         new = [parent for parent, _ in node.next_functions if parent is not None and parent not in visited]
         visited.update(new)
         pending.extend(new)
-    return [_before_probabilities(node) for node in reached or [start]]
-
-
-def _before_probabilities(node: Any) -> Any:
-    """Return the node of the scores where a module ends with their probabilities, which are no part of the network."""
-    last = node
-    while _name(last) in _VIEWS and last.next_functions[0][0] is not None:
-        last = last.next_functions[0][0]
-    parent = last.next_functions[0][0] if _name(last) in ("Softmax", "LogSoftmax", "Sigmoid") else None
-    return node if parent is None else parent
+    ends = []
+    for node in reached or [start]:
+        last = node
+        while _operation(last.name()) in _VIEWS and last.next_functions[0][0] is not None:
+            last = last.next_functions[0][0]
+        parent = last.next_functions[0][0] if _operation(last.name()) in ("Softmax", "LogSoftmax", "Sigmoid") else None
+        ends.append(node if parent is None else parent)
+    return ends
 
 
 def _followed_nodes(starts: Sequence[Any], table: RuleTable) -> tuple[dict[Any, tuple[Any, ...]], set[Any]]:
@@ -206,7 +203,7 @@ def _followed_nodes(starts: Sequence[Any], table: RuleTable) -> tuple[dict[Any, 
         if node.name() == "torch::autograd::CopyBackwards":
             parents = (None, *parents[1:]) if len(parents) == 2 else parents  # what is overwritten passes nothing on
         if role is not None and (rule := table.rules.get(role)) is not None:
-            places = inputs_followed(rule)
+            places = INPUTS_FOLLOWED.get(rule)
             if places is not None:
                 parents = tuple(parent if i in places else None for i, parent in enumerate(parents))
         followed[node] = parents
@@ -215,7 +212,7 @@ def _followed_nodes(starts: Sequence[Any], table: RuleTable) -> tuple[dict[Any, 
                 (second if output else first).add(parent)
                 if parent not in followed:
                     pending.append(parent)
-    return followed, {node for node in second - first if _name(node) in _WITH_MEAN}
+    return followed, {node for node in second - first if _operation(node.name()) in _WITH_MEAN}
 
 
 def _live(followed: dict[Any, tuple[Any, ...]]) -> dict[Any, bool]:
@@ -271,11 +268,8 @@ def _weighted_sums(
     names: dict[Any, str],
     live: dict[Any, bool],
     scores: set[Any],
-    table: RuleTable,
 ) -> set[Any]:
-    """Return the sums of products with constants, entry by entry: linear layers, where a table has a rule for these."""
-    if "linear" not in table.rules:
-        return set()
+    """Return the sums of products with constants, entry by entry: linear layers."""
     return {
         node
         for node, parents in followed.items()
@@ -285,11 +279,9 @@ def _weighted_sums(
 
 
 def _residual_sums(
-    followed: dict[Any, tuple[Any, ...]], names: dict[Any, str], live: dict[Any, bool], table: RuleTable
+    followed: dict[Any, tuple[Any, ...]], names: dict[Any, str], live: dict[Any, bool]
 ) -> dict[Any, str]:
-    """Return node -> name of the sums of a stream and its branch that met no rule, where a table has one for sums."""
-    if "add" not in table.rules:
-        return {}
+    """Return node -> name of the sums of a stream and its branch that met no rule."""
     sums = {}
     for node, parents in followed.items():
         stack = next((without_views(p) for p in parents if p is not None), None) if names[node] in _SUMS_OF else None
@@ -327,8 +319,10 @@ def _is_linear_role(node: Any) -> bool:
     return getattr(node, "role", None) in ("add", "linear", "conv")
 
 
-def _name(node: Any) -> str:
-    return _NAME.sub("", node.name().rpartition("::")[2])
+@functools.lru_cache(maxsize=4096)
+def _operation(name: str) -> str:
+    """Return what a node's name says of its operation: "Mul" of "MulBackward0"."""
+    return _NAME.sub("", name.rpartition("::")[2])
 
 
 def _reported_name(node: Any) -> str:
@@ -337,4 +331,4 @@ def _reported_name(node: Any) -> str:
     if role is not None:
         return str(role)
     custom = getattr(node, "_forward_cls", None)
-    return custom.__name__ if custom is not None else _WORDS.sub("_", _name(node)).lower()
+    return custom.__name__ if custom is not None else _WORDS.sub("_", _operation(node.name())).lower()

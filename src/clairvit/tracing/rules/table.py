@@ -51,22 +51,18 @@ class Call:
 
 
 Rule = Callable[[Call, Tensor], Gradients]
-_FOLLOWED: dict[Rule, tuple[int, ...]] = {}  # rules that pass nothing on to some of the inputs
+# Rule -> the places of the inputs to which it passes relevance, of rules that pass nothing on to some of them.
+INPUTS_FOLLOWED: dict[Rule, tuple[int, ...]] = {}
 
 
 def follows(*inputs: int) -> Callable[[Rule], Rule]:
     """Declare to which inputs of an operation a rule passes relevance; without it to all."""
 
     def declared(rule: Rule) -> Rule:
-        _FOLLOWED[rule] = inputs
+        INPUTS_FOLLOWED[rule] = inputs
         return rule
 
     return declared
-
-
-def inputs_followed(rule: Rule) -> tuple[int, ...] | None:
-    """Return the places of the inputs to which a rule passes relevance; None for all."""
-    return _FOLLOWED.get(rule)
 
 
 @dataclass(frozen=True)
