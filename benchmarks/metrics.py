@@ -33,7 +33,7 @@ from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import list_metrics, resolve_metric
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import resolve_for
 from clairvit.tracing.trace import run_backward
 
 TEN = ("ixg", "genatt", "gradcam", "gmar-l1", "gmar-l2", "attcam", "focusvit", "rollout", "raw-attention", "gradsam")
@@ -86,7 +86,7 @@ def make_context(model: cv.Model, pixels: Tensor, methods: Sequence[str], masks:
     """Return the context of a metric with the maps of these methods."""
     specs = tuple(resolve_method(name) for name in methods)
     recording = record_for(specs, model, pixels)
-    (target,) = resolve_targets(None, recording.logits.detach(), model.labels)
+    (target,) = resolve_for(model, None, recording.logits.detach())
     results = run_all(specs, recording, [target])
     maps = [results[spec.text][0].maps for spec in specs]
     raw = tuple(method_map.detach() for method_map in maps if method_map is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -65,15 +66,15 @@ def maps_of(kind: str, texts: list[str], layers: bool = False) -> Comparison:
 def show_together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Show layers together, as on a GPU; return a list of how many were shown at once."""
     seen: list[int] = []
-    shown = executor._shown
+    show = executor._show
 
-    def watched(view: LayerView, indices: list[int]) -> object:
+    def watched(passes: Sequence[object], view: LayerView, indices: list[int]) -> list[object]:
         seen.append(len(indices))
-        return shown(view, indices)
+        return show(passes, view, indices)
 
     monkeypatch.setattr(gpu_layers, "is_launch_bound", lambda trace: True)
     monkeypatch.setattr(gpu_layers, "STACKED_SHARE", 1e9)
-    monkeypatch.setattr(executor, "_shown", watched)
+    monkeypatch.setattr(executor, "_show", watched)
     return seen
 
 

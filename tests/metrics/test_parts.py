@@ -28,7 +28,7 @@ from clairvit.metrics.registry import MetricOutput, list_metrics, resolve_metric
 from clairvit.models.images import prepare
 from clairvit.models.model import Model
 from clairvit.targets.base import TargetBatch
-from clairvit.targets.resolve import resolve_targets
+from clairvit.targets.resolve import resolve_for
 from clairvit.tracing.trace import Trace
 from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same
@@ -91,7 +91,7 @@ def context_of(
     pixels = draw_blocks(np.ones((1, 6), bool))
     model = Model(AdditiveModel(weights), "additive", labels=TABLE.classes)
     logits = model.module(pixels).detach()
-    (resolved,) = resolve_targets([target], logits, model.labels)
+    (resolved,) = resolve_for(model, [target], logits)
     recording = SimpleNamespace(model=model, forwards=0, backwards=0, options=ExecutionOptions())
     trace: Any = SimpleNamespace(pixels=pixels, logits=logits, target=resolved, recording=recording)
     maps = tuple(block_map(sums)[None] for sums in importance)

@@ -17,8 +17,9 @@ from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput
 from clairvit.models.activation import log_probabilities, probabilities
 from clairvit.targets.base import score_values
-from clairvit.targets.resolve import resolve_targets, top
+from clairvit.targets.resolve import top
 from helpers.rounding import assert_same
+from helpers.targets import resolve_targets
 
 SMALL_VIT = {
     "hidden_size": 16,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clairvit.errors import BadInput, ClairError, NotApplicable
-from clairvit.targets import resolve as resolution
 from clairvit.targets.base import ScoreContext, Target, TargetBatch, call_function, class_agnostic_target
+from helpers.targets import resolve_targets
 
 LABELS = ("Bengal", "Beagle", "Egyptian Mau", "Pug")
 
@@ -30,16 +30,16 @@ class SecondClass(Target):
 
 
 def test_a_subclass_of_target_spec_is_a_target(logits: Tensor) -> None:
-    (target,) = resolution.resolve_targets(SecondClass(), logits, LABELS)
+    (target,) = resolve_targets(SecondClass(), logits, LABELS)
     assert target.names == ("Egyptian Mau", "Egyptian Mau")
     assert not target.class_agnostic
     assert torch.equal(target(logits), torch.tensor([1.0, 1.0]))
-    (mixed,) = resolution.resolve_targets([SecondClass(), "Pug"], logits, LABELS)
+    (mixed,) = resolve_targets([SecondClass(), "Pug"], logits, LABELS)
     assert mixed.names == ("Egyptian Mau", "Pug")
 
 
 def test_a_target_takes_the_raw_output_of_a_module(logits: Tensor) -> None:
-    (target,) = resolution.resolve_targets("Pug", logits, LABELS)
+    (target,) = resolve_targets("Pug", logits, LABELS)
     for output in (logits, (logits, "tokens"), {"logits": logits}):
         assert torch.equal(target(output), torch.tensor([-1.0, 0.1]))
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from clairvit.errors import BadInput, UnknownName
 from clairvit.targets.class_ import find_class
 from clairvit.targets.contrast import Contrast
-from clairvit.targets.resolve import resolve_targets, top
+from clairvit.targets.resolve import top
 from helpers.rounding import assert_same, growth
+from helpers.targets import resolve_targets
 
 LABELS = ("Bengal", "Beagle", "Egyptian Mau", "Pug", "crane, bird", "crane, machine")
 

@@ -26,7 +26,7 @@ from clairvit.tracing.layer import Layer
 from clairvit.tracing.trace import Trace
 
 Pass = TypeVar("Pass")  # the state of one method while the layers are visited
-Show = Callable[[Pass], None]  # shows a view to a method
+Show = Callable[[Sequence[Pass], LayerView, list[int]], list[Pass]]
 # How large a float32 tensor [layers·B, H, N, N] may be, as a multiple of the values of all layers: about a sixth of
 # what the forward kept, which is free again by then, so that five of them fit.
 STACKED_SHARE = 1.6
@@ -46,7 +46,7 @@ def visit_layers(
     passes: Sequence[Pass],
     indices: Sequence[int],
     context: RunContext,
-    shown: Callable[[LayerView, list[int]], Show[Pass]],
+    show: Show[Pass],
     visit_layer: Callable[[Sequence[Pass], LayerView], None],
 ) -> None:
     """Show several layers at once to all methods that treat them alike, and one by one to the others.
@@ -55,18 +55,18 @@ def visit_layers(
         passes: The methods.
         indices: The layers that they read, in their order.
         context: What the methods share.
-        shown: Returns a function that shows a view of some layers to a method.
+        show: Shows a view of some layers to methods; returns those that must see them one by one.
         visit_layer: Shows the view of a single layer to methods.
     """
     for group in layer_groups(indices, context.trace):
-        _visit_group(passes, group, context, shown, visit_layer)  # what its views hold is freed before the next one
+        _visit_group(passes, group, context, show, visit_layer)  # what its views hold is freed before the next one
 
 
 def _visit_group(
     passes: Sequence[Pass],
     group: list[int],
     context: RunContext,
-    shown: Callable[[LayerView, list[int]], Show[Pass]],
+    show: Show[Pass],
     visit_layer: Callable[[Sequence[Pass], LayerView], None],
 ) -> None:
     layers = [context.trace.layers[index] for index in group]
@@ -75,22 +75,9 @@ def _visit_group(
         for layer in layers:
             visit_layer(passes, KernelView(layer, context))
         return
-    singly = _unstackable(passes, shown(stack, group))
+    singly = show(passes, stack, group)
     for position, (index, layer) in enumerate(zip(group, layers, strict=True)) if singly else ():
-        show = shown(StackMember(layer, context, stack, position), [index])
-        for layer_pass in singly:
-            show(layer_pass)
-
-
-def _unstackable(passes: Sequence[Pass], show: Show[Pass]) -> list[Pass]:
-    """Show a stack to every method; return those that must see its layers one by one."""
-    unstackable = []
-    for layer_pass in passes:
-        try:
-            show(layer_pass)
-        except NotStackable:
-            unstackable.append(layer_pass)
-    return unstackable
+        show(singly, StackMember(layer, context, stack, position), [index])
 
 
 def layer_groups(indices: Sequence[int], trace: Trace) -> Iterator[list[int]]:
@@ -306,6 +293,10 @@ class StackedLayers(KernelView):
     @property
     def decomposition(self) -> BlockDecomposition:
         raise NotStackable
+
+    @property
+    def x_dx(self) -> Tensor:
+        return self.once_per_layer("x dx", self._x_dx)
 
     def _x_dx(self) -> Tensor:
         if all(kernels.tokens_apply(member.layer.x, member.layer.dx) for member in self.members):

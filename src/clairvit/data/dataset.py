@@ -31,7 +31,6 @@ from clairvit.models.images import (
     list_clips,
     list_images,
     prepare,
-    prepare_part,
     to_device,
     to_pixels,
 )
@@ -139,7 +138,7 @@ def iter_batches(
         workers: Threads that decode; 0 decodes in this one, None chooses. A dataset that is not `concurrent` has none.
     """
     if isinstance(images, Batch):
-        count = len(images)
+        count = len(images.names)
         for start in range(0, count, size or count):
             rows = range(start, min(start + (size or count), count))
             part = slice(rows.start, rows.stop)
@@ -153,7 +152,7 @@ def iter_batches(
             raise BadInput("The data set has no images; expected at least one.")
         start = 0
         for items, names in images.chunks(size):
-            read = prepare_part(items, model)
+            read = prepare(items, model, warn=False)
             rows = range(start, start + len(items))
             yield SampleBatch(tuple(rows), names, read.pixels, notes=read.notes, unusual=read.unusual)
             start = rows.stop
@@ -323,7 +322,7 @@ def _read_pixels_and_mask(
             raise NotApplicable(f"Masks are those of images, and {model.name} takes clips; leave masks out.")
         return prepare([item], model).pixels[0], None, None
     if isinstance(item, Tensor) and item.is_floating_point():
-        batch = prepare_part(item, model)
+        batch = prepare(item, model, warn=False)
         if batch.unusual:  # the same words for every image, so that Python shows them once
             warnings.warn(TENSORS_NOT_NORMALISED, ClairWarning, stacklevel=user_stacklevel())
         pixels = batch.pixels[0]

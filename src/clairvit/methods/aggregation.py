@@ -123,18 +123,18 @@ class Total:
         return self.rows == "all"
 
     def used(self, count: int) -> range:
-        return range(first_layer(self.start, count), count)
+        return range(layer_index(self.start, count), count)
 
     def start_row(self, read: Tensor) -> Tensor | None:
         return None
 
     def step(self, row: Tensor | None, layer_map: Tensor, read: Tensor) -> Tensor:
-        part = layer_map.mean(1) if self.rows == "all" and layer_map.ndim == 3 else reading(layer_map, read)
-        return part if row is None else row + part
+        return self.steps(row, layer_map[None], read)
 
     def steps(self, row: Tensor | None, layer_maps: Tensor, read: Tensor) -> Tensor:
         each = read if len(read) == 1 else read.repeat(len(layer_maps), *[1] * (read.ndim - 1))
-        parts = self.step(None, layer_maps.flatten(0, 1), each)  # [layers·B, N]
+        maps = layer_maps.flatten(0, 1)  # [layers·B, N], or matrices
+        parts = maps.mean(1) if self.rows == "all" and maps.ndim == 3 else reading(maps, each)  # [layers·B, N]
         total = parts.reshape(*layer_maps.shape[:2], -1).sum(0)
         return total if row is None else row + total
 
@@ -339,7 +339,7 @@ class Suffixes:
         return Product(self.residual, self.normalise)
 
     def used(self, count: int) -> range:
-        return range(first_layer(self.start, count), count)
+        return range(layer_index(self.start, count), count)
 
     def start_row(self, read: Tensor) -> Tensor | None:
         """Return [1 or B, 3, N]: no rollout yet; each step appends the next one, in as many rows as `Product` keeps."""
@@ -384,15 +384,15 @@ def _plus_product(added: Tensor, row: Tensor, matrix: Tensor, residual: float) -
     return torch.baddbmm(added[:, None], row[:, None], matrix, beta=residual)[:, 0]
 
 
-def layer_index(layer: int, count: int) -> int:
-    """Return the index of a layer that may be counted from the end; raise BadInput if there is none."""
+def layer_index(layer: int | str, count: int) -> int:
+    """Return the index of a layer that may be counted from the end; "half" is SkipPLUS's ceil(L/2).
+
+    Raises:
+        BadInput: There is no such layer.
+    """
+    if layer == "half":
+        return min(math.ceil(count / 2), count - 1)
+    layer = int(layer)
     if not -count <= layer < count:
         raise BadInput(f"Layer {layer} was asked of a model with {count} layers; expected {-count}…{count - 1}.")
     return layer % count
-
-
-def first_layer(start: int | str, count: int) -> int:
-    """Return the index of a start layer; "half" is SkipPLUS's ceil(L/2)."""
-    if start == "half":
-        return min(math.ceil(count / 2), count - 1)
-    return layer_index(int(start), count)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -77,7 +78,7 @@ def run(
     # The caller's autocast is for the model; our sums stay as wide as they are.
     with torch.no_grad(), torch.autocast(trace.pixels.device.type, enabled=False):
         for spec, result in zip(specs, results, strict=True):
-            with _Timed(result):
+            with _timed(result):
                 result.notes += _check_fit(spec, trace)
                 if spec.aggregation is None:
                     _run_image_method(spec, trace, seed, result)
@@ -91,12 +92,19 @@ def run(
             ordered = [layer_pass for layer_pass in passes if layer_pass.aggregation.ascending == ascending]
             order = range(len(trace.layers)) if ascending else reversed(range(len(trace.layers)))
             used = [index for index in order if any(layer_pass.wants(index) for layer_pass in ordered)]
-            _visit_layers(ordered, used, context)
+            if gpu_layers.is_launch_bound(trace):  # several at once
+                gpu_layers.visit_layers(ordered, used, context, _show, _visit_layer)
+                continue
+            for index in used:
+                _visit_layer(ordered, LayerView(trace.layers[index], context))
         for layer_pass in passes:
-            with _Timed(layer_pass.result):
+            with _timed(layer_pass.result):
                 layer_pass.finish()
     for spec, result in zip(specs, results, strict=True):
-        result.notes += _notes_on_rules(spec, trace, others)
+        traces = {table: trace if table == trace.rules else others.get(table) for table in spec.tables}
+        result.notes += [
+            note_on(read.without_rule, str(table)) for table, read in traces.items() if read and read.without_rule
+        ]
         if spec.passes == "backward":
             result.unmoved = trace.zero_gradient
         elif not len(result.unmoved):
@@ -104,43 +112,31 @@ def run(
     return results
 
 
-def _notes_on_rules(spec: MethodSpec, trace: Trace, others: Mapping[RuleTable, Trace]) -> list[str]:
-    """Return a note for each rule table of the method that has no rule for some operations of the model."""
-    traces = {table: trace if table == trace.rules else others.get(table) for table in spec.tables}
-    return [note_on(read.without_rule, str(table)) for table, read in traces.items() if read and read.without_rule]
-
-
-def _visit_layers(passes: Sequence[_LayerPass], indices: Sequence[int], context: RunContext) -> None:
-    """Show layers to all methods, one by one; on a GPU several at once (`cuda/layers.py`)."""
-    if gpu_layers.is_launch_bound(context.trace):
-        gpu_layers.visit_layers(passes, indices, context, _shown, _visit_layer)
-        return
-    for index in indices:
-        _visit_layer(passes, LayerView(context.trace.layers[index], context))
-
-
 def _visit_layer(passes: Sequence[_LayerPass], view: LayerView) -> None:
     """Show a layer to every method that needs it."""
-    show = _shown(view, [view.index])
-    for layer_pass in _visit_large(passes, view) if view.is_large else passes:
-        show(layer_pass)
+    _show(_visit_large(passes, view) if view.is_large else passes, view, [view.index])
 
 
-def _shown(view: LayerView, indices: list[int]) -> Callable[[_LayerPass], None]:
-    """Return a function that shows the view of some layers to a method, if it needs one of them: the rows it reads."""
+def _show(passes: Sequence[_LayerPass], view: LayerView, indices: list[int]) -> list[_LayerPass]:
+    """Show the view of some layers to each method that needs one of them; return those that must see them one by one.
+
+    A method that reads a matrix as the head does sees these rows of it alone.
+    """
     rows_view: LayerView | None = None
-
-    def show(layer_pass: _LayerPass) -> None:
-        nonlocal rows_view
-        if any(layer_pass.wants(index) for index in indices):
-            with _Timed(layer_pass.result):
+    unstackable = []
+    for layer_pass in passes:
+        if not any(layer_pass.wants(index) for index in indices):
+            continue
+        try:
+            with _timed(layer_pass.result):
                 if layer_pass.spec.method.output == "matrix" and not layer_pass.spec.needs_all_rows:
                     rows_view = rows_view or view.reading_rows()
                     layer_pass.visit(rows_view, indices)
                 else:
                     layer_pass.visit(view, indices)
-
-    return show
+        except gpu_layers.NotStackable:
+            unstackable.append(layer_pass)
+    return unstackable
 
 
 def _visit_large(passes: Sequence[_LayerPass], view: LayerView) -> list[_LayerPass]:
@@ -148,21 +144,21 @@ def _visit_large(passes: Sequence[_LayerPass], view: LayerView) -> list[_LayerPa
     index, rest = view.index, [layer_pass for layer_pass in passes if not layer_pass.multiplies(view)]
     reading = [layer_pass for layer_pass in passes if layer_pass not in rest and layer_pass.wants(index)]
     for layer_pass in reading:
-        with _Timed(layer_pass.result):
+        with _timed(layer_pass.result):
             layer_pass.begin_product(view)
     by_form = [p for p in reading if p.product is not None and p.spec.requires.heads is not None and view.reads_sums]
     if by_form:
-        with _Timed(*(layer_pass.result for layer_pass in by_form)):
+        with _timed(*(layer_pass.result for layer_pass in by_form)):
             forms = [form for p in by_form if (form := p.spec.requires.heads) is not None]
             LayerProduct.from_sums([p.product for p in by_form if p.product is not None], forms, view)
     by_tile = [layer_pass for layer_pass in reading if layer_pass not in by_form]
     for rows in query_tiles(view.layer.between_tokens(), view.tile_bytes) if by_tile else ():
         tile = view.tile(rows)
         for layer_pass in by_tile:
-            with _Timed(layer_pass.result):
+            with _timed(layer_pass.result):
                 layer_pass.add_tile(tile, rows)
     for layer_pass in reading:
-        with _Timed(layer_pass.result):
+        with _timed(layer_pass.result):
             layer_pass.finish_product(index)
     return rest
 
@@ -216,7 +212,10 @@ class _LayerPass:
             unfit = [layer for layer in trace.layers if layer.call is not None and layer.call.kind != "tokens"]
             if any(layer.index in self.used for layer in unfit):
                 unfit[0].between_tokens()  # raises: the first such layer says most about the model
-        self.tokens = _tokens_of_all_layers(trace)
+        # The number of tokens of every layer of a plain Vision Transformer; None where it changes on the way.
+        plain = all(layer.call is not None and layer.call.kind == "tokens" for layer in trace.layers)
+        counts = {int(layer.tokens.shape[1]) for layer in trace.layers if layer.tokens is not None}
+        self.tokens = counts.pop() if plain and len(counts) == 1 else None
         self.keep_layers = layers
         self.row: Tensor | None = aggregation.start_row(trace.readout_weights) if aggregation.matrices_only else None
         self.last_index = self.used[-1]  # the layer that was added to `row` last
@@ -264,11 +263,10 @@ class _LayerPass:
         form = LAYER_MAP_FORMS[self.spec.method.output]
         if not isinstance(maps, Tensor) or maps.ndim != len(form):
             raise _wrong_output(self.spec, maps, f"a tensor [{', '.join(form)}] per layer")
-        # An attention pool may see the patches alone.
-        pooled = (view.layout.patches,) if view.layout.pooling == "map" else ()
-        counts = (maps.shape[1],) if self.tokens is None else (self.tokens, *pooled)
-        if self.spec.method.output == "tokens" and maps.shape[1] not in counts:
-            raise _wrong_output(self.spec, maps, f"a number for each of the {self.tokens} tokens, [B, N]")
+        if self.spec.method.output == "tokens" and self.tokens not in (None, maps.shape[1]):
+            layout = view.layout
+            if layout.pooling != "map" or maps.shape[1] != layout.patches:  # an attention pool may see patches alone
+                raise _wrong_output(self.spec, maps, f"a number for each of the {self.tokens} tokens, [B, N]")
         return maps
 
     def multiplies(self, view: LayerView) -> bool:
@@ -329,12 +327,14 @@ class _LayerPass:
         assert self.row is not None
         stages = [*self.stages, (self.row, self.last_index if self.stages else self.used[-1])]
         rows = [self.aggregation.finish(row, len(self.trace.layers), self.trace.layout) for row, _ in stages]
-        parts = [self._on_grid(row, index) for row, (_, index) in zip(rows, stages, strict=True)]
+        batch = len(self.trace.pixels)
+        parts = [tokens_to_grid(row, self.trace, index) for row, (_, index) in zip(rows, stages, strict=True)]
+        parts = [maps.expand(batch, *maps.shape[1:]) for maps in parts]
         total = parts[0] if len(parts) == 1 else self._sum_of_stages(parts)
         self.result.maps = total.clamp(min=0) if self.spec.relu else total
         if len(rows) == 1 and rows[0].shape[1] == self.trace.layout.tokens:
             other_rows = index_tensor(tuple(self.trace.layout.other_rows), rows[0].device)
-            others = rows[0].index_select(1, other_rows).expand(len(self.trace.pixels), -1)
+            others = rows[0].index_select(1, other_rows).expand(batch, -1)
             self.result.other_tokens = others.clamp(min=0) if self.spec.relu else others
         if self.spec.method.caveats.note is not None:
             note = self.spec.method.caveats.note(self.trace, self.used, **dict(self.spec.options))
@@ -345,8 +345,8 @@ class _LayerPass:
         if self.keep_layers:
             shapes = {r.shape for r in self.rows_of_layers.values()}
             if len(shapes) == 1:
-                rows = [self._on_grid(self.rows_of_layers[i], i) for i in sorted(self.rows_of_layers)]
-                self.result.layers = torch.stack(rows)
+                maps = [tokens_to_grid(row, self.trace, i) for i, row in sorted(self.rows_of_layers.items())]
+                self.result.layers = torch.stack([grid.expand(batch, *grid.shape[1:]) for grid in maps])
 
     def _sum_of_stages(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the sum of maps of several sizes on the finest grid, [B, rows, cols]; each cell is spread evenly."""
@@ -357,11 +357,6 @@ class _LayerPass:
             "evenly over the finer cells that it covers."
         )
         return torch.stack([spread_evenly(part, finest) for part in parts]).sum(0)
-
-    def _on_grid(self, row: Tensor, index: int) -> Tensor:
-        """Return the patches of [B, N] as [B, rows, cols]."""
-        maps = tokens_to_grid(row, self.trace, index)
-        return maps.expand(len(self.trace.pixels), *maps.shape[1:])
 
 
 def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
@@ -386,13 +381,6 @@ def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result)
     result.notes += dict.fromkeys(output.notes)
 
 
-def _tokens_of_all_layers(trace: Trace) -> int | None:
-    """Return the number of tokens of every layer of a plain Vision Transformer; None where it changes on the way."""
-    plain = all(layer.call is not None and layer.call.kind == "tokens" for layer in trace.layers)
-    counts = {layer.tokens.shape[1] for layer in trace.layers if layer.tokens is not None}
-    return int(counts.pop()) if plain and len(counts) == 1 else None
-
-
 def _wrong_output(spec: MethodSpec, output: object, expected: str) -> BadInput:
     """Return the error of a method whose function returned something else than the map that it was registered for."""
     shape = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
@@ -407,20 +395,17 @@ def _parameters(function: MapFunction) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 
 
-class _Timed:
+@contextlib.contextmanager
+def _timed(*results: Result) -> Iterator[None]:
     """Add the time spent to a result, or to several alike; keep a NotApplicable error there: other methods go on."""
-
-    def __init__(self, *results: Result) -> None:
-        self.results = results
-
-    def __enter__(self) -> None:
-        self.started = time.perf_counter()
-
-    def __exit__(self, kind: object, error: BaseException | None, where: object) -> bool:
-        seconds = (time.perf_counter() - self.started) / len(self.results)
-        for result in self.results:
+    started = time.perf_counter()
+    try:
+        yield
+    except NotApplicable as error:
+        for result in results:
+            # The frames of its traceback would hold the trace until the next collection.
+            result.error = error.with_traceback(None)
+    finally:
+        seconds = (time.perf_counter() - started) / len(results)
+        for result in results:
             result.seconds += seconds
-            if isinstance(error, NotApplicable):
-                # The frames of its traceback would hold the trace until the next collection.
-                result.error = error.with_traceback(None)
-        return isinstance(error, NotApplicable)

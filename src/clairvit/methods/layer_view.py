@@ -6,7 +6,7 @@ On a GPU methods look at views of `cuda/layers.py`, which give the same by kerne
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -59,14 +59,14 @@ def check_plane(trace: Trace, name: str) -> None:
         )
 
 
+@dataclass(eq=False)
 class RunContext:
     """What the methods of one run share beyond a layer: the trace, and per-block gradients of all layers."""
 
-    def __init__(self, trace: Trace, others: Mapping[RuleTable, Trace] = MappingProxyType({})) -> None:
-        self.trace = trace
-        self.others = others
-        self._cotangents: dict[str, Callable[[int], Tensor]] = {}  # pool -> (layer -> d s^l / d x^{l+1})
-        self._pool: list[Tensor] | None = None
+    trace: Trace
+    others: Mapping[RuleTable, Trace] = field(default_factory=dict)
+    _cotangents: dict[str, Callable[[int], Tensor]] = field(default_factory=dict)  # pool -> layer -> d s^l / d x^{l+1}
+    _pool: list[Tensor] | None = None
 
     def local(self, index: int, pool: str) -> tuple[Tensor, ...]:
         """Return d s^l / d O^l of one block, shaped as the model's attention outputs."""
@@ -152,8 +152,8 @@ class LayerView:
     @property
     def is_large(self) -> bool:
         """Whether its attention is better not computed for all rows at once: read it in tiles, or as sums."""
-        call = self.layer.call
-        return call is not None and call.kind == "tokens" and is_large(call, self.count)
+        call = self._layer.call
+        return call is not None and call.kind == "tokens" and is_large(call, self._layer.count)
 
     @property
     def reductions(self) -> AttentionReductions:
@@ -174,11 +174,11 @@ class LayerView:
 
     @property
     def index(self) -> int:
-        return self.layer.index
+        return self._layer.index
 
     @property
     def count(self) -> int:
-        return self.layer.count
+        return self._layer.count
 
     @property
     def trace(self) -> Trace:
@@ -246,20 +246,17 @@ class LayerView:
     @property
     def x(self) -> Tensor:
         """The block's input, [B, N, d]."""
-        return self.once_per_layer("x", lambda: widened(self.layer.x))
+        return self.once_per_layer("x", lambda: widened(self._layer.x))
 
     @property
     def dx(self) -> Tensor:
         """dy/dx, [B, N, d]."""
-        return self.once_per_layer("dx", lambda: widened(self.layer.dx))
+        return self.once_per_layer("dx", lambda: widened(self._layer.dx))
 
     @property
     def x_dx(self) -> Tensor:
         """sum_d x_d dy/dx_d, [B, N]: gradient × input of the block's input."""
-        return self.once_per_layer("x dx", self._x_dx)
-
-    def _x_dx(self) -> Tensor:
-        return inner_products(self.layer.x, self.layer.dx)
+        return self.once_per_layer("x dx", lambda: inner_products(self._layer.x, self._layer.dx))
 
     def combine_tokens(
         self, function: Callable[[Tensor, Tensor], Tensor], tensors_of: Callable[[LayerView], tuple[Tensor, Tensor]]

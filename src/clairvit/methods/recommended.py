@@ -95,6 +95,7 @@ def reason_for_default(item: DefaultMethod, structure: ModelStructure) -> str:
     return item.reason
 
 
+@functools.cache
 def default_method() -> str:
     """Return the method string that is used for a plain Vision Transformer where none is named."""
     return default_methods()[0].method

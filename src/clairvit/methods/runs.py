@@ -41,10 +41,6 @@ CHUNK_SIZE = {"cpu": 8, "cuda": 32}  # images
 OnError = Literal["raise", "skip"] | Callable[[str, ClairError], None] | None
 
 
-def _report_nothing(further: int) -> None:
-    """Report no progress."""
-
-
 def chunk_size(model: Model) -> int:
     """Return how many images are read, recorded and explained together where they need not be one batch."""
     return CHUNK_SIZE.get(model.device.type, 8)
@@ -286,32 +282,26 @@ class Run:
     """One recorded batch: images whose targets read the same output of the model.
 
     Args:
+        rows: The rows of the images among all images.
         model: The model whose scores the targets are about.
-        batch: The images, with their rows among all images.
+        batch: The images.
         places: Which of the question's targets these are.
         named: The targets of these images as the user named them; None: none were named.
-        passes: The recorded passes.
+        passes: The recorded passes, from which methods are run.
+        recording: The recorded forward pass.
         targets: The targets, resolved; each is a function of the scores of these images.
         started: When the run began, in seconds of `time.perf_counter`.
     """
 
+    rows: tuple[int, ...]
     model: Model
     batch: SampleBatch
     places: tuple[int, ...]
     named: tuple[Any, ...] | None
     passes: Passes
+    recording: Recording
     targets: tuple[TargetBatch, ...]
     started: float
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """Return the rows of the images among all images."""
-        return self.batch.rows
-
-    @property
-    def recording(self) -> Recording:
-        """Return the recorded forward pass."""
-        return self.passes.recording
 
 
 def iter_runs(
@@ -348,7 +338,7 @@ def iter_runs(
     count = len(images) if label and not isinstance(images, StreamedImages) else 0
     one_by_one = alone and any(len(models) > 1 for models in question.readouts)
     with (
-        report_progress(label, count) if label else nullcontext(_report_nothing) as advance,
+        report_progress(label, count) if label else nullcontext(lambda further: None) as advance,
         closing(iter_batches(images, question.model, size, on_error)) as batches,
     ):
         for batch in batches:
@@ -380,7 +370,8 @@ def _run(
     passes = record_passes(model, specs, batch.pixels, question.execution, structure, named, replay)
     logits = passes.logits
     if named is None and not question.targets.needed and not model.classifier:
-        return Run(model, batch, places, named, passes, (_without_target(model, specs, len(logits)),), started)
+        agnostic = _without_target(model, specs, len(logits))
+        return Run(batch.rows, model, batch, places, named, passes, passes.recording, (agnostic,), started)
     if named is not None and question.targets.kind == LABEL:
         classes = class_indices(batch.labels, model, logits.shape[-1])
         if classes is None or None in classes:
@@ -394,7 +385,7 @@ def _run(
         item if isinstance(item, TargetBatch) else resolve_for(model, item, logits, score=question.score)[0]
         for item in ((None,) if named is None else named)
     )
-    return Run(model, batch, places, named, passes, resolved, started)
+    return Run(batch.rows, model, batch, places, named, passes, passes.recording, resolved, started)
 
 
 def _groups(

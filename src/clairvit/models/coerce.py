@@ -68,7 +68,8 @@ def model_and_images(model: ModelLike, images: Any, inputs: Mapping[str, Any] | 
         others |= {key: value for key, value in images.items() if key != name and key not in LABEL_KEYS}
         images = images[name]
     images = as_images(images)
-    return as_model(model, images).with_inputs(**others), images
+    model = as_model(model, images)
+    return model.with_inputs(**others) if others else model, images
 
 
 class LabelledImages(Sequence[Any]):

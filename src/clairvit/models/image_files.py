@@ -89,12 +89,6 @@ def as_path(text: str | Path) -> Path:
     return path
 
 
-def is_folder_or_pattern(text: str | Path) -> bool:
-    """Return whether a path is a folder or a pattern, and not one file."""
-    path = as_path(text)
-    return path.is_dir() or (glob.has_magic(str(path)) and not path.exists())
-
-
 def refuse_url(source: str | Path) -> None:
     """Raise BadInput for a URL: images are read from files only."""
     if isinstance(source, str) and _URL.match(source):
@@ -193,7 +187,13 @@ def _expand(text: str | Path) -> list[Path]:
     refuse_url(text)
     path = as_path(text)
     if path.is_dir():
-        return _images_below(path)
+        images = files_below(path)
+        if not images:
+            raise BadInput(
+                f"There are no images in the folder '{path}' or below; looked for files ending in "
+                f"{', '.join(SUFFIXES)}."
+            )
+        return images
     if path.exists() or not glob.has_magic(str(path)):
         return [path]
     matches = glob_files(str(path))
@@ -203,15 +203,6 @@ def _expand(text: str | Path) -> list[Path]:
     images += [p for folder in folders for p in files_below(folder)]
     if not images:
         raise BadInput(f"No image matches '{text}'; looked for files ending in {', '.join(SUFFIXES)}.")
-    return images
-
-
-def _images_below(folder: Path) -> list[Path]:
-    images = files_below(folder)
-    if not images:
-        raise BadInput(
-            f"There are no images in the folder '{folder}' or below; looked for files ending in {', '.join(SUFFIXES)}."
-        )
     return images
 
 
@@ -233,19 +224,15 @@ def open_image(source: Any, formats: Sequence[str] | None = None) -> Image.Image
     ignore = ("ignore", None, Image.DecompressionBombWarning, None, 0)
     filters.insert(0, ignore)
     try:
-        return Image.open(source, formats=_registered(FORMATS if formats is None else formats))
+        Image.init()
+        readable = [name for name in (FORMATS if formats is None else formats) if name in Image.OPEN]
+        return Image.open(source, formats=readable)
     except UnidentifiedImageError:
         if formats is not None or not is_heic(_first_bytes(source)) or not register_heif():
             raise
-        return Image.open(source, formats=_registered(FORMATS))
+        return Image.open(source, formats=[*readable, HEIF])
     finally:
         filters.remove(ignore)
-
-
-def _registered(formats: Sequence[str]) -> list[str]:
-    """Return those of the formats that this Pillow reads."""
-    Image.init()
-    return [name for name in formats if name in Image.OPEN]
 
 
 def is_heic(data: bytes) -> bool:
@@ -277,17 +264,17 @@ class Reading(NamedTuple):
 
 
 def read_with_notes(source: Any, channels: int) -> Reading:
-    """Return an upright picture with the channels that a model takes, and notes.
+    """Return an upright picture with the channels that a model takes, and notes, which are warnings too.
 
     Three channels are 8-bit RGB, one is 8-bit grey, made from any colour mode; any other number is an array [H, W, C]
     of uint8 or uint16, and nothing is converted: the file or array must have these channels. A picture that was read
     can be read again: it has no orientation and no transparent colour any more.
     """
-    if channels == 3:
-        return Reading(*_read_rgb(source))
-    if channels == 1:
+    if channels in (1, 3):
         image, notes = _read_rgb(source)
-        return Reading(image.convert("L"), notes)
+        for note in notes:
+            warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
+        return Reading(image.convert("L") if channels == 1 else image, notes)
     if isinstance(source, Image.Image):
         load_pixels(source)
         return Reading(_bands(np.asarray(upright(source, "the PIL image")), channels, "the PIL image"))
@@ -304,15 +291,7 @@ def read_with_notes(source: Any, channels: int) -> Reading:
 
 def read_picture(source: Any, channels: int) -> Picture:
     """Return the picture of `read_with_notes`; its notes are warnings."""
-    picture, notes = read_with_notes(source, channels)
-    warn_notes(notes)
-    return picture
-
-
-def warn_notes(notes: Sequence[str]) -> None:
-    """Issue a warning per note."""
-    for note in notes:
-        warnings.warn(note, ClairWarning, stacklevel=user_stacklevel())
+    return read_with_notes(source, channels).picture
 
 
 def picture_size(picture: Picture) -> tuple[int, int]:
@@ -364,9 +343,9 @@ def _bands(array: NDArray[Any], channels: int, name: str) -> NDArray[Any]:
 
 def read_image(source: Source) -> Image.Image:
     """Return any picture as an upright 8-bit RGB image; transparency becomes white, notes are warnings."""
-    image, notes = _read_rgb(source)
-    warn_notes(notes)
-    return image
+    picture = read_with_notes(source, 3).picture
+    assert isinstance(picture, Image.Image)
+    return picture
 
 
 def _read_rgb(source: Source) -> tuple[Image.Image, tuple[str, ...]]:
@@ -510,9 +489,11 @@ def to_rgb(image: Image.Image, name: str) -> tuple[Image.Image, tuple[str, ...]]
         raise BadInput(f"{name} is {image.width} x {image.height} pixels; expected at least one pixel.")
     if image.format == "EPS" and getattr(image, "tile", None):  # not decoded yet
         raise BadInput(f"{name} is an EPS drawing, which only another program can draw; export it as PNG.")
+    notes: tuple[str, ...] = ()
     try:
-        notes = _page_notes(image, name)
-        colour, white = _transparent_colour(image), _stated_white(image)  # before it is decoded: both ask the file
+        if image.format in PAGED and getattr(image, "is_animated", False) and image.tell() == 0:
+            notes = (f"{name} has several {'pages' if image.format == 'TIFF' else 'frames'}; only the first is read.",)
+        colour, white = _colour_and_white(image)  # before it is decoded: these ask the file
         load_pixels(image)
         rgb, value_notes = _eight_bit_rgb(upright(image, name), name, colour, white)
     except BadInput:
@@ -544,41 +525,33 @@ def load_pixels(image: Image.Image) -> None:
         image.filename = name  # type: ignore[attr-defined]
 
 
-def _page_notes(image: Image.Image, name: str) -> tuple[str, ...]:
-    """Return a note if only the first of several pages or frames is read."""
-    if image.format not in PAGED or not getattr(image, "is_animated", False) or image.tell() > 0:
-        return ()
-    parts = "pages" if image.format == "TIFF" else "frames"
-    return (f"{name} has several {parts}; only the first is read.",)
+def _colour_and_white(image: Image.Image) -> tuple[Any, int | None]:
+    """Return the transparent colour of a PNG, and the value of white in a TIFF; None where the file states none.
 
+    The colour is the one of a PNG without alpha that is transparent (tRNS), as its decoded pixels have it. A picture
+    that was opened and converted by the user has no format, and its colours are what they are.
 
-def _transparent_colour(image: Image.Image) -> Any:
-    """Return the one colour of a PNG without alpha that is transparent (tRNS), as its decoded pixels have it, or None.
-
-    A picture that was opened and converted by the user has no format, and its colours are what they are.
+    White is that of a TIFF of 9 to 15 bits that is decoded to 16: from its bits, or its highest value. The highest
+    value is a statistic by the standard, so only that of a whole number of bits counts.
     """
     colour = image.info.get("transparency") if image.format == "PNG" and image.mode != "P" else None
     tile = getattr(image, "tile", None)
-    if colour is None or not tile:
-        return colour
-    raw_mode = str(tile[0][3])
-    if raw_mode in ("L;2", "L;4"):  # grey is decoded to 0..255, and the colour is not
-        return colour * 255 // (2 ** int(raw_mode[-1]) - 1)
-    return tuple(value >> 8 for value in colour) if raw_mode == "RGB;16B" else colour
+    if colour is not None and tile:
+        raw_mode = str(tile[0][3])
+        if raw_mode in ("L;2", "L;4"):  # grey is decoded to 0..255, and the colour is not
+            colour = colour * 255 // (2 ** int(raw_mode[-1]) - 1)
+        elif raw_mode == "RGB;16B":
+            colour = tuple(value >> 8 for value in colour)
 
-
-def _stated_white(image: Image.Image) -> int | None:
-    """Return the value of white in a TIFF of 9 to 15 bits that is decoded to 16: from its bits, or its highest value.
-
-    The highest value is a statistic by the standard, so only that of a whole number of bits counts.
-    """
+    white: int | None = None
     tags = getattr(image, "tag_v2", None)
-    if tags is None or not image.mode.startswith("I;16"):
-        return None
-    bits, highest = (next(iter(np.atleast_1d(tags.get(tag, 0)).tolist()), 0) for tag in (258, 281))
-    if 8 < bits < 16:
-        return int(2**bits - 1)
-    return int(highest) if highest in {2**count - 1 for count in range(9, 16)} else None
+    if tags is not None and image.mode.startswith("I;16"):
+        bits, highest = (next(iter(np.atleast_1d(tags.get(tag, 0)).tolist()), 0) for tag in (258, 281))
+        if 8 < bits < 16:
+            white = int(2**bits - 1)
+        elif highest in {2**count - 1 for count in range(9, 16)}:
+            white = int(highest)
+    return colour, white
 
 
 def upright(image: Image.Image, name: str) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import warnings
 from collections.abc import Sequence
@@ -18,12 +19,10 @@ from torch import Tensor
 from clairvit.errors import BadInput, ClairWarning, user_stacklevel
 from clairvit.models.image_files import (
     Picture,
+    as_path,
     find_images,
-    is_folder_or_pattern,
-    picture_size,
     read_picture,
     read_with_notes,
-    warn_notes,
 )
 from clairvit.models.model import Model, check_traceable
 from clairvit.models.preprocess import Preprocess
@@ -67,7 +66,7 @@ def to_device(pixels: Tensor, model: Model) -> Tensor:
     return pixels.to(model.device, model.dtype)
 
 
-def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Batch:
+def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model, *, warn: bool = True) -> Batch:
     """Return images as one batch on the model's device.
 
     Args:
@@ -75,34 +74,36 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model) -> Ba
             here; or a float tensor [B, C, H, W] or [C, H, W], which is taken as preprocessed. For a model of clips
             as in `_prepare_clips`.
         model: Gives preprocessing, the number of channels C, device and dtype.
+        warn: Note values that look wrong, and warn of them; False: that is done once for all parts (`unusual_notes`).
 
     Raises:
         BadInput: An image cannot be read, or a tensor has the wrong shape, type or values.
     """
-    batch = prepare_part(images, model)
-    if not batch.unusual:
+    check_traceable(model.module, model.name)
+    channels = model.preprocess.channels
+    if isinstance(images, Batch):
+        batch = replace(images, pixels=to_device(images.pixels, model))
+    elif model.preprocess.frames is not None:
+        batch = _prepare_clips(images, model)
+    elif isinstance(images, Tensor) and (images.ndim not in (3, 4) or images.shape[-3] != channels):
+        raise BadInput(
+            f"The image tensor has shape {list(images.shape)}; expected [B, {channels}, H, W] or [{channels}, H, W]"
+            f"{_shape_advice(images, channels)}."
+        )
+    elif isinstance(images, Tensor) and is_preprocessed(images):
+        tensor = images if images.ndim == 4 else images[None]
+        unusual = _check_tensor(tensor, "", model)
+        names = tuple(f"image {i + 1}" for i in range(len(tensor)))
+        shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
+        batch = Batch(to_device(tensor.detach(), model), names, images.ndim == 3, shown, unusual)
+    else:  # files, pictures, raw pixels
+        items, single = list_images(images)
+        batch = decode(items, model, single=single)
+        batch = replace(batch, pixels=to_device(batch.pixels, model))
+    if not warn or not batch.unusual:
         return batch
     notes = unusual_notes([(item, batch.names) for item in batch.unusual], len(batch), model.preprocess)
     return replace(batch, notes=(*batch.notes, *notes), unusual=())
-
-
-def prepare_part(images: Any, model: Model) -> Batch:
-    """Return images as `prepare` does, without a warning: that is given once for all parts (`unusual_notes`)."""
-    check_traceable(model.module, model.name)
-    if isinstance(images, Batch):
-        return replace(images, pixels=to_device(images.pixels, model))
-    if model.preprocess.frames is not None:
-        return _prepare_clips(images, model)
-    tensor = _preprocessed_batch(images, model)
-    shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
-    if tensor is not None:
-        unusual = _check_tensor(tensor, "", model)
-        names = tuple(f"image {i + 1}" for i in range(len(tensor)))
-        single = isinstance(images, Tensor) and images.ndim == 3
-        return Batch(to_device(tensor.detach(), model), names, single, shown, unusual)
-    items, single = list_images(images)
-    batch = decode(items, model, single=single)
-    return replace(batch, pixels=to_device(batch.pixels, model))
 
 
 def decode(items: Sequence[Any], model: Model, *, single: bool = False) -> Batch:
@@ -112,13 +113,28 @@ def decode(items: Sequence[Any], model: Model, *, single: bool = False) -> Batch
     """
     shown = (model.preprocess.display_note,) if model.preprocess.display_note else ()
     notes = (*shown, *(model.assumptions if any(not is_preprocessed(item) for item in items) else ()))
+    channels = model.preprocess.channels
     pixels: list[Tensor] = []
     unusual: list[UnusualRange] = []
     for i, item in enumerate(items):
-        image_pixels, ranges, read = _preprocess(item, model, "" if single else f" (image {i + 1})")
-        pixels.append(image_pixels)
-        notes = (*notes, *read)
-        unusual += [replace(part, row=i) for part in ranges]
+        where = "" if single else f" (image {i + 1})"
+        if is_preprocessed(item):
+            if item.ndim != 3:
+                raise BadInput(
+                    f"A tensor in the list{where} has shape {list(item.shape)}; expected [{channels}, H, W]."
+                )
+            unusual += [replace(part, row=i) for part in _check_tensor(item[None], where, model)]
+            pixels.append(item.detach())
+            continue
+        source = item
+        if isinstance(item, Tensor):
+            if item.ndim != 3 or item.shape[0] != channels:
+                raise BadInput(f"A uint8 tensor{where} has shape {list(item.shape)}; expected [{channels}, H, W].")
+            _check_storage(item, where)
+            source = item.detach().cpu().permute(1, 2, 0).numpy()
+        picture, reading_notes = read_with_notes(source, channels)
+        pixels.append(to_pixels(picture, model.preprocess))
+        notes = (*notes, *reading_notes)
     shapes = sorted({tuple(p.shape[-2:]) for p in pixels})
     if len(shapes) > 1:
         raise BadInput(
@@ -210,7 +226,8 @@ def list_images(images: Any) -> tuple[list[Any], bool]:
         raise BadInput("No images were given; expected at least one: a path, a PIL image, a uint8 array or a tensor.")
     items: list[Any] = []
     for item in inputs:
-        stands_for_files = isinstance(item, str | Path) and is_folder_or_pattern(item)
+        path = as_path(item) if isinstance(item, str | Path) else None
+        stands_for_files = path is not None and (path.is_dir() or (glob.has_magic(str(path)) and not path.exists()))
         items += find_images(item) if stands_for_files else [item]
         several = several or stands_for_files
     return items, not several
@@ -218,23 +235,18 @@ def list_images(images: Any) -> tuple[list[Any], bool]:
 
 def to_pixels(image: Picture, preprocess: Preprocess) -> Tensor:
     """Return a picture as normalised pixels [C, rows, columns], exactly as timm and torchvision compute them."""
-    mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
+    from torchvision.transforms.functional import pil_to_tensor
+
     if isinstance(image, Image.Image):
-        pixels = _cropped(image, preprocess).div(255)
+        planes, white = [image], 255
     else:  # channel by channel: Pillow has no image of any number of channels
-        white = np.iinfo(image.dtype).max
         planes = [Image.fromarray(np.ascontiguousarray(image[..., i])) for i in range(image.shape[-1])]
         planes = [plane if plane.mode == "L" else plane.convert("F") for plane in planes]  # 16 bits
-        pixels = torch.cat([_cropped(plane, preprocess) for plane in planes]).div(white)
+        white = np.iinfo(image.dtype).max
+    cropped = [resize_and_crop(plane, preprocess, preprocess.interpolation) for plane in planes]
+    pixels = torch.cat([pil_to_tensor(plane).float() for plane in cropped]).div(white)
+    mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
     return (pixels - mean[:, None, None]) / std[:, None, None]
-
-
-def _cropped(image: Image.Image, preprocess: Preprocess) -> Tensor:
-    """Return a resized and cropped image as floats [C, rows, columns], in the range of its own values."""
-    from torchvision.transforms import functional as transform
-
-    pixels: Tensor = transform.pil_to_tensor(resize_and_crop(image, preprocess, preprocess.interpolation))
-    return pixels.float()
 
 
 def displayed(pixels: Tensor, preprocess: Preprocess) -> Tensor:
@@ -257,11 +269,23 @@ def displayed(pixels: Tensor, preprocess: Preprocess) -> Tensor:
 
 
 def resize_and_crop(image: Image.Image, preprocess: Preprocess, interpolation: str) -> Image.Image:
-    """Return the part of a picture that the model takes, at the size that it takes."""
+    """Return the part of a picture that the model takes, at the size that it takes, rounded as timm and torchvision do.
+
+    The picture is squashed to a box, or made to cover it; a short side stands for a square box.
+    """
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as transform
 
-    size = _resized_size(picture_size(image), preprocess)
+    columns, rows = image.size
+    box = preprocess.size if preprocess.resize is None else preprocess.resize
+    if not isinstance(box, int) and not preprocess.keep_ratio:
+        size = box
+    elif not isinstance(box, int) and box[0] != box[1]:
+        ratio = min(rows / box[0], columns / box[1])
+        size = round(rows / ratio), round(columns / ratio)
+    else:
+        short = box if isinstance(box, int) else box[0]
+        size = (short, int(short * columns / rows)) if rows < columns else (int(short * rows / columns), short)
     if size[0] * size[1] > _MAX_PIXELS:
         raise BadInput(
             f"An image of {image.width} x {image.height} pixels is too narrow: resized for the model it would be "
@@ -272,56 +296,9 @@ def resize_and_crop(image: Image.Image, preprocess: Preprocess, interpolation: s
     return crop
 
 
-def _resized_size(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
-    """Return (rows, columns) after the resize of a picture of (columns, rows), rounded as timm and torchvision do."""
-    columns, rows = size
-    box = preprocess.size if preprocess.resize is None else preprocess.resize
-    if not isinstance(box, int) and not preprocess.keep_ratio:
-        return box
-    if not isinstance(box, int) and box[0] != box[1]:
-        ratio = min(rows / box[0], columns / box[1])
-        return round(rows / ratio), round(columns / ratio)
-    short = box if isinstance(box, int) else box[0]
-    if rows < columns:
-        return short, int(short * columns / rows)
-    return int(short * rows / columns), short
-
-
 def is_preprocessed(item: Any) -> bool:
     """Return whether an image is a float tensor, which is taken as it is."""
     return isinstance(item, Tensor) and item.dtype != torch.uint8
-
-
-def _preprocess(item: Any, model: Model, where: str) -> tuple[Tensor, tuple[UnusualRange, ...], tuple[str, ...]]:
-    """Return the pixels [C, H, W] of one image as the model takes them, ranges that look wrong, and reading notes."""
-    channels = model.preprocess.channels
-    if is_preprocessed(item):
-        if item.ndim != 3:
-            raise BadInput(f"A tensor in the list{where} has shape {list(item.shape)}; expected [{channels}, H, W].")
-        return item.detach(), _check_tensor(item[None], where, model), ()
-    if isinstance(item, Tensor):
-        if item.ndim != 3 or item.shape[0] != channels:
-            raise BadInput(f"A uint8 tensor{where} has shape {list(item.shape)}; expected [{channels}, H, W].")
-        _check_storage(item, where)
-        item = item.detach().cpu().permute(1, 2, 0).numpy()
-    picture, notes = read_with_notes(item, channels)
-    warn_notes(notes)
-    return to_pixels(picture, model.preprocess), (), notes
-
-
-def _preprocessed_batch(images: Any, model: Model) -> Tensor | None:
-    """Return a preprocessed tensor as [B, C, H, W]; None for images that have to be preprocessed."""
-    if not isinstance(images, Tensor):
-        return None
-    channels = model.preprocess.channels
-    if images.ndim not in (3, 4) or images.shape[-3] != channels:
-        raise BadInput(
-            f"The image tensor has shape {list(images.shape)}; expected [B, {channels}, H, W] or [{channels}, H, W]"
-            f"{_shape_advice(images, channels)}."
-        )
-    if images.dtype == torch.uint8:
-        return None  # raw pixels
-    return images if images.ndim == 4 else images[None]
 
 
 def _shape_advice(images: Tensor, channels: int) -> str:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -31,6 +32,7 @@ from clairvit.models.through_no_grad import ThroughNoGrad
 if TYPE_CHECKING:
     from clairvit.models.text_encoder import TextEncoder
 
+_ORDINARY = frozenset({nn.Parameter, Tensor, nn.Buffer})  # classes of tensors without parts elsewhere
 MOST_READOUTS = 16  # of one model: a target may hold a mask as large as its image
 Pooling = Literal["token", "distilled", "avg", "max", "map", "mixed", "query"]
 
@@ -97,23 +99,23 @@ class Layout:
         rows = {"distilled": leading[:2], "avg": list(patches), "max": list(patches)}.get(self.pooling, leading[:1])
         return tuple((row, 1 / len(rows)) for row in rows)
 
-    @property
+    @cached_property
     def patches(self) -> int:
         """Return the number of patches."""
         return math.prod(self.grid)
 
-    @property
+    @cached_property
     def plane(self) -> tuple[int, int]:
         """Return the grid as rows and columns: the frames of a clip lie below each other."""
         *rows, columns = self.grid
         return math.prod(rows), columns
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Return the number of tokens, prefix and suffix included."""
         return self.prefix + self.patches + self.suffix
 
-    @property
+    @cached_property
     def patch_slice(self) -> slice:
         """Return where the patches lie among the tokens."""
         return slice(self.prefix, self.prefix + self.patches)
@@ -122,7 +124,7 @@ class Layout:
         """Return where the patches lie among the tokens of any stage, which may have more than the last."""
         return slice(self.prefix, tokens - self.suffix)
 
-    @property
+    @cached_property
     def patch_rows(self) -> Sequence[int]:
         """Return the indices of the patches among the tokens, in the order of the grid."""
         if not self.time_last:
@@ -131,7 +133,7 @@ class Layout:
         places = self.patches // frames
         return tuple(self.prefix + place * frames + frame for frame in range(frames) for place in range(places))
 
-    @property
+    @cached_property
     def other_rows(self) -> tuple[int, ...]:
         """Return the indices of the tokens that are no patches."""
         return (*range(self.prefix), *range(self.prefix + self.patches, self.tokens))
@@ -213,21 +215,17 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Return the device of the images: that of the first convolution, else of the first parameter or buffer."""
-        layers = (layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d | nn.Conv3d))
-        weights = (layer.weight for layer in layers if isinstance(layer.weight, Tensor))
-        return next(weights, self._first_tensor).device
+        for layer in self.module.modules():
+            if isinstance(layer, nn.Conv2d | nn.Conv3d) and isinstance(layer.weight, Tensor):
+                return layer.weight.device
+        tensors = itertools.chain(self.module.parameters(), self.module.buffers())
+        return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0)).device
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the first floating-point parameter or buffer."""
-        return self._first_tensor.dtype
-
-    @property
-    def _first_tensor(self) -> Tensor:
-        for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
-            if tensor.is_floating_point():
-                return tensor
-        return torch.empty(0)
+        tensors = itertools.chain(self.module.parameters(), self.module.buffers())
+        return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0)).dtype
 
     def activation_of(self, logits: Tensor) -> Activation:
         """Return what logits [..., C] of this model mean; a single column with softmax is raw, as its softmax is 1."""
@@ -340,7 +338,7 @@ class Model:
         base = self.base or self
         return replace(base, module=BoundInputs(base.module, inputs), returns="") if inputs else self
 
-    @property
+    @cached_property
     def has_input_rows(self) -> bool:
         """Return whether the model has inputs with a row per image, so that it runs image by image."""
         return isinstance(self.module, BoundInputs) and self.module.rows is not None
@@ -367,10 +365,22 @@ def check_traceable(module: nn.Module, name: str) -> None:
 
 def check_placement(module: nn.Module, name: str) -> None:
     """Raise BadInput unless all tensors of a module are whole, have values and lie on one device."""
-    if _is_placed(submodules(module)):
+    parts = submodules(module)
+    tensors = [
+        tensor
+        for part in parts
+        for tensor in (*part._parameters.values(), *part._buffers.values())
+        if tensor is not None
+    ]
+    are_ordinary = all(type(tensor) in _ORDINARY and not tensor.is_meta for tensor in tensors)
+    may_be_partial = any(
+        "_hf_hook" in part.__dict__ or "FSDP" in type(part).__name__ or "FullySharded" in type(part).__name__
+        for part in parts
+    )
+    if are_ordinary and not may_be_partial and len({tensor.device for tensor in tensors}) < 2:
         return
     places = named_submodules(module)
-    _check_whole([part for _, part in places], name)
+    _check_whole(parts, name)
     _check_materialised(places, name)
     devices = {tensor.device: f"{prefix}{key}" for prefix, part in places for key, tensor in tensors_of(part)}
     if len(devices) > 1:
@@ -379,24 +389,6 @@ def check_placement(module: nn.Module, name: str) -> None:
             f"The tensors of {name} lie on {len(devices)} devices ({listed}), and a trace combines layers on one; load "
             "the model on a single device, for instance device_map={'': 0}, or move it there: module.to(device)."
         )
-
-
-_ORDINARY = frozenset({nn.Parameter, Tensor, nn.Buffer})
-
-
-def _is_placed(parts: Sequence[nn.Module]) -> bool:
-    """Return whether nothing has to be looked at more closely: ordinary tensors with values, all on one device."""
-    devices: set[torch.device] = set()
-    for part in parts:
-        if "_hf_hook" in part.__dict__ or "FSDP" in type(part).__name__ or "FullySharded" in type(part).__name__:
-            return False
-        for tensors in (part._parameters, part._buffers):
-            for tensor in tensors.values():
-                if tensor is not None:
-                    devices.add(tensor.device)
-                    if type(tensor) not in _ORDINARY or tensor.is_meta:
-                        return False
-    return len(devices) < 2
 
 
 def _check_whole(parts: Sequence[nn.Module], name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +59,8 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values as JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
@@ -66,17 +68,17 @@ class Preprocess:
         fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in values.items()}
         return cls(**fields)
 
-    @property
+    @functools.cached_property
     def channels(self) -> int:
         """Return the number of channels of an image."""
         return len(self.mean)
 
-    @property
+    @functools.cached_property
     def displayed_channels(self) -> tuple[int, ...]:
         """Return the indices of the channels that a picture shows: one in grey, two or three as red, green and blue."""
         return tuple(range(min(self.channels, 3))) if self.display is None else self.display
 
-    @property
+    @functools.cached_property
     def display_note(self) -> str:
         """Return how pictures show images that are not plain RGB; "" for three channels in their order."""
         shown = self.displayed_channels

@@ -6,6 +6,7 @@ import hashlib
 import warnings
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from clairvit.errors import ClairWarning, user_stacklevel
 from clairvit.models.readout import unwrap_readout
-from clairvit.models.submodules import named_submodules, tensors_of
+from clairvit.models.submodules import named_submodules
 
 _HASHES: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, str]] = weakref.WeakKeyDictionary()
 # The check of weights that a pass was seen to leave as they are: places and versions were compared after it
@@ -50,6 +51,7 @@ def weights_check(module: nn.Module) -> Hashable:
     return change_check(_state(unwrap_readout(module)))
 
 
+@dataclass(eq=False, repr=False)
 class WeightsHash:
     """The hash of a model's weights as they were when they were used, computed when it is first read.
 
@@ -61,11 +63,10 @@ class WeightsHash:
         '1a2b'
     """
 
-    def __init__(self, value: str) -> None:
-        self._value: str | None = value
-        self._module: nn.Module | None = None
-        self._name = ""
-        self._check: Hashable = None
+    _value: str | None
+    _module: nn.Module | None = None
+    _name: str = ""
+    _check: Hashable = None
 
     @classmethod
     def of(cls, module: nn.Module, name: str, check: Hashable) -> WeightsHash:
@@ -78,12 +79,10 @@ class WeightsHash:
         if cached is not None and cached[0] == check:
             return cls(cached[1])
         if _UNTOUCHED.get(module) != check:
-            if not isinstance(check, tuple) or tuple(map(_place_and_version, _state(module))) != check[0]:
+            if not isinstance(check, tuple) or _places_and_versions(_state(module)) != check[0]:
                 return cls(state_hash(module))
             _UNTOUCHED[module] = check
-        weights = cls("")
-        weights._value, weights._module, weights._name, weights._check = None, module, name, check
-        return weights
+        return cls(None, module, name, check)
 
     @property
     def value(self) -> str:
@@ -131,22 +130,23 @@ class WeightsHash:
 
 def _state(module: nn.Module) -> list[tuple[str, Any]]:
     """Return parameters, buffers (also non-persistent ones) and other saved values, sorted by name."""
-    places = named_submodules(module)
-    tensors: dict[str, Any] = {f"{prefix}{name}": t for prefix, part in places for name, t in tensors_of(part)}
-    saved = module.state_dict() if any(_saves_other_values(part) for _, part in places) else {}
+    tensors: dict[str, Any] = {}
+    saves_more = False  # a state_dict may hold more than parameters and buffers: packed weights, hooks
+    for prefix, part in named_submodules(module):
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                tensors[f"{prefix}{name}"] = tensor
+        kind, attributes = type(part), part.__dict__
+        saves_more = (
+            saves_more
+            or kind._save_to_state_dict is not nn.Module._save_to_state_dict
+            or kind.get_extra_state is not nn.Module.get_extra_state
+            or kind.state_dict is not nn.Module.state_dict
+            or bool(attributes.get("_state_dict_hooks") or attributes.get("_state_dict_pre_hooks"))
+            or not attributes.keys().isdisjoint(("state_dict", "_save_to_state_dict", "get_extra_state"))
+        )
+    saved = module.state_dict() if saves_more else {}
     return sorted((saved | tensors).items())
-
-
-def _saves_other_values(part: nn.Module) -> bool:
-    """Return whether a module's state_dict may hold more than its parameters and buffers: packed weights, hooks."""
-    kind, attributes = type(part), part.__dict__
-    return (
-        kind._save_to_state_dict is not nn.Module._save_to_state_dict
-        or kind.get_extra_state is not nn.Module.get_extra_state
-        or kind.state_dict is not nn.Module.state_dict
-        or bool(attributes.get("_state_dict_hooks") or attributes.get("_state_dict_pre_hooks"))
-        or not attributes.keys().isdisjoint(("state_dict", "_save_to_state_dict", "get_extra_state"))
-    )
 
 
 def _contents(name: str, value: Any) -> Iterator[bytes | memoryview]:
@@ -185,21 +185,22 @@ def change_check(state: Sequence[tuple[str, Any]]) -> Hashable:
         if isinstance(value, Tensor) and not value.is_quantized and value.layout == torch.strided and value.numel():
             by_device.setdefault(value.device, []).append(value.detach())
     sums = [checksums(tensors).cpu().numpy().tobytes() for tensors in by_device.values()]  # one transfer per device
-    return tuple(map(_place_and_version, state)), tuple(sums)
+    return _places_and_versions(state), tuple(sums)
 
 
-def _place_and_version(item: tuple[str, Any]) -> Hashable:
-    """Return what tells a tensor from another one, and counts its changes in place; other values as text."""
-    name, value = item
-    if not isinstance(value, Tensor) or value.is_quantized or value.layout != torch.strided:
-        return name, id(value), repr(value)
-    version = None if value.is_inference() else value._version
-    return name, value.data_ptr(), version, value.dtype, value.shape, value.device
+def _places_and_versions(state: Sequence[tuple[str, Any]]) -> tuple[Hashable, ...]:
+    """Return what tells each tensor from another one, and counts its changes in place; other values as text."""
+    items: list[Hashable] = []
+    for name, value in state:
+        if not isinstance(value, Tensor) or value.is_quantized or value.layout != torch.strided:
+            items.append((name, id(value), repr(value)))
+        else:
+            version = None if value.is_inference() else value._version
+            items.append((name, value.data_ptr(), version, value.dtype, value.shape, value.device))
+    return tuple(items)
 
 
 _JOINED_BYTES = 2**25  # of tensors that are summed together where launching a kernel costs more than reading them
-
-
 _SAMPLED = 64  # numbers of a tensor, or of several that are joined
 
 
@@ -216,11 +217,11 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
             if common and tensor.nbytes % 8 == 0:  # without a copy
                 words = tensor.numpy().reshape(-1).view(np.int64)
             else:
-                words = _words(_bits(tensor)).numpy()
+                words = _words(tensor).numpy()
             arrays += [words.sum()[None], words[:: max(1, len(words) // _SAMPLED)]]
         return torch.from_numpy(np.concatenate(arrays))
-    joined = _joined_groups([_bits(tensor) for tensor in tensors])
-    return torch.cat([_sum_and_sample(_words(group[0] if len(group) == 1 else torch.cat(group))) for group in joined])
+    joined = _joined_groups([_words(tensor) for tensor in tensors])
+    return torch.cat([_sum_and_sample(group[0] if len(group) == 1 else torch.cat(group)) for group in joined])
 
 
 def _sum_and_sample(words: Tensor) -> Tensor:
@@ -228,17 +229,14 @@ def _sum_and_sample(words: Tensor) -> Tensor:
     return torch.cat([words.sum()[None], words[:: max(1, len(words) // _SAMPLED)]])
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor, uint8 [bytes], padded to a multiple of 8."""
+def _words(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor as whole numbers of 8 bytes, int64 [words], padded with zeros."""
     plain = tensor.detach()
     flat = (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous().reshape(-1)
     data = flat.view(torch.uint8)
-    return data if data.numel() % 8 == 0 else torch.nn.functional.pad(data, (0, -data.numel() % 8))
-
-
-def _words(data: Tensor) -> Tensor:
-    """Return bytes as whole numbers of 8 bytes; a copy of them where they do not begin at such an address."""
-    return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)
+    if data.numel() % 8:
+        data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
+    return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)  # they begin at such an address
 
 
 def _joined_groups(parts: Sequence[Tensor]) -> list[list[Tensor]]:

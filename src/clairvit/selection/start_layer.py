@@ -14,7 +14,7 @@ from clairvit._io import to_json
 from clairvit._tables import TableRow, Tabular
 from clairvit.data.dataset import ImageDataset
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.aggregation import Total, first_layer
+from clairvit.methods.aggregation import Total, layer_index
 from clairvit.methods.ensembles import starts
 from clairvit.methods.parsing import STARTS, parse_spec
 from clairvit.methods.spec import resolve_method
@@ -194,7 +194,7 @@ def _start_layer(
     n = len(available[0].values)
     values = np.stack([np.full(n, np.nan) if score is None else score.values.double().numpy() for score in scores])
     upward = values if metric.better == "higher" else -values  # [L, n]
-    best, half = best_start(upward), first_layer("half", len(methods))
+    best, half = best_start(upward), layer_index("half", len(methods))
     tested = [start for start in range(len(methods)) if start != half and np.isfinite(upward[start]).any()]
     gaps = upward[best] - upward[half]
     has_gap = np.isfinite(gaps).any()

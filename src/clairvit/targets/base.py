@@ -188,7 +188,7 @@ class TargetBatch(Rows):
         return all(isinstance(row, tuple) and len(row) == 1 and row[0][1] == 1 for row in self.rows)
 
     def __call__(self, output: Any) -> Tensor:
-        """Return the score of each row [B] of the module's output."""
+        """Return the score of each row [B] of the module's output: Σ weight · score of its classes, or its function."""
         logits = output if isinstance(output, Tensor) else extract_scores(output)
         if logits.ndim != 2 or len(logits) != len(self.rows):
             raise BadInput(
@@ -199,9 +199,16 @@ class TargetBatch(Rows):
             function = self.rows[0]
             assert callable(function)
             return call_function(function, logits)
-        if self.sums_classes:
-            return _weighted_sum(self.rows, score_values(widened(logits), self.score, self.activation))  # type: ignore[arg-type]
-        return self._by_function(logits)
+        if not self.sums_classes:
+            return self._by_function(logits)
+        # Classes are gathered: a product with a one-hot matrix would give other classes a gradient of 0 · inf.
+        scores = score_values(widened(logits), self.score, self.activation)
+        rows = [row for row in self.rows if isinstance(row, tuple)]
+        width = max(map(len, rows))
+        padded = [(*row, *(((0, 0.0),) * (width - len(row)))) for row in rows]
+        index = to_device([[c for c, _ in row] for row in padded], scores.device)  # [B, width]
+        weight = to_device([[w for _, w in row] for row in padded], scores.device, scores.dtype)
+        return (scores.gather(1, index) * weight).sum(1)
 
     def _by_function(self, logits: Tensor) -> Tensor:
         """Return the scores [B] of rows that are functions; rows of one function, as of variants, are one call."""
@@ -272,15 +279,3 @@ def _row_function(function: Any, logits: Tensor, row: int) -> Function:
         return call_function(function, logits.to(scores).index_put((index,), scores))[row : row + 1]
 
     return value
-
-
-def _weighted_sum(rows: Sequence[ClassWeights], scores: Tensor) -> Tensor:
-    """Return Σ weight · score of each row's classes: [B, C] -> [B].
-
-    The classes are gathered: a product with a one-hot matrix would give other classes a gradient of 0 · inf.
-    """
-    width = max(len(row) for row in rows)
-    padded = [(*row, *(((0, 0.0),) * (width - len(row)))) for row in rows]
-    index = to_device([[c for c, _ in row] for row in padded], scores.device)
-    weight = to_device([[w for _, w in row] for row in padded], scores.device, scores.dtype)
-    return (scores.gather(1, index) * weight).sum(1)

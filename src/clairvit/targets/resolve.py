@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -31,34 +30,42 @@ DIFFERENT_OUTPUTS = (
 TargetLike = None | int | str | Target | Function | Sequence[Any]
 
 
-def resolve_targets(
-    spec: TargetLike,
-    logits: Tensor,
-    labels: Sequence[str] = (),
-    *,
-    score: str | None = None,
-    classifier: bool = True,
-    single: bool = False,
-    activation: Activation = "softmax",
-    model: Model | None = None,
+def resolve_for(
+    model: Model, spec: TargetLike, logits: Tensor, *, score: str | None = None, single: bool = False
 ) -> tuple[TargetBatch, ...]:
     """Return what the user asked for as targets over the whole batch.
 
     Args:
+        model: The model that the scores are of (`readout_model`): class names, and what the scores mean.
         spec: None (predicted class), class index, class name or its unique beginning, Contrast(a, b), a function of the
             logits [B, C] -> [B], or a list of these: one per image, or several for a single one.
         logits: The model's scores of the images, [B, C].
-        labels: The model's class names.
         score: A name in SCORES; None is the logit, unless a method prefers another.
-        classifier: False if the output is an embedding: there is no predicted class.
         single: There is one image, and a list holds several targets of it.
-        activation: What the logits mean (`Model.activation`); prob, logprob and loss depend on it, and raw has none.
-        model: The model that the scores are of (`readout_model`), for targets that ask it for more.
 
     Returns:
         One target; k targets if `single` and a list of k is given.
     """
-    context = replace(_score_context(logits, labels, score, classifier, activation), model=model)
+    labels, classifier = model.labels, model.classifier
+    activation = activation_for(model.activation if classifier else "raw", logits.shape[-1])
+    kind = "logit" if score is None else score
+    if not isinstance(kind, str) or kind not in SCORES:
+        raise UnknownName(
+            f"There is no score '{kind}'.{did_you_mean(kind, SCORES)} Choose one of: {', '.join(SCORES)}."
+        )
+    if kind != "logit" and not classifier:
+        raise BadInput(f"The score '{kind}' needs classes, and this model gives an embedding; use score='logit'.")
+    if kind != "logit" and activation == "raw":
+        raise no_probability(kind)
+    _check_finite(logits)
+    if classifier and labels and len(labels) != logits.shape[-1]:
+        raise BadInput(
+            f"The model has {logits.shape[-1]} classes and {len(labels)} labels; expected a label for each class. "
+            "Load or wrap it with the right ones (labels=)."
+        )
+    is_default, is_named = score is None and classifier, score is not None
+    context = ScoreContext(logits, labels, kind, is_default, classifier, activation, is_named, model)
+
     if isinstance(spec, Tensor) or type(spec).__module__ == "numpy":
         spec = spec.tolist()  # type: ignore[union-attr]
     if not isinstance(spec, list | tuple):
@@ -75,22 +82,6 @@ def resolve_targets(
             f"give one for all, or a list of exactly {count}, one for each image.{alone}"
         )
     return (TargetBatch.concat(as_target(item).resolve(context.take([i])) for i, item in enumerate(spec)),)
-
-
-def resolve_for(
-    model: Model, spec: TargetLike, logits: Tensor, *, score: str | None = None, single: bool = False
-) -> tuple[TargetBatch, ...]:
-    """Return targets as `resolve_targets`, for the scores [B, C] of a model."""
-    return resolve_targets(
-        spec,
-        logits,
-        model.labels,
-        score=score,
-        classifier=model.classifier,
-        single=single,
-        activation=model.activation,
-        model=model,
-    )
 
 
 def readout_models(model: Model, spec: TargetLike) -> list[Model]:
@@ -164,30 +155,6 @@ def top(
         [(class_name(labels, c), value) for c, value in zip(row_classes, row_values, strict=True)]
         for row_classes, row_values in zip(classes.tolist(), values.tolist(), strict=True)
     ]
-
-
-def _score_context(
-    logits: Tensor, labels: Sequence[str], score: str | None, classifier: bool, activation: Activation
-) -> ScoreContext:
-    """Return the checked context: a known score that the model has, finite logits, one label per class."""
-    activation = activation_for(activation if classifier else "raw", logits.shape[-1])
-    kind = "logit" if score is None else score
-    if not isinstance(kind, str) or kind not in SCORES:
-        raise UnknownName(
-            f"There is no score '{kind}'.{did_you_mean(kind, SCORES)} Choose one of: {', '.join(SCORES)}."
-        )
-    if kind != "logit" and not classifier:
-        raise BadInput(f"The score '{kind}' needs classes, and this model gives an embedding; use score='logit'.")
-    if kind != "logit" and activation == "raw":
-        raise no_probability(kind)
-    _check_finite(logits)
-    if classifier and labels and len(labels) != logits.shape[-1]:
-        raise BadInput(
-            f"The model has {logits.shape[-1]} classes and {len(labels)} labels; expected a label for each class. "
-            "Load or wrap it with the right ones (labels=)."
-        )
-    is_default = score is None and classifier
-    return ScoreContext(logits, labels, kind, is_default, classifier, activation, score_is_named=score is not None)
 
 
 def _check_finite(logits: Tensor) -> None:

@@ -78,7 +78,9 @@ class AttentionCall:
 
     @property
     def queries(self) -> int:
-        return int(_required(self.q).shape[-2]) if self.weights is None else int(self.weights.shape[-2])
+        of_queries = self.q if self.weights is None else self.weights
+        assert of_queries is not None
+        return int(of_queries.shape[-2])
 
     @property
     def keys(self) -> int:

@@ -35,29 +35,23 @@ def tile_bytes(call: AttentionCall, layers: int, *, sums_only: bool = False) -> 
     handful of tiles of this size fit into the rest.
     """
     share = min(SUMS_TILE_SHARE, TILE_SHARE) if sums_only else TILE_SHARE
-    return max(SMALLEST_TILE_BYTES, int(share * layers * widened_bytes(call.v)))
+    values = call.v.numel() * max(4, call.v.dtype.itemsize)  # their bytes in float32 at least
+    return max(SMALLEST_TILE_BYTES, int(share * layers * values))
 
 
 def is_large(call: AttentionCall, layers: int) -> bool:
     """Return whether A of one of `layers` such attentions is more than two tiles: better not computed as a whole."""
-    return call.queries * _row_bytes(call) > 2 * tile_bytes(call, layers)
-
-
-def widened_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor in float32 at least."""
-    return tensor.numel() * max(4, tensor.dtype.itemsize)
+    whole = call.lead * call.v.shape[1] * call.queries * call.keys * max(4, call.v.dtype.itemsize)  # bytes of A
+    return whole > 2 * tile_bytes(call, layers)
 
 
 def query_tiles(call: AttentionCall, limit: int) -> Iterator[slice]:
     """Yield slices of query rows, about alike, whose A takes at most `limit` bytes (16 rows at least)."""
-    most = max(SMALLEST_TILE_ROWS, limit // _row_bytes(call))
+    row = call.lead * call.v.shape[1] * call.keys * max(4, call.v.dtype.itemsize)  # bytes of one of all heads
+    most = max(SMALLEST_TILE_ROWS, limit // row)
     rows = -(-call.queries // -(-call.queries // most))
     for first in range(0, call.queries, rows):
         yield slice(first, min(first + rows, call.queries))
-
-
-def _row_bytes(call: AttentionCall) -> int:
-    return int(call.lead * call.v.shape[1] * call.keys * max(4, call.v.dtype.itemsize))
 
 
 class AttentionReductions:

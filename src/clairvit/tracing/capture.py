@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -25,12 +25,12 @@ from clairvit.models.readout import token_stream
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall, common_form, joined, repeated
 from clairvit.tracing.lineage import (
+    VIEWS,
     Held,
     Lineage,
     TensorTable,
     held_factor,
     is_formula,
-    is_view,
     is_weight,
     norm_before_bias,
     plain_name,
@@ -51,6 +51,10 @@ class LinearProduct:
     x: Tensor
     weight: Tensor
     product: Callable[[Tensor, Tensor], Tensor]
+
+    def followed_by(self, view: Callable[..., Tensor], args: Any, kwargs: Any) -> LinearProduct:
+        """Return the product of the same two, its result seen through a view."""
+        return replace(self, product=lambda x, weight: view(self.product(x, weight), *args, **kwargs))
 
 
 class Capture(TorchFunctionMode):
@@ -103,12 +107,9 @@ class Capture(TorchFunctionMode):
         self._activated: Tensor | None = None  # the last activation output: a gate, if it is multiplied next
         self._stream = ResidualStream()
         self._linear_products = TensorTable[LinearProduct]()  # to which a bias may be added
+        # Whether it does more than to record attention: rules of other operations, or recorders that ask for some.
+        self.sees_operations = switch is not None or bool(self._before or self._on_any or self._on_kind)
         self._lineage = Lineage() if self.sees_operations else None
-
-    @property
-    def sees_operations(self) -> bool:
-        """Whether it does more than to record attention: rules of other operations, or recorders that ask for some."""
-        return self._switch is not None or bool(self._before or self._on_any or self._on_kind)
 
     def enter_block(self, tokens: Tensor) -> None:
         """Begin the next block, whose input is `tokens`."""
@@ -146,12 +147,13 @@ class Capture(TorchFunctionMode):
             _follow(self._attending, args, out)
         if self._products:
             _follow(self._products, args, out)
-        if self._activated is not None and args and args[0] is self._activated and is_view(func):
+        if self._activated is not None and args and args[0] is self._activated and plain_name(func) in VIEWS:
             self._activated = out
         if self._lineage is not None:
             self._lineage.follow(func, args, kwargs, out)
-            if func in ops.REARRANGEMENTS:
-                self._rearrange_product(func, args, kwargs, out)
+            product = self._linear_products.get(args[0]) if args and func in ops.REARRANGEMENTS else None
+            if product is not None and isinstance(out, Tensor):  # a view, behind which its bias may be added
+                self._linear_products.set(out, product.followed_by(func, args[1:], kwargs))
         if self._on_any or self._on_kind:
             self._show(func, args, kwargs, out)
         return out
@@ -163,7 +165,7 @@ class Capture(TorchFunctionMode):
             assert self._lineage is not None
             op = Op(
                 *(func, args, kwargs, out, kind, self._block, self.calls, _multi_head_depth.get() > 0),
-                *(self._after_blocks, self.attended, self._lineage.of(out), self._lineage.held),
+                *(self._after_blocks, self.attended, self._lineage.get(out), self._lineage.held),
                 self._lineage.holds_spread,
             )
             for on_op in interested:
@@ -175,10 +177,11 @@ class Capture(TorchFunctionMode):
         call = ops.attention_arguments(args, kwargs)
         q, k, v = call.pop("query"), call.pop("key"), call.pop("value")
         mask = ops.causal_mask(q, k) if call.get("is_causal") else call.get("attn_mask")
+        wide_k, wide_v = repeated(k, q), repeated(v, q)
         record = AttentionCall(
             q=self._common(q),
-            k=self._common(repeated(k, q)),
-            v=self._common(repeated(v, q)),
+            k=self._common(wide_k),
+            v=self._common(wide_v),
             scale=ops.attention_scale(q, call.get("scale")),
             mask=mask if mask is None or q.ndim == 4 else self._common(mask.expand(*q.shape[:-1], k.shape[-2])),
             outputs=(),  # replaced below, once it exists
@@ -189,7 +192,7 @@ class Capture(TorchFunctionMode):
             out = func(q, k, v, **call)
         else:
             # A grouped k or v is widened first so that one rule serves all; the sum over its copies is autograd's.
-            inputs: tuple[Tensor, ...] = (q, repeated(k, q), repeated(v, q))
+            inputs: tuple[Tensor, ...] = (q, wide_k, wide_v)
             call.pop("enable_gqa", None)
             if isinstance(mask, Tensor) and mask.requires_grad:  # positions that depend on the queries (SAM)
                 inputs = (*inputs, call.pop("attn_mask"))
@@ -207,7 +210,8 @@ class Capture(TorchFunctionMode):
                 return ops.without_dispatch(func)(*args, **kwargs)
         finally:
             _multi_head_depth.reset(entered)
-            self._check_final_call()
+            if len(self.calls) == self._final_call:
+                self._end_after_final_call()
 
     def _softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not ops.is_over_last_axis(args, kwargs):
@@ -322,10 +326,11 @@ class Capture(TorchFunctionMode):
             return
         self.calls.append(call if heads_apart == 1 else joined(self._parts))
         self._parts = []
-        self._check_final_call()
+        if len(self.calls) == self._final_call:
+            self._end_after_final_call()
 
-    def _check_final_call(self) -> None:
-        if len(self.calls) == self._final_call and _multi_head_depth.get() == 0 and not self._after_blocks:
+    def _end_after_final_call(self) -> None:
+        if _multi_head_depth.get() == 0 and not self._after_blocks:
             self.end_blocks(None)
 
     def _weighted(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -366,15 +371,6 @@ class Capture(TorchFunctionMode):
         if bias is None:
             self._linear_products.set(out, of)
         return out
-
-    def _rearrange_product(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Follow a product with a weight through a view, behind which its bias may be added."""
-        of = self._linear_products.get(args[0]) if args else None
-        if of is not None and isinstance(out, Tensor):
-            product = of.product
-            self._linear_products.set(
-                out, LinearProduct(of.x, of.weight, lambda x, weight: func(product(x, weight), *args[1:], **kwargs))
-            )
 
     def _product_before_bias(self, a: Any, b: Any) -> tuple[LinearProduct, Tensor] | None:
         """Return the product and the bias where a + b adds a vector of weights to a product with a weight."""
@@ -458,8 +454,8 @@ class Capture(TorchFunctionMode):
 
     def _norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         norm = ops.NormArguments.of(func, args, kwargs)
-        arguments = {name: getattr(norm, name) for name in ("weight", "bias", "shape", "eps", "centred")}
-        return self._with_rule("norm", func, args, kwargs, **arguments)
+        arguments = {"weight": norm.weight, "bias": norm.bias, "shape": norm.shape, "eps": norm.eps}
+        return self._with_rule("norm", func, args, kwargs, **arguments, centred=norm.centred)
 
     def _batch_norm(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Make the gradient contiguous: torch (2.15, CPU) misreads that of one image that goes on as tokens.
@@ -495,7 +491,7 @@ class Capture(TorchFunctionMode):
         call = ops.NormalizeArguments.of(args, kwargs)
         inverse_length, centred = call.inverse_length, call.x
         assert self._lineage is not None
-        trait = self._lineage.of(centred)
+        trait = self._lineage.get(centred)
         x = None if trait is None else trait.centred
         if self._switch is not None and torch.is_grad_enabled() and x is not None and x.shape == centred.shape:
 
@@ -560,7 +556,7 @@ class Capture(TorchFunctionMode):
 
     def _with_rule(self, role: str, func: Any, args: Any, kwargs: Any, **arguments: Any) -> Tensor:
         """Run `func` on its first argument, with a backward that follows the switch if there is one."""
-        x = ops.first_argument(args, kwargs)
+        x = args[0] if args else kwargs["input"]
         switch = self._switch
         if switch is None or role not in switch.roles or not (torch.is_grad_enabled() and x.requires_grad):
             return func(*args, **kwargs)  # type: ignore[no-any-return]

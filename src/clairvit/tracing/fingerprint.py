@@ -24,7 +24,7 @@ import sys
 import types
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -56,22 +56,13 @@ _STANDARD = frozenset({*vars(nn.Module()), "grad_checkpointing", "gradient_check
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Fingerprint:
     """What decides which operations a module runs; equal fingerprints mean that nothing was seen to change."""
 
     parts: tuple[Any, ...]  # weak references to the submodules, in their order
     values: dict[Path, Any]
     tensors: Any  # the content of tensors that are no parameters and buffers
-
-    def __eq__(self, other: object) -> bool:
-        """Compare what was told."""
-        return (
-            isinstance(other, Fingerprint)
-            and self.parts == other.parts
-            and self.values == other.values
-            and self.tensors == other.tensors
-        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -88,7 +79,7 @@ def fingerprint(module: nn.Module, ignored: Collection[Path] = frozenset()) -> F
     `ignored` are places that the module's own forward writes to: counters, stored attention, tables by image size.
     """
     parts = submodules(module)
-    reader = _Reader(parts, ignored)
+    reader = _Reader(ignored, {id(part): (number,) for number, part in enumerate(parts)})
     try:
         reader.read_modules(parts)
     except _TooMuchError:
@@ -104,34 +95,39 @@ class _TooMuchError(Exception):
     """A module holds more values than can be compared in every call."""
 
 
+@dataclass(eq=False)
 class _Reader:
     """Tell values by the path to them."""
 
-    def __init__(self, parts: Iterable[nn.Module], ignored: Collection[Path]) -> None:
-        self.values: dict[Path, Any] = {}
-        self.tensors: list[Tensor] = []
-        self._ignored = ignored
-        self._library_levels = 0
-        self._seen: dict[int, Path] = {id(part): (number,) for number, part in enumerate(parts)}
+    _ignored: Collection[Path]
+    _seen: dict[int, Path]  # id of what was told: the first path to it
+    values: dict[Path, Any] = field(default_factory=dict)
+    tensors: list[Tensor] = field(default_factory=list)
+    _library_levels: int = 0
 
     def read_modules(self, parts: list[nn.Module]) -> None:
         """Tell the attributes, hooks and classes of all submodules."""
         values, ignored = self.values, self._ignored
-        classes: dict[type, None] = {}
+        classes = dict.fromkeys(map(type, parts))
+        readouts = {kind for kind in classes if _is_library(kind.__module__, ("clairvit",))}
         for number, part in enumerate(parts):
-            classes[type(part)] = None
-            readout = _is_library(type(part).__module__, ("clairvit",))  # what it found out is no flag
+            is_readout = type(part) in readouts  # what it found out is no flag
             for name, value in list(part.__dict__.items()):
-                if name not in _STANDARD and not (readout and name.startswith("_")):
+                if name not in _STANDARD and not (is_readout and name.startswith("_")):
                     path = (number, name)
                     if type(value) not in _PLAIN:
                         self.read(path, value)
                     elif path not in ignored:
                         values[path] = value
-            for hooks in _HOOKS:
-                self._read_hooks((number, hooks), part.__dict__[hooks])
-        self._read_hooks(("all", "pre"), torch_module._global_forward_pre_hooks)
-        self._read_hooks(("all", "after"), torch_module._global_forward_hooks)
+            for kind_of_hook in _HOOKS:
+                if hooks := part.__dict__[kind_of_hook]:
+                    self._read_hooks((number, kind_of_hook), hooks)
+        for name, hooks in (
+            ("pre", torch_module._global_forward_pre_hooks),
+            ("after", torch_module._global_forward_hooks),
+        ):
+            if hooks:
+                self._read_hooks(("all", name), hooks)
         for kind in classes:
             for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
                 self._read_class(("class", id(base)), base)
@@ -180,7 +176,7 @@ class _Reader:
 
     def _read_hooks(self, path: Path, hooks: dict[int, Any]) -> None:
         """Tell the user's hooks; those of a running trace are set and removed by it."""
-        if hooks and path not in self._ignored:
+        if path not in self._ignored:
             of_user = [hook for hook in list(hooks.values()) if not _is_of_library(hook, ("clairvit",))]
             if of_user:
                 self._read_items(path, "hooks", enumerate(of_user))
@@ -338,18 +334,17 @@ def _identity(value: Any) -> Any:
     if type(value) in _PLAIN or isinstance(value, enum.Enum):
         return value
     try:
-        return _Identity(value)
+        return _Identity(weakref.ref(value), id(value))
     except TypeError:
         return type(value), id(value)
 
 
+@dataclass(eq=False, slots=True)
 class _Identity:
     """An object by identity, without keeping it alive."""
 
-    __slots__ = ("_number", "_reference")
-
-    def __init__(self, value: Any) -> None:
-        self._reference, self._number = weakref.ref(value), id(value)
+    _reference: weakref.ref[Any]
+    _number: int
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Identity) or self._number != other._number:

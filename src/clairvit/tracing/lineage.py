@@ -12,7 +12,7 @@ import functools
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -56,7 +56,7 @@ _WITH_MEAN = frozenset({"var_mean", "std_mean"})
 _CASTS = frozenset(
     {"to", "float", "double", "half", "bfloat16", "type", "type_as", "clone", "contiguous", "detach_copy"}
 )
-_VIEWS = frozenset(
+VIEWS = frozenset(  # names of functions that move the entries of their first argument and change none
     {
         *(
             "unsqueeze",
@@ -73,7 +73,7 @@ _VIEWS = frozenset(
         *("flatten", "unflatten", "broadcast_to", "view_as", "reshape_as", "moveaxis", "swapaxes", "get"),
     }
 )
-_FOLLOWED = _MAPS | _REDUCTIONS | _CASTS | _VIEWS | {"einsum", "matmul", "linear", "layer_norm", "normalize"}
+_FOLLOWED = _MAPS | _REDUCTIONS | _CASTS | VIEWS | {"einsum", "matmul", "linear", "layer_norm", "normalize"}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -86,11 +86,6 @@ def plain_name(function: Any) -> str:
         in_place = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div", "idiv": "div", "ipow": "pow"}
         return in_place.get(inner, inner)
     return name.rstrip("_").removeprefix("special_").removeprefix("linalg_")
-
-
-def is_view(function: Any) -> bool:
-    """Return whether a function moves the entries of its first argument and changes none."""
-    return plain_name(function) in _VIEWS
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,20 +139,23 @@ class NormPart:
         return isinstance(value, Tensor) and value.numel() == self.count and self.bias is None
 
 
+@dataclass(eq=False)
 class TensorTable(Generic[V]):
     """Values by tensor; one goes when its tensor does."""
 
-    def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Tensor], V]] = {}
+    _entries: dict[int, tuple[weakref.ref[Tensor], V]] = field(default_factory=dict, init=False)
 
     def get(self, tensor: Any) -> V | None:
         """Return the value of a tensor, if it has one."""
         entry = self._entries.get(id(tensor))
         return None if entry is None or entry[0]() is not tensor else entry[1]
 
-    def set(self, tensor: Tensor, value: V) -> None:
-        """Give a tensor a value."""
+    def set(self, tensor: Tensor, value: V | None) -> None:
+        """Give a tensor a value; None takes away the one that it has."""
         entries, key = self._entries, id(tensor)
+        if value is None:
+            entries.pop(key, None)
+            return
 
         def forget(gone: weakref.ref[Tensor]) -> None:  # the id may name another tensor then
             if key in entries and entries[key][0] is gone:
@@ -165,23 +163,14 @@ class TensorTable(Generic[V]):
 
         entries[key] = (weakref.ref(tensor, forget), value)
 
-    def drop(self, tensor: Tensor) -> None:
-        """Forget a tensor."""
-        self._entries.pop(id(tensor), None)
 
+@dataclass(eq=False)
+class Lineage(TensorTable[Trait]):
+    """Traits of the tensors of one forward pass; a tensor without is no function of one activation, as far as seen."""
 
-class Lineage:
-    """Traits of the tensors of one forward pass."""
-
-    def __init__(self) -> None:
-        self._traits = TensorTable[Trait]()
-        self._constants = TensorTable[bool]()  # where there are no gradients that tell
-        self.held: Tensor | None = None  # the factor that is held of the last operation, if that is such a product
-        self.holds_spread = False  # and that factor is a statistic
-
-    def of(self, tensor: Any) -> Trait | None:
-        """Return the trait of a tensor; None if it is no function of one activation, as far as was seen."""
-        return self._traits.get(tensor)
+    held: Tensor | None = None  # the factor that is held of the last operation, if that is such a product
+    holds_spread: bool = False  # and that factor is a statistic
+    _constants: TensorTable[bool] = field(default_factory=TensorTable[bool])  # where there are no gradients that tell
 
     def depends(self, tensor: Tensor) -> bool:
         """Return whether a tensor is an activation: one with a gradient, or, where there is none, no constant."""
@@ -191,18 +180,27 @@ class Lineage:
 
     def origin_of(self, tensor: Tensor) -> Trait:
         """Return the trait of a tensor, which is its own origin if it has no other."""
-        trait = self.of(tensor)
+        trait = self.get(tensor)
         if trait is None:
             trait = Trait(object())
-            self._traits.set(tensor, trait)
+            self.set(tensor, trait)
         return trait
 
     def follow(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Take an operation into account, after it ran."""
         self.held, self.holds_spread = None, False
         name = plain_name(function)
-        if torch.is_grad_enabled() and (name not in _FOLLOWED or self._tells_nothing(name, args, kwargs)):
-            return
+        if torch.is_grad_enabled():  # told at once: most operations of the usual kinds give their output no trait
+            if name not in _FOLLOWED or (name in VIEWS and (not args or self.get(args[0]) is None)):
+                return
+            if name in ("linear", "matmul") and not any(
+                isinstance(a, Tensor) and a.numel() == max(a.shape, default=1) for a in args[:2]
+            ):
+                return
+            if name == "layer_norm" and (
+                len(args) < 2 or any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
+            ):
+                return
         operands = [*(ops.einsum_operands(args) if name == "einsum" else args), *kwargs.values()]
         inputs = [a for a in operands if isinstance(a, Tensor) and self.depends(a)]
         if not inputs:
@@ -212,27 +210,14 @@ class Lineage:
             return
         if name not in _FOLLOWED:
             return
-        if name in _VIEWS and self.of(inputs[0]) is None:
+        if name in VIEWS and self.get(inputs[0]) is None:
             return  # its entries are those of another tensor, which is an origin of its own
         trait = self._trait(name, args, inputs, out, kwargs)
         for place, tensor in enumerate(out if isinstance(out, tuple | list) else (out,)):
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
                 if name in _WITH_MEAN and place == 1:
                     trait = self._trait("mean", args, inputs, tensor, kwargs)
-                if trait is None:
-                    self._traits.drop(tensor)
-                else:
-                    self._traits.set(tensor, trait)
-
-    def _tells_nothing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Return, at once, whether an operation of the usual kinds gives its output no trait."""
-        if name in _VIEWS:
-            return not args or self._traits.get(args[0]) is None
-        if name in ("linear", "matmul"):
-            return not any(isinstance(a, Tensor) and a.numel() == max(a.shape, default=1) for a in args[:2])
-        if name == "layer_norm":
-            return len(args) < 2 or any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
-        return False
+                self.set(tensor, trait)
 
     def _trait(
         self, name: str, args: Sequence[Any], inputs: Sequence[Tensor], out: Any, kwargs: dict[str, Any]
@@ -243,7 +228,7 @@ class Lineage:
             return None
         bent = any(trait.bent for trait in traits)
         about_mean = any(trait.about_mean or trait.centred is not None for trait in traits)
-        if name in _VIEWS or name in _CASTS:
+        if name in VIEWS or name in _CASTS:
             if isinstance(out, Tensor) and out.shape == inputs[0].shape:
                 is_copy = name in _CASTS and out is not inputs[0] and first.copied is None and first.norm is None
                 return replace(first, copied=inputs[0]) if is_copy else first
@@ -254,7 +239,8 @@ class Lineage:
                 first.origin, statistic=True, bent=bent or name not in _LINEAR_REDUCTIONS, about_mean=about_mean
             )
         if name == "layer_norm":
-            plain = not self._tells_nothing(name, args, {}) and len(inputs) == 1 and inputs[0] is args[0]
+            plain = len(args) > 1 and len(inputs) == 1 and inputs[0] is args[0]
+            plain = plain and not any(isinstance(a, Tensor) for a in args[1:])  # no weight and no bias
             count = inputs[0].numel() // math.prod(inputs[0].shape[: -len(args[1])]) if plain else 0
             return Trait(first.origin, norm=NormPart(inputs[0], None, False, True, count)) if count else None
         if name == "normalize":
@@ -314,7 +300,7 @@ class Lineage:
             if len(inputs) > 1 or len(args) != 3 or inputs[0] is args[0]:
                 return None
             scale = args[2] if inputs[0] is args[1] else args[1]
-            trait = self.of(inputs[0])
+            trait = self.get(inputs[0])
             norm = None if trait is None else trait.norm
             return norm and (
                 replace(norm.scaled(scale), bias=args[0]) if norm.is_scale(scale) and norm.is_shift(args[0]) else None
@@ -334,10 +320,10 @@ class Lineage:
                 return None
             factor = inputs[held.place]
             count = carried.numel() // max(factor.numel(), 1)
-            own = self.of(x)
+            own = self.get(x)
             copied = None if own is None else own.copied
             return NormPart(x, factor, name in _QUOTIENTS, centred, count, held.carried.scale, original=copied)
-        trait = self.of(inputs[0])
+        trait = self.get(inputs[0])
         if len(inputs) != 1 or trait is None or trait.norm is None:
             return None
         constant = args[1] if args[0] is inputs[0] else args[0]
@@ -380,14 +366,14 @@ def is_weight(tensor: Any) -> bool:
 
 def is_formula(lineage: Lineage, a: Any, b: Any) -> bool:
     """Return whether a + b is a bent function of one activation, entry by entry, such as x + x · erf(x)."""
-    of_a, of_b = lineage.of(a), lineage.of(b)
+    of_a, of_b = lineage.get(a), lineage.get(b)
     return of_a is not None and of_b is not None and of_a.origin is of_b.origin and (of_a.bent or of_b.bent)
 
 
 def norm_before_bias(lineage: Lineage, a: Any, b: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the norm y, its bias and its x where a + b adds the bias to a centred norm that is written out."""
     for y, bias in ((a, b), (b, a)):
-        trait = lineage.of(y)
+        trait = lineage.get(y)
         norm = None if trait is None else trait.norm
         if norm is not None and norm.centred and norm.is_shift(bias) and not lineage.depends(bias):
             return y, bias, norm.x
@@ -415,7 +401,7 @@ def held_factor(lineage: Lineage, name: str, a: Any, b: Any) -> Held | None:
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor) and lineage.depends(a) and lineage.depends(b)):
         return None
-    of_a, of_b = lineage.of(a), lineage.of(b)
+    of_a, of_b = lineage.get(a), lineage.get(b)
     if of_a is None or of_b is None:  # one of them may be the origin of the other
         of_a, of_b = lineage.origin_of(a), lineage.origin_of(b)
     if of_a.origin is not of_b.origin:

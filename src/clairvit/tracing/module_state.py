@@ -72,33 +72,49 @@ def frozen_eval(module: nn.Module) -> Iterator[None]:
     """Set evaluation mode, freeze parameters, switch checkpointing off; restore everything, also after Ctrl-C.
 
     Hooks and flags live on the module and not on the thread, so one trace at a time may use a module, or any model
-    that shares a submodule or a weight with it.
+    that shares a submodule, or a parameter that has to be frozen; a trace in another thread waits for it. Models around
+    the same frozen weights are traced at the same time: nothing of a frozen parameter is changed. The same thread may
+    enter again.
+
+    One entry of one dictionary says that a trace is running, so that an interruption leaves it there or not, never half
+    of it. It has the list of what is put back, which a child process that is forked meanwhile needs too.
     """
-    with _exclusive(module) as before:
+    thread, token, parts, before = threading.get_ident(), object(), submodules(module), list[Flag]()
+    modules = frozenset(map(id, parts))
+    parameters = tuple(p for part in parts for p in part._parameters.values() if p is not None)
+    used = modules.union(map(id, parameters))
+    try:
+        with _changed:
+            while True:
+                changed = modules | {id(parameter) for parameter in parameters if parameter.requires_grad}
+                others = [trace for trace in _running.values() if trace.thread != thread]
+                if all(trace.changed.isdisjoint(used) and changed.isdisjoint(trace.used) for trace in others):
+                    break
+                _changed.wait()
+            _running[token] = _RunningTrace(thread, changed, used, weakref.ref(module), before)
         try:
-            for submodule in submodules(module):
-                attributes = submodule.__dict__
-                if submodule.training:
-                    before.append((submodule, "training", True))
-                    submodule.training = False
+            for part in parts:
+                if part.training:
+                    before.append((part, "training", True))
+                    part.training = False
                 for flag in _CHECKPOINTING_FLAGS:
-                    if attributes.get(flag) is True:
-                        before.append((submodule, flag, True))
-                        setattr(submodule, flag, False)
-                for parameter in attributes["_parameters"].values():
-                    if parameter is not None and parameter.requires_grad:
-                        if parameter.is_inference():
-                            raise CaptureError(INFERENCE_WEIGHTS)
-                        before.append((parameter, "requires_grad", True))
-                        parameter.requires_grad = False
+                    if part.__dict__.get(flag) is True:
+                        before.append((part, flag, True))
+                        setattr(part, flag, False)
+            for parameter in parameters:
+                if parameter.requires_grad:
+                    if parameter.is_inference():
+                        raise CaptureError(INFERENCE_WEIGHTS)
+                    before.append((parameter, "requires_grad", True))
+                    parameter.requires_grad = False
             yield
         finally:
-            _restore(before)
-
-
-def _restore(before: list[Flag]) -> None:
-    for owner, name, value in before:
-        setattr(owner, name, value)
+            for owner, name, value in before:
+                setattr(owner, name, value)
+    finally:
+        with _changed:
+            _running.pop(token, None)
+            _changed.notify_all()
 
 
 def this_thread_only(hook: Callable[..., Result]) -> Callable[..., Result | None]:
@@ -116,42 +132,6 @@ def this_thread_only(hook: Callable[..., Result]) -> Callable[..., Result | None
     return checked
 
 
-@contextmanager
-def _exclusive(module: nn.Module) -> Iterator[list[Flag]]:
-    """Wait until no other thread traces a model that shares a module, or a parameter that has to be frozen.
-
-    Yields the list of what has to be put back, which a child process that is forked meanwhile needs too.
-
-    Models around the same frozen weights are traced at the same time: nothing of a frozen parameter is changed.
-    One entry of one dictionary says that a trace is running, so that an interruption leaves it there or not, never half
-    of it. The same thread may enter again.
-    """
-    thread, token, parts, before = threading.get_ident(), object(), submodules(module), list[Flag]()
-    modules = frozenset(map(id, parts))
-    parameters = tuple(p for part in parts for p in part._parameters.values() if p is not None)
-    used = modules.union(map(id, parameters))
-
-    def changed() -> frozenset[int]:
-        return modules | {id(parameter) for parameter in parameters if parameter.requires_grad}
-
-    def free() -> bool:
-        mine = changed()
-        return all(
-            trace.thread == thread or (trace.changed.isdisjoint(used) and mine.isdisjoint(trace.used))
-            for trace in _running.values()
-        )
-
-    try:
-        with _changed:
-            _changed.wait_for(free)
-            _running[token] = _RunningTrace(thread, changed(), used, weakref.ref(module), before)
-        yield before
-    finally:
-        with _changed:
-            _running.pop(token, None)
-            _changed.notify_all()
-
-
 def _forget_other_threads() -> None:
     """End the traces of other threads in a child process: only the thread that forked goes on there.
 
@@ -163,7 +143,8 @@ def _forget_other_threads() -> None:
         if trace.thread == threading.get_ident():
             continue
         del _running[token]
-        _restore(trace.before)
+        for owner, name, value in trace.before:
+            setattr(owner, name, value)
         module = trace.module()
         for part in () if module is None else submodules(module):
             _remove_hooks(part, trace.thread)

@@ -181,23 +181,19 @@ _NORMALIZE = ("input", "p", "dim", "eps")
 _GROUP_NORM = ("input", "num_groups", "weight", "bias", "eps")
 
 
-def _by_name(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(zip(names, args, strict=False)) | dict(kwargs)
-
-
 def attention_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `scaled_dot_product_attention` by name."""
-    return _by_name(_ATTENTION, args, kwargs)
+    return {**dict(zip(_ATTENTION, args, strict=False)), **kwargs}
 
 
 def linear_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return input, weight and, where it was passed, bias."""
-    return _by_name(_LINEAR, args, kwargs)
+    return {**dict(zip(_LINEAR, args, strict=False)), **kwargs}
 
 
 def conv_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return input, weight, and bias, stride, padding, dilation, groups where they were passed."""
-    return _by_name(_CONV, args, kwargs)
+    return {**dict(zip(_CONV, args, strict=False)), **kwargs}
 
 
 def is_pointwise(arguments: Mapping[str, Any]) -> bool:
@@ -215,12 +211,12 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 def batch_norm_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `batch_norm` by name."""
-    return _by_name(_BATCH_NORM, args, kwargs)
+    return {**dict(zip(_BATCH_NORM, args, strict=False)), **kwargs}
 
 
 def group_norm_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `group_norm` by name."""
-    return _by_name(_GROUP_NORM, args, kwargs)
+    return {**dict(zip(_GROUP_NORM, args, strict=False)), **kwargs}
 
 
 def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
@@ -281,7 +277,7 @@ class NormArguments:
     def of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NormArguments:
         centred = function in (F.layer_norm, torch.layer_norm)
         names = ("input", "normalized_shape", "weight", *(("bias", "eps") if centred else ("eps",)))
-        call = _by_name(names, args, kwargs)
+        call = {**dict(zip(names, args, strict=False)), **kwargs}
         x, eps = call["input"], call.get("eps")
         if eps is None:
             eps = 1e-5 if centred else torch.finfo(x.dtype).eps
@@ -299,7 +295,7 @@ class NormalizeArguments:
 
     @staticmethod
     def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> NormalizeArguments:
-        call = _by_name(_NORMALIZE, args, kwargs)
+        call = {**dict(zip(_NORMALIZE, args, strict=False)), **kwargs}
         return NormalizeArguments(call["input"], call.get("p", 2.0), call.get("dim", 1), call.get("eps", 1e-12))
 
     def inverse_length(self, x: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
-from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import CaptureError
 from clairvit.execution import ExecutionOptions
@@ -173,11 +172,16 @@ def record(
     with frozen_eval(model.module), torch.set_grad_enabled(differentiable):
         structure = structure or model_structure(model, pixels)
         forward = _run_forward(model, structure, pixels, tables, kinds, start, differentiable=differentiable)
-        if forward.differs:
+        if forward.sizes_differ() or forward.blocks_differ():
             forget_structures(model.module)
             structure = model_structure(model, pixels)
             forward = _run_forward(model, structure, pixels, tables, kinds, start, differentiable=differentiable)
-    calls = forward.checked_calls(differentiable)
+            forward.check_path()
+    calls = forward.capture.calls
+    for call, site in zip(calls, structure.sites, strict=True):
+        call.kind = site.kind
+    if differentiable and any(not call.requires_grad for call in calls if call.kind != "unrelated"):
+        raise CaptureError(CHECKPOINTED)
     layers = structure.layer_calls
     inputs: tuple[Tensor | None, ...] = tuple(
         None if structure.sites[i].block is None else forward.inputs[calls[i].block] for i in layers
@@ -218,15 +222,13 @@ def _run_forward(
     if differentiable and structure.barriers:
         raise blocked_gradient(structure.barriers, "A trace with a backward", attention=bool(structure.sites))
     leaf = pixels.detach().clone().requires_grad_(differentiable)
-
-    def forward_pass(*, planned: bool) -> _ForwardPass:
+    for planned in (True, False):
         switch = ActiveRuleTable.among(rules) if differentiable else None
         forward = _ForwardPass(structure, leaf, switch, {kind: kind() for kind in kinds}, start)
         forward.logits = forward.run(model, planned=planned)
-        return forward
-
-    forward = forward_pass(planned=True)
-    return forward_pass(planned=False) if forward.has_left_plan else forward  # never a guess: every operation seen
+        if not forward.has_left_plan:
+            break  # else never a guess: every operation is seen
+    return forward
 
 
 def _notes(model: Model, structure: ModelStructure, forward: _ForwardPass) -> tuple[str, ...]:
@@ -262,13 +264,12 @@ def _differ(scores: Tensor, others: Tensor, dtypes: Sequence[torch.dtype]) -> bo
     return bool((scores - others).abs().max() > rounding * others.abs().max())
 
 
+@dataclass(eq=False)
 class _LastSum(Recorder):
     """Where no module ends with the last block: its output is the last sum of the token stream."""
 
     kinds = ops.SUMS
-
-    def __init__(self) -> None:
-        self.sums: dict[torch.Size, Tensor] = {}  # the last one of each shape
+    sums: dict[torch.Size, Tensor] = field(default_factory=dict)  # the last one of each shape
 
     def on_op(self, op: Op) -> None:
         if op.after_blocks and not op.nested:
@@ -317,7 +318,11 @@ class _ForwardPass:
         plan = self.structure.plan if planned and not self.capture.sees_operations else None
         hooks = self.stages.hooks()
         try:
-            hooks += self._block_hooks()
+            enter = this_thread_only(self._enter)
+            blocks = {id(site.block): site.block for site in self.structure.layers if site.block is not None}
+            hooks += [block.register_forward_pre_hook(enter, with_kwargs=True) for block in blocks.values()]
+            if self._hooks_end and self._last_block is not None:
+                hooks.append(self._last_block.register_forward_hook(this_thread_only(self._leave)))
             hooks += stream_hooks(model.module, self.capture)
             if self.switch is not None:
                 returning = unwrap_readout(model.module)
@@ -336,7 +341,7 @@ class _ForwardPass:
     def _run_planned(self, model: Model, plan: CapturePlan) -> Tensor:
         with plan.installed(WindowSwitch(self.capture)):
             logits = model.logits(self.pixels)
-        self.has_left_plan = self._sizes_differ()
+        self.has_left_plan = self.sizes_differ()
         if self.has_left_plan:
             plan.holds = False
         return logits
@@ -349,30 +354,19 @@ class _ForwardPass:
         plan.holds = same_calls(self.capture.calls, second.calls)
         return logits
 
-    @property
-    def differs(self) -> bool:
-        """Whether the pass made other attention calls than the structure says, or entered other blocks."""
-        return self._sizes_differ() or self._blocks_differ()
+    def sizes_differ(self) -> bool:
+        """Return whether the pass made other attention calls than the structure says."""
+        sizes = [(call.queries, call.keys) for call in self.capture.calls]
+        return sizes != [(site.queries, site.keys) for site in self.structure.sites]
 
-    def _blocks_differ(self) -> bool:
+    def blocks_differ(self) -> bool:
+        """Return whether the pass entered other blocks than the structure says, of as many attention calls."""
         calls, sites = self.capture.calls, self.structure.sites
         return any(
             sites[i].block is not None
             and not (0 <= calls[i].block < len(self._entered) and self._entered[calls[i].block] is sites[i].block)
             for i in self.structure.layer_calls
         )
-
-    def _sizes_differ(self) -> bool:
-        sizes = [(call.queries, call.keys) for call in self.capture.calls]
-        return sizes != [(site.queries, site.keys) for site in self.structure.sites]
-
-    def _block_hooks(self) -> list[RemovableHandle]:
-        blocks = {id(site.block): site.block for site in self.structure.layers if site.block is not None}
-        enter = this_thread_only(self._enter)
-        hooks = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in blocks.values()]
-        if self._hooks_end and self._last_block is not None:
-            hooks.append(self._last_block.register_forward_hook(this_thread_only(self._leave)))
-        return hooks
 
     def _enter(self, module: Any, args: Any, kwargs: Any) -> Any:
         tokens = tokens_among(args, kwargs)
@@ -408,26 +402,19 @@ class _ForwardPass:
             return self.stages.maps()[-1]
         if self._last_block is None or self._hooks_end:
             return self._output
-        return self._last_sum.sums.get(self.inputs[-1].shape, self._last_attention())
+        last_attention = self.capture.calls[self.structure.last_layer_call].outputs[-1]
+        return self._last_sum.sums.get(self.inputs[-1].shape, last_attention)
 
-    def _last_attention(self) -> Tensor:
-        return self.capture.calls[self.structure.last_layer_call].outputs[-1]
-
-    def checked_calls(self, differentiable: bool) -> list[AttentionCall]:
-        """Return the attention calls, their kinds filled in; raise CaptureError if they are not those expected."""
+    def check_path(self) -> None:
+        """Raise CaptureError if the model went another way than the structure, which was just found, says."""
         calls, sites = self.capture.calls, self.structure.sites
         if len(calls) != len(sites):
             raise CaptureError(
                 f"The model made {len(calls)} attention calls, {len(sites)} in the pass before it over an image of the "
                 "same size; expected the same path every time. Switch off random depth or early exits, then try again."
             )
-        if self._blocks_differ():
+        if self.blocks_differ():
             raise CaptureError(
                 "The model went through other blocks than in the pass before it over an image of the same size; "
                 "expected the same path every time. Explain its parts by themselves."
             )
-        for call, site in zip(calls, sites, strict=True):
-            call.kind = site.kind
-        if differentiable and any(not call.requires_grad for call in calls if call.kind != "unrelated"):
-            raise CaptureError(CHECKPOINTED)
-        return calls

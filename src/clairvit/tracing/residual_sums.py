@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -42,12 +43,13 @@ class ResidualSum(NamedTuple):
     stage: Any  # the graph node of the stage of the stream that the branch read
 
 
+@dataclass(eq=False)
 class ResidualStream:
     """Tell residual sums from other sums while a forward pass runs. It refers to the graph: drop it afterwards."""
 
-    def __init__(self) -> None:
-        self._earlier: dict[Any, Any] = {}  # node of a residual sum -> node of the stream that its branch read
-        self._same: dict[Any, Any] = {}  # node of 0 + x -> node of x
+    # node of a residual sum -> node of the stream that its branch read
+    _earlier: dict[Any, Any] = field(default_factory=dict, init=False)
+    _same: dict[Any, Any] = field(default_factory=dict, init=False)  # node of 0 + x -> node of x
 
     def match(self, a: Tensor, b: Tensor) -> ResidualSum | None:
         """Return what a + b is as a residual sum, before it is computed; None where it is none."""

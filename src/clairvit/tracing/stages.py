@@ -119,14 +119,14 @@ def _cells(grid: Grid | None) -> int:
     return 0 if grid is None else grid[0] * grid[1]
 
 
+@dataclass(eq=False)
 class StageRecorder:
     """Record the stages' feature maps of one forward. `start` replaces the first one."""
 
-    def __init__(self, stages: tuple[Stage, ...], start: Tensor | None) -> None:
-        self.stages = stages
-        self.start = start
-        self._maps: dict[int, Tensor] = {}
-        self._call_counts: Counter[nn.Module] = Counter()
+    stages: tuple[Stage, ...]
+    start: Tensor | None
+    _maps: dict[int, Tensor] = field(default_factory=dict)
+    _call_counts: Counter[nn.Module] = field(default_factory=Counter)
 
     def hooks(self) -> list[RemovableHandle]:
         modules = {id(stage.module): stage.module for stage in self.stages}

@@ -158,7 +158,8 @@ class ModelStructure:
 
     def check_rules(self, table: RuleTable, reader: str) -> None:
         """Raise NotApplicable if a rule table would take the pieces of an output projection for layers of their own."""
-        if not all(table.is_the_same_in_parts(site.heads_join) for site in self.sites):
+        joins = {site.heads_join for site in self.sites} - {"concatenated"}
+        if not all(table.is_the_same_in_parts(join) for join in joins):
             raise NotApplicable(
                 f"Each head of this model has an output projection of its own, and the rules '{table}' of {reader} "
                 "share out relevance within one linear layer or sum, so that the map would be another one than that of "
@@ -181,7 +182,7 @@ class ModelStructure:
         """The same of the calls after the layers."""
         return self.heads_apart[self.last_layer_call + 1 :]
 
-    @property
+    @cached_property
     def last_layer_call(self) -> int:
         """The attention call of the last layer; -1 if there is none."""
         return self.layer_calls[-1] if self.layer_calls else -1
@@ -198,12 +199,6 @@ class _Remembered:
 
     structure: ModelStructure
     state: Fingerprint | None  # None: it cannot be told, so that the structure is never used again
-
-    def holds_for(self, module: nn.Module, weights: Hashable) -> bool:
-        """Return whether nothing has changed that decides the structure."""
-        if self.state is None or self.structure.weights != weights:
-            return False
-        return self.state == fingerprint(module, self.structure.written)
 
 
 FIRST_PASS = "first pass"  # the image that the structure was found with, and its scores: until a second one is made
@@ -229,8 +224,9 @@ def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
         weights = weights_check(model.module)
         remembered = _structures.setdefault(model.module, OrderedDict())
         entry = remembered.get(key)
-        if entry is not None and entry.holds_for(model.module, weights):
-            return entry.structure
+        can_hold = entry is not None and entry.state is not None and entry.structure.weights == weights
+        if entry is not None and can_hold and entry.state == fingerprint(model.module, entry.structure.written):
+            return entry.structure  # nothing has changed that decides it
     entry = remembered[key] = _look_at(model, pixels[:1], weights)
     remembered.move_to_end(key)
     while len(remembered) > MOST_STRUCTURES:

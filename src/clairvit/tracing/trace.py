@@ -87,7 +87,7 @@ class Trace:
         """The model's output, [B, C], outside the graph."""
         return self.recording.logits.detach()
 
-    @property
+    @functools.cached_property
     def layout(self) -> Layout:
         """Where the patch tokens are; raise NotApplicable if none were found."""
         layout, stages = self.recording.structure.layout, self.recording.structure.stages
@@ -308,13 +308,6 @@ class GradientScope:
     pixels: bool = True
     embedding: bool = True
 
-    def tensors(self, recording: Recording) -> list[Tensor]:
-        """Return the tensors of a recording at which gradients are wanted."""
-        calls = (*recording.calls[self.first :], *recording.decoder) if self.attention else ()
-        tensors = [output for call in calls for output in call.outputs]
-        tensors += [x for x in recording.inputs[self.first :] if x is not None] if self.tokens else []
-        return tensors + ([recording.pixels] if self.pixels else [])
-
 
 EVERYTHING = GradientScope()
 
@@ -340,6 +333,8 @@ def run_backward(
         without_rule = recording.operations_without_rule(table)
         gradients = _gradients(recording, target, table, scope, list(read.values()), keep=keep)
 
+    calls, structure = recording.calls, recording.structure
+
     def gradient_of(tensor: Tensor | None) -> Tensor | None:
         if tensor is None or id(tensor) not in gradients:
             return None
@@ -351,9 +346,8 @@ def run_backward(
         return call.heads(outputs) if len(outputs) == len(call.outputs) else None
 
     def tokens_of(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else recording.as_tokens(tensor)
+        return None if tensor is None else structure.as_tokens(tensor, recording.pixels)
 
-    calls, structure = recording.calls, recording.structure
     sites: tuple[AttentionSite | Stage, ...] = structure.stages or structure.layers
     layers = tuple(
         Layer(
@@ -401,7 +395,11 @@ def _gradients(
     keep: bool,
 ) -> dict[int, Tensor | None]:
     """Return tensor id -> gradient, one backward; None where no gradient arrives."""
-    tensors = {id(tensor): tensor for tensor in scope.tensors(recording)}
+    calls = (*recording.calls[scope.first :], *recording.decoder) if scope.attention else ()
+    wanted = [output for call in calls for output in call.outputs]
+    wanted += [x for x in recording.inputs[scope.first :] if x is not None] if scope.tokens else []
+    wanted += [recording.pixels] if scope.pixels else []
+    tensors = {id(tensor): tensor for tensor in wanted}
     if not tensors and not scope.embedding:
         return {}
     for recorder in recorders:
