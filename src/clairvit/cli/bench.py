@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,6 +190,7 @@ def _run(
     loggers: Sequence[RunLogger] = (),
 ) -> None:
     """Compute what the store lacks and print the scores; `methods` are those of the study without baselines."""
+    from clairvit._progress import on_progress
     from clairvit.bench.executors import in_process
     from clairvit.bench.run import run_study
     from clairvit.bench.store import Store
@@ -206,7 +207,9 @@ def _run(
             worker.models.clear()  # each worker of the engine has its own
 
     store = Store.open(folder)
-    with progress_bar("study", 1, hidden=output.hidden), _progress_messages(output.hidden):
+    has_bar = sys.stderr.isatty()  # elsewhere a line every `REPORT_INTERVAL` seconds
+    reporter = None if output.hidden or has_bar else on_progress(progress_reporter(print_message, time.monotonic))
+    with progress_bar("study", 1, hidden=output.hidden), reporter or nullcontext():
         outcome = run_study(
             study,
             store,
@@ -240,18 +243,6 @@ def _log_means(loggers: Sequence[RunLogger], store: Store, study: Study, step: i
     values = {f"{metric}/{model}/{method}": float(mean) for model, method, metric, mean in rows}
     for logger in loggers:
         logger.log(values, step)
-
-
-@contextmanager
-def _progress_messages(hidden: bool) -> Iterator[None]:
-    """Print a line every `REPORT_INTERVAL` seconds where stderr is no terminal and so has no bar."""
-    from clairvit._progress import on_progress
-
-    if hidden or sys.stderr.isatty():
-        yield
-        return
-    with on_progress(progress_reporter(print_message, time.monotonic)):
-        yield
 
 
 def progress_reporter(report: Callable[[str], None], clock: Callable[[], float]) -> Callable[[str, int, int], None]:

@@ -229,7 +229,10 @@ def _parse_spec(spec: str) -> tuple[DatasetFormat, str]:
 
 
 def _place(data: DatasetFormat, path: str, split: str, download: bool) -> tuple[Path, str]:
-    """Return the folder of a dataset and "", or an empty path and the location that the format opens itself."""
+    """Return the folder of a dataset and "", or an empty path and the location that the format opens itself.
+
+    The folder has all required files, after a download if that is needed and allowed.
+    """
     if data.accepts == "location" or (data.accepts == "folder or URL" and is_url(path)):
         return Path(), path
     if is_url(path):
@@ -238,7 +241,16 @@ def _place(data: DatasetFormat, path: str, split: str, download: bool) -> tuple[
             f"{data.title} is read from a folder of this disk, and '{path}' is a URL; expected a copy of it here, or "
             f"{names} with the URL."
         )
-    return _find_or_download(data, Path(path).expanduser(), split, download), ""
+    folder = Path(path).expanduser()
+    if folder.is_file() and folder.name in data.required_paths:
+        folder = folder.parent  # the dataset is a single file
+    root, missing = find_root(data, folder, split)
+    if download and not (missing is None and folder.exists()):
+        _download(data, folder)
+        root, missing = find_root(data, folder, split)
+    if missing is not None or not folder.exists():
+        raise missing_files_error(data, folder, root, missing or "")
+    return root, ""
 
 
 def _check_split(data: DatasetFormat, split: str | None) -> str:
@@ -253,21 +265,6 @@ def _check_split(data: DatasetFormat, split: str | None) -> str:
             f"Choose one of: {', '.join(data.splits)}."
         )
     return split
-
-
-def _find_or_download(data: DatasetFormat, path: Path, split: str, download: bool) -> Path:
-    """Return the folder with all required files, after a download if needed and allowed."""
-    if path.is_file() and path.name in data.required_paths:
-        path = path.parent  # the dataset is a single file
-    root, missing = find_root(data, path, split)
-    if missing is None and path.exists():
-        return root
-    if download:
-        _download(data, path)
-        root, missing = find_root(data, path, split)
-    if missing is not None or not path.exists():
-        raise missing_files_error(data, path, root, missing or "")
-    return root
 
 
 def _download(data: DatasetFormat, path: Path) -> None:

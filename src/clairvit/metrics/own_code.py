@@ -71,13 +71,15 @@ def _short(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
+@dataclasses.dataclass(eq=False)
 class _Walk:
     """Describe values by text that is the same in every process, following the functions that they refer to."""
 
-    def __init__(self) -> None:
-        self.has_own_code = False
-        self._registered_by: set[str] = set()  # packages that registered a method or metric: installed ones too
-        self._texts: dict[int, tuple[str, Any]] = {}  # id -> text, and the object, so that its id stays its own
+    has_own_code: bool = False
+    # Packages that registered a method or metric: installed ones too
+    _registered_by: set[str] = dataclasses.field(default_factory=set)
+    # id -> text, and the object, so that its id stays its own
+    _texts: dict[int, tuple[str, Any]] = dataclasses.field(default_factory=dict)
 
     def described(self, value: Any) -> str:
         """Return the text of a value."""

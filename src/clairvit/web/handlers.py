@@ -171,7 +171,11 @@ def explain_response(
         raise BadInput(f"None of the methods fits this model: {next(iter(comparison.skipped.values()))}")
     # the targets of a class-specific method are classes
     first = next((explanation for explanation in comparison.values() if explanation.class_specific), first)
-    pixels = photo.pixels[model.name]
+    pixels, cautions = photo.pixels[model.name], list(photo.cautions)
+    top = first.top_classes(0)
+    if first.activation == "softmax" and top and top[0].probability is not None and top[0].probability < UNSURE:
+        count = first.logits.shape[-1]
+        cautions.append(f"The model is unsure: it must name one of its {count} classes, whatever the photo shows.")
     return ExplainResponse(
         photo=photo.id,
         model=model.name,
@@ -184,23 +188,14 @@ def explain_response(
         other=request.similar_to,
         top=[
             ClassScore(index=guess.index, name=guess.name, probability=guess.probability, score=guess.score)
-            for guess in first.top_classes(0)
+            for guess in top
         ],
         explanations=[_method_maps(spec, comparison[spec.text]) for spec in specs if spec.text in comparison],
         skipped=comparison.skipped,
-        cautions=[*photo.cautions, *_unsure(first)],
+        cautions=cautions,
         picture=_png(pixels[0], model) if request.picture else None,
         size=(int(pixels.shape[-2]), int(pixels.shape[-1])),
     )
-
-
-def _unsure(explanation: Explanation) -> list[str]:
-    """Return a caution where no class of a softmax has half of the probability."""
-    top = explanation.top_classes(0, 1)
-    if not top or explanation.activation != "softmax" or top[0].probability is None or top[0].probability >= UNSURE:
-        return []
-    classes = explanation.logits.shape[-1]
-    return [f"The model is unsure: it must name one of its {classes} classes, whatever the photo shows."]
 
 
 def _method_maps(spec: MethodSpec, explanation: Explanation) -> MethodMaps:
