@@ -49,7 +49,7 @@ SEEN_BY = {
     "training": ["tests/cli/test_finetune.py"],
     "diagnostics": ["tests/cli/test_doctor.py"],
     "plotting": ["tests/report", "tests/cli/test_commands.py"],
-    "report": ["tests/cli/test_report.py"],
+    "reports": ["tests/report", "tests/cli/test_report.py"],
     "cuda": ["tests/methods/test_operation_counts.py", "tests/methods/test_large_layers.py"],
     "compat": ["tests/methods", "tests/parity", "tests/papers"],
 }
