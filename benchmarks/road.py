@@ -3,6 +3,7 @@
     python benchmarks/road.py                          a table
     python benchmarks/road.py --out road.json          also as JSON, to compare two commits
     python benchmarks/road.py --compare before.json after.json
+    python benchmarks/road.py --list explain           the functions of one call, by file
 
 The counts are of the second call (for `bench` and the page of a second study and a second target), so that what is
 loaded or found once is not in them. Comprehensions, generator expressions and lambdas are part of the function that
@@ -154,6 +155,24 @@ def count() -> dict[str, dict[str, int]]:
     return counts
 
 
+def print_functions(name: str) -> None:
+    """Print the functions that the second call of a flow passes, the files with most of them first."""
+    import clairvit
+
+    package = Path(clairvit.__file__).parent
+    with tempfile.TemporaryDirectory() as folder, counting(package) as counter, contextlib.ExitStack() as stack:
+        flow = flows(Path(folder), stack)[name]
+        flow(0)
+        counter.reset()
+        flow(1)
+        codes = sorted(counter.seen, key=lambda code: (code.co_filename, code.co_firstlineno))
+    by_file: dict[str, list[str]] = {}
+    for code in codes:
+        by_file.setdefault(str(Path(code.co_filename).relative_to(package)), []).append(code.co_qualname)
+    for file, names in sorted(by_file.items(), key=lambda item: -len(item[1])):
+        print(f"{file} {len(names)}: {', '.join(names)}")
+
+
 def size() -> dict[str, int]:
     """Return lines, files, public names and options of the package."""
     import clairvit as cv
@@ -195,7 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
+    parser.add_argument("--list", choices=("explain", "explain saliency", "evaluate", "bench", "page"))
     arguments = parser.parse_args()
+    if arguments.list:
+        print_functions(arguments.list)
+        return
     if arguments.compare:
         print_comparison(*(json.loads(path.read_text()) for path in arguments.compare))
         return
