@@ -65,11 +65,11 @@ def given_names(tree: ast.Module) -> set[str]:
 
 
 def vague_names(tree: ast.Module) -> list[str]:
-    """Return the names that do not say what they hold, such as `found_maps` or `as_told`."""
+    """Return the names that do not say what they hold, such as `found_maps` or `as_told`, and metaphors."""
     return sorted(
         name
         for name in given_names(tree) - ALLOWED
-        if (VAGUE_IN_SENTENCES if name.startswith("test_") else VAGUE) & set(name.lower().split("_"))
+        if (VAGUE_IN_SENTENCES if name.startswith("test_") else VAGUE | METAPHORS) & set(name.lower().split("_"))
     )
 
 
@@ -78,6 +78,7 @@ def test_names_in_tests_say_what_they_hold() -> None:
     code = "def test_it_is_told(known_maps):\n    for made, (*OWN, _) in known_maps:\n        self.found_here = unknown"
     assert vague_names(ast.parse(code)) == ["OWN", "found_here", "known_maps", "made", "test_it_is_told"]
     assert vague_names(ast.parse("def own_code(unknown): return explanation.found")) == []
+    assert vague_names(ast.parse("def wish(): room = 1")) == ["room", "wish"]
     assert vague_names(ast.parse("import said.so as well, told\ndef test_the_best_is_found(): pass")) == ["told"]
     assert violations(vague_names, root=TESTS) == {}
 

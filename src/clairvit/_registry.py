@@ -183,7 +183,7 @@ class Registry(Generic[T]):
     def _load(self, others: bool = True) -> None:
         """Import the modules that register values, once; where `others` is false, none of other packages."""
         if not self._loaded:
-            with recorded():  # to nobody: these stay, whoever asked first
+            with recorded():  # kept apart from what a caller records: these stay
                 for module in self._modules:
                     importlib.import_module(module)
             self._loaded = True  # at the end: until then, another thread imports (and waits) too

@@ -5,7 +5,7 @@
     @method("mine", output="matrix", aggregation=Product(residual=1.0), family="custom", paper="ours")
     def mine(layer: LayerView) -> Tensor: ...
 
-Recorders of our own are in `cv.recorders`, rule tables in `cv.rules`.
+The recorders that ClairViT has are in `cv.recorders`, its rule tables in `cv.rules`.
 """
 
 from clairvit._cost import Cost

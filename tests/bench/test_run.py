@@ -73,7 +73,10 @@ def test_the_numbers_are_those_of_evaluate(tmp_path: Path) -> None:
     stored_scores = read_scores(store, weights_hash, data, settings)
     assert (name, data, settings) == (model.name, small_study.data[0].spec, settings_of(small_study))
     assert isinstance(expected, dict)
-    assert set(stored_scores) == {*expected, *((luck, metric) for luck in ("random", "center") for metric in METRICS)}
+    assert set(stored_scores) == {
+        *expected,
+        *((baseline, metric) for baseline in ("random", "center") for metric in METRICS),
+    }
     for key, score in expected.items():
         assert_same(stored_scores[key].values, score.values)
         assert_same([stored_scores[key].mean, *stored_scores[key].interval], [score.mean, *score.interval])
@@ -351,27 +354,27 @@ def running(pid):
 def ended(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-found = {{"killed": [], "parts": []}}
-found["whole"] = ended(child("whole"))
+outcome = {{"killed": [], "parts": []}}
+outcome["whole"] = ended(child("whole"))
 times = sorted(part.stat().st_mtime for part in parts("whole"))
 one = (times[-1] - times[0]) / len(times)  # seconds for a unit
-dice = random.Random(0)
+generator = random.Random(0)
 for number in range(10):
     before, pid = len(parts("killed")), child("killed")
     if number % 4:  # else while it plans, or opens the store
         while len(parts("killed")) == before and running(pid):
             time.sleep(one / 50)
-    end = time.monotonic() + dice.uniform(0, 1.5) * one
+    end = time.monotonic() + generator.uniform(0, 1.5) * one
     while time.monotonic() < end and len(parts("killed")) < before + 2:  # there must be something left for ten
         time.sleep(one / 50)
     os.kill(pid, signal.SIGKILL)
-    found["killed"].append(ended(pid))
-    found["parts"].append(len(parts("killed")))
-found["resumed"] = ended(child("killed"))
+    outcome["killed"].append(ended(pid))
+    outcome["parts"].append(len(parts("killed")))
+outcome["resumed"] = ended(child("killed"))
 pair = child("both"), child("both")
-found["both"] = [ended(pid) for pid in pair]
-found["computed"] = [int((folder / f"computed-{{pid}}").read_text()) for pid in pair]
-print(json.dumps(found))
+outcome["both"] = [ended(pid) for pid in pair]
+outcome["computed"] = [int((folder / f"computed-{{pid}}").read_text()) for pid in pair]
+print(json.dumps(outcome))
 """
 
 

@@ -138,9 +138,9 @@ def test_a_store_may_be_shared(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_kept_until_it_works(store: Store) -> None:
-    store.write_failure(unit(), "out of luck")
+    store.write_failure(unit(), "out of memory")
     (failure,) = store.failures()
-    assert (failure["unit"], failure["error"], failure["rows"]) == ("k1", "out of luck", [0, 1])
+    assert (failure["unit"], failure["error"], failure["rows"]) == ("k1", "out of memory", [0, 1])
     store.write(unit(), rows(unit()))
     assert store.failures() == []
 

@@ -169,7 +169,7 @@ def test_a_unit_that_fails_is_named_and_the_next_run_tries_it_again(
 
     def rows(self: Worker, unit: Any) -> Any:
         if 2 in unit.rows:
-            raise RuntimeError("no luck")
+            raise RuntimeError("no memory")
         return usual(self, unit)
 
     arguments = (str(file(at_once="2")), "--out", "store")
@@ -179,9 +179,9 @@ def test_a_unit_that_fails_is_named_and_the_next_run_tries_it_again(
         printed, errors = capsys.readouterr()
         assert "4 images, file:tiny.safetensors" in printed
         assert "1 of 3 could not be computed:" in errors
-        assert "on folder:photos (1/001.png, 1/004.png): RuntimeError: no luck (test_bench.py, line " in errors
+        assert "on folder:photos (1/001.png, 1/004.png): RuntimeError: no memory (test_bench.py, line " in errors
         (failed,) = answer(capsys, *arguments, status=2)["failed"]
-        assert failed["error"].startswith("RuntimeError: no luck (test_bench.py, line ")
+        assert failed["error"].startswith("RuntimeError: no memory (test_bench.py, line ")
         assert failed["rows"] == [2, 3]
     assert answer(capsys, *arguments)["computed"] == 1
 

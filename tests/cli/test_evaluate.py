@@ -309,17 +309,17 @@ def test_trimaps_have_a_border_that_counts_nowhere(photos: Path, capsys: Capture
 
 def test_masks_that_a_detector_finds(photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """The classes it found are reported, and an image where it finds nothing has no score."""
-    from clairvit.data import foreground as room
+    from clairvit.data import foreground as foreground_module
 
-    def finds(detector: object, picture: Image.Image, **how: object) -> room.Foreground:
+    def detected_foreground(detector: object, picture: Image.Image, **how: object) -> foreground_module.Foreground:
         segmentation = Image.new("L", picture.size)
         if picture.width == 451:
             segmentation.paste(255, (100, 50, 300, 250))
-        return room.Foreground(segmentation, (("cat", 0.9),) if picture.width == 451 else ())
+        return foreground_module.Foreground(segmentation, (("cat", 0.9),) if picture.width == 451 else ())
 
     loaded: list[object] = []
-    monkeypatch.setattr(room, "load_detector", lambda weights, device: loaded.append((weights, device)))
-    monkeypatch.setattr(room, "foreground", finds)
+    monkeypatch.setattr(foreground_module, "load_detector", lambda weights, device: loaded.append((weights, device)))
+    monkeypatch.setattr(foreground_module, "foreground", detected_foreground)
     arguments = [
         "photos",
         "--method",

@@ -24,8 +24,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The study's model and images can be loaded."""
-    monkeypatch.setattr(ModelConfig, "load", lambda wish, device=None: MODEL)
-    monkeypatch.setattr(DataConfig, "open", lambda wish, seed: dataset())
+    monkeypatch.setattr(ModelConfig, "load", lambda config, device=None: MODEL)
+    monkeypatch.setattr(DataConfig, "open", lambda config, seed: dataset())
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,10 +72,10 @@ def test_a_report_without_images_is_still_a_report(
 ) -> None:
     from clairvit.errors import BadInput
 
-    def lost(wish: DataConfig, seed: int) -> object:
+    def lost(config: DataConfig, seed: int) -> object:
         raise BadInput("There is no folder 'photos'.")
 
-    monkeypatch.setattr(ModelConfig, "load", lambda wish, device=None: MODEL)
+    monkeypatch.setattr(ModelConfig, "load", lambda config, device=None: MODEL)
     monkeypatch.setattr(DataConfig, "open", lost)
     assert main(["report", str(store.path), "--quiet", "--out", str(tmp_path / "r.html")]) == 0
     page = Reader((tmp_path / "r.html").read_text(encoding="utf-8"))

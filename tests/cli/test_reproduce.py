@@ -192,15 +192,15 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     foreground = places.Foreground(Image.fromarray(square), (("cat", 0.9),))
     monkeypatch.setattr(places, "load_detector", lambda *_, **__: Detector(nn.Identity(), "tiny", ("cat",)))
     monkeypatch.setattr(places, "foreground", lambda *_, **__: foreground)
-    wish = ReproductionConfig(find_paper("cmi"), ModelConfig("tiny"), DataConfig("folder:photos", limit=2))
-    shown = detected_data(wish, Annotations(masks="mask-rcnn"), wrapped("timm-vit"))
-    other = detected_data(wish, Annotations(masks="mask-rcnn(score=0.7)"), wrapped("timm-vit"))
+    config = ReproductionConfig(find_paper("cmi"), ModelConfig("tiny"), DataConfig("folder:photos", limit=2))
+    shown = detected_data(config, Annotations(masks="mask-rcnn"), wrapped("timm-vit"))
+    other = detected_data(config, Annotations(masks="mask-rcnn(score=0.7)"), wrapped("timm-vit"))
     assert len(shown.dataset) == 2
     page = shown.dataset.read(0, wrapped("timm-vit"))
     assert page.mask is not None
     assert int(page.mask.sum()) == 64
     assert shown.dataset.content_hash(0) != other.dataset.content_hash(0)
     assert shown.description == "a folder of images, 2 of 3 images"
-    nowhere = ReproductionConfig(wish.paper, wish.model, DataConfig("folder:nowhere"))
+    nowhere = ReproductionConfig(config.paper, config.model, DataConfig("folder:nowhere"))
     with pytest.raises(BadInput, match="There is no folder 'nowhere'"):
         detected_data(nowhere, Annotations(masks="mask-rcnn"), wrapped("timm-vit"))

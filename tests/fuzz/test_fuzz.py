@@ -172,12 +172,12 @@ def test_studies(tmp_path: Path, request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    desk = create_state([wrapped("timm-vit")])
+    state = create_state([wrapped("timm-vit")])
     with TestClient(
-        create_app(unclosed(desk)), base_url="http://127.0.0.1", raise_server_exceptions=False
+        create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False
     ) as test_client:
         yield test_client
-    desk.close()
+    state.close()
 
 
 def test_requests(client: TestClient, request: pytest.FixtureRequest) -> None:

@@ -82,7 +82,7 @@ def checked(page: Any) -> None:
     sync_api.expect(page.locator("#badge")).to_be_enabled(timeout=WAIT)
 
 
-def film_ended(page: Any) -> None:
+def animation_ended(page: Any) -> None:
     sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", "ended", timeout=WAIT)
 
 

@@ -36,13 +36,13 @@ CLASS_AGNOSTIC = [name for name in METHODS if name not in CLASS_SPECIFIC]
 
 def two_objects() -> tuple[Tensor, Tensor]:
     """Images with a red and a blue square of 2 × 2 patches on grey noise, and which patches they cover."""
-    dice = torch.Generator().manual_seed(0)
-    images = 0.2 * torch.randn(IMAGES, 3, SIZE, SIZE, generator=dice)
+    generator = torch.Generator().manual_seed(0)
+    images = 0.2 * torch.randn(IMAGES, 3, SIZE, SIZE, generator=generator)
     covered = torch.zeros(IMAGES, 2, GRID, GRID, dtype=torch.bool)
     for image in range(IMAGES):
         for colour in (RED, BLUE):
             right = (colour == RED) == bool(image % 2)
-            row, column = (int(torch.randint(0, most, (), generator=dice)) for most in (GRID - 1, GRID // 2 - 1))
+            row, column = (int(torch.randint(0, most, (), generator=generator)) for most in (GRID - 1, GRID // 2 - 1))
             column += GRID // 2 if right else 0
             covered[image, colour, row : row + 2, column : column + 2] = True
             top, left = PATCH * row, PATCH * column

@@ -39,7 +39,7 @@ def _declared_zeros() -> Iterator[None]:
 
 def seasoned(module: nn.Module, seed: int = 3) -> nn.Module:
     """Norms that have seen something: random statistics and affine parts."""
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
             for tensor, low in (
@@ -48,7 +48,7 @@ def seasoned(module: nn.Module, seed: int = 3) -> nn.Module:
                 (part.weight, 0.5),
                 (part.bias, -0.3),
             ):
-                tensor.data = torch.rand(tensor.shape, generator=dice).to(tensor.dtype) + low
+                tensor.data = torch.rand(tensor.shape, generator=generator).to(tensor.dtype) + low
     return module.eval()
 
 

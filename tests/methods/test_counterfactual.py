@@ -387,8 +387,8 @@ def test_what_turned_out_to_be_worthless_is_not_tried_again_first() -> None:
 @pytest.mark.parametrize("search", ["greedy", "map"])
 def test_any_function_of_sets_gets_a_set_without_spare_patches(search: str, seed: int) -> None:
     """Not monotone, with pairs that work together: brute force over all sets says what the smallest would be."""
-    dice = torch.Generator().manual_seed(seed)
-    alone, pairs = torch.randn(8, generator=dice), 0.7 * torch.randn(8, 8, generator=dice).triu(1)
+    generator = torch.Generator().manual_seed(seed)
+    alone, pairs = torch.randn(8, generator=generator), 0.7 * torch.randn(8, 8, generator=generator).triu(1)
 
     def says(gone: frozenset[int]) -> float:
         z = torch.tensor([float(i in gone) for i in range(8)])

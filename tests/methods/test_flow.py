@@ -162,8 +162,8 @@ def test_the_map_is_the_flow_for_every_pooling(kind: str) -> None:
 
 def test_flows_of_all_tokens_add_up_to_one() -> None:
     """The prefix tokens have their part, which is then cut off."""
-    dice = torch.Generator().manual_seed(0)
-    attention = torch.rand(3, 2, 17, 17, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    attention = torch.rand(3, 2, 17, 17, generator=generator, dtype=torch.float64)
     network = torch.stack([row_normalised_capacities(layer, 1.0) for layer in attention])
     flow, layout = Flow(), Layout(grid=(4, 4), prefix=1, pooling="token")
     row = flow.start_row(torch.eye(17, dtype=torch.float64)[:1])

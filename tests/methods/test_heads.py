@@ -20,7 +20,7 @@ def test_heads_are_what_the_trace_says(kind: str, method: str) -> None:
     explanation = cv.explain(model, image, method, target=3, by_head=True)
     tr = cv.trace(model, image, target=3)
     assert explanation.heads is not None
-    assert explanation.layers is None, "nobody asked for them"
+    assert explanation.layers is None, "layers are stored with layers=True alone"
     for index, layer in enumerate(tr.layers):
         head_maps = layer.A if method == "raw-attention" else (layer.A * layer.G).clamp(min=0)  # [B, H, N, N]
         rows = torch.einsum("bi,bhij->hbj", tr.readout_weights.expand(len(image), -1), head_maps)[..., tiny.prefix :]

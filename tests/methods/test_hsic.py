@@ -54,9 +54,9 @@ def by_double_sums(z: list[float], y: list[float], width: float) -> float:
 
 
 def drawn(n: int = 40, cells: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
-    dice = torch.Generator().manual_seed(seed)
-    shown = torch.rand(n, cells, generator=dice) < 0.4
-    outputs = shown.double() @ torch.randn(cells, generator=dice, dtype=torch.float64) + 1
+    generator = torch.Generator().manual_seed(seed)
+    shown = torch.rand(n, cells, generator=generator) < 0.4
+    outputs = shown.double() @ torch.randn(cells, generator=generator, dtype=torch.float64) + 1
     return shown, outputs**2
 
 

@@ -254,8 +254,8 @@ def test_vit_cx_is_the_authors(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
 
 
 def random_maps(count: int = 30, grid: tuple[int, int] = (4, 6), seed: int = 0) -> Tensor:
-    dice = torch.Generator().manual_seed(seed)
-    return torch.randn(count, *grid, generator=dice, dtype=torch.float64).cumsum(-1)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, *grid, generator=generator, dtype=torch.float64).cumsum(-1)
 
 
 def test_distances_between_cells_are_those_between_whole_masks() -> None:
@@ -321,13 +321,13 @@ def test_samples_bound_the_masks() -> None:
 
 def linear_network() -> tuple[cv.Model, Tensor]:
     """Without a bias or an activation, so that f(x + y) = f(x) + f(y)."""
-    dice = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(5)
     module = nn.Sequential(
         nn.Conv2d(3, 6, 4, 4, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5, bias=False)
     ).double()
     for p in module.parameters():
-        p.data = torch.randn(p.shape, generator=dice, dtype=torch.float64)
-    image = torch.randn(2, 3, 16, 24, generator=dice, dtype=torch.float64)
+        p.data = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+    image = torch.randn(2, 3, 16, 24, generator=generator, dtype=torch.float64)
     return cv.wrap(module.eval(), size=(16, 24)), image
 
 

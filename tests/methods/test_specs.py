@@ -75,7 +75,7 @@ def test_every_option_takes_its_default_and_refuses_what_is_outside_its_range() 
 
 
 def test_there_are_about_four_hundred_options() -> None:
-    """More are a burden to whoever reads a list: what other people's code computes is a preset (`compat`)."""
+    """A list of more is hard to read: what other people's code computes is a preset (`compat`)."""
     assert sum(len(entry.option_list) for entry in (*list_methods(), *list_metrics())) <= 415
 
 

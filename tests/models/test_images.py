@@ -145,7 +145,7 @@ def test_integer_and_float_modes() -> None:
 @pytest.mark.parametrize("suffix", [".gif", ".webp"])
 def test_animations_give_their_first_frame(tmp_path: Path, suffix: str) -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0))]
-    path = tmp_path / f"film{suffix}"
+    path = tmp_path / f"animation{suffix}"
     frames[0].save(path, save_all=True, append_images=frames[1:], **({"lossless": True} if suffix == ".webp" else {}))
     with pytest.warns(ClairWarning, match="has several frames; only the first is read"):
         assert read_image(path).getpixel((4, 4)) == (255, 0, 0)

@@ -186,12 +186,12 @@ def test_a_transparent_colour_gives_the_input_of_the_same_picture_with_alpha() -
 
 def test_the_colours_of_a_picture_that_the_user_converted_stay() -> None:
     """Pillow leaves the transparent colour of a palette in what `convert` returns, where opaque pixels may have it."""
-    film = Image.new("P", (2, 1))
-    film.putpalette([10, 20, 30, 10, 20, 30])
-    film.putpixel((1, 0), 1)
-    film.info["transparency"] = 0
-    assert read_image(film).getpixel((0, 0)) == (255, 255, 255)
-    assert read_image(film.convert("RGB")).getpixel((1, 0)) == (10, 20, 30)
+    picture = Image.new("P", (2, 1))
+    picture.putpalette([10, 20, 30, 10, 20, 30])
+    picture.putpixel((1, 0), 1)
+    picture.info["transparency"] = 0
+    assert read_image(picture).getpixel((0, 0)) == (255, 255, 255)
+    assert read_image(picture.convert("RGB")).getpixel((1, 0)) == (10, 20, 30)
 
 
 # grey of 9 to 15 bits -----------------------------------------------------------------------------------------------
@@ -265,20 +265,20 @@ def test_ordinary_and_black_grey_of_16_bits_has_no_note() -> None:
 def test_only_the_first_of_several_pictures_is_read_and_that_is_noted(tmp_path: Path, kind: str, parts: str) -> None:
     model = Model(nn.Linear(1, 1), "tiny", Preprocess(size=(8, 8), resize=None))
     pictures = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    (tmp_path / "film").write_bytes(encoded(pictures[0], kind, save_all=True, append_images=pictures[1:]))
-    with pytest.warns(ClairWarning, match=rf"film' has several {parts}; only the first is read\."):
-        batch = prepare(tmp_path / "film", model)
+    (tmp_path / "picture").write_bytes(encoded(pictures[0], kind, save_all=True, append_images=pictures[1:]))
+    with pytest.warns(ClairWarning, match=rf"picture' has several {parts}; only the first is read\."):
+        batch = prepare(tmp_path / "picture", model)
     assert len(batch.notes) == 1
     assert torch.equal(batch.pixels, prepare(pictures[0], model).pixels)
-    (tmp_path / "film").write_bytes(encoded(pictures[0], kind))
-    assert prepare(tmp_path / "film", model).notes == ()
+    (tmp_path / "picture").write_bytes(encoded(pictures[0], kind))
+    assert prepare(tmp_path / "picture", model).notes == ()
 
 
 def test_a_frame_that_the_user_chose_has_no_note() -> None:
     pictures = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    with Image.open(io.BytesIO(encoded(pictures[0], "TIFF", save_all=True, append_images=pictures[1:]))) as film:
-        film.seek(1)
-        assert read_image(film).getpixel((0, 0)) == (0, 0, 255)
+    with Image.open(io.BytesIO(encoded(pictures[0], "TIFF", save_all=True, append_images=pictures[1:]))) as picture:
+        picture.seek(1)
+        assert read_image(picture).getpixel((0, 0)) == (0, 0, 255)
 
 
 def test_the_second_picture_of_a_phones_photo_is_no_page() -> None:

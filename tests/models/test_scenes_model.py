@@ -76,6 +76,6 @@ def test_faithful_methods_point_at_the_marker(model: cv.Model, method: str) -> N
     dataset = scenes(12, SEED, mask="part")
     metric = "pointing-game(tolerance=0)"
     scores = cv.evaluate(model, dataset, [method], [metric], target="label")
-    luck = sum(float(scene(SEED, number).part.mean()) for number in range(12)) / 12  # a random point hits so often
-    assert luck < 0.05
-    assert scores[method, metric].mean > 10 * luck
+    chance = sum(float(scene(SEED, number).part.mean()) for number in range(12)) / 12  # a random point hits so often
+    assert chance < 0.05
+    assert scores[method, metric].mean > 10 * chance

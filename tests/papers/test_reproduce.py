@@ -66,7 +66,7 @@ def dataset(count: int = 3, masks: bool = True, labels: bool = True) -> ImageDat
     )
 
 
-def wish(name: str, **options: str) -> ReproductionConfig:
+def reproduction_config(name: str, **options: str) -> ReproductionConfig:
     return ReproductionConfig(
         find_paper(name), ModelConfig("tiny"), DataConfig("folder:here"), effort="quick", **options
     )
@@ -74,7 +74,7 @@ def wish(name: str, **options: str) -> ReproductionConfig:
 
 def ran(name: str, folder: Path, count: int = 3, **options: str) -> Reproduction:
     shown = LoadedData(dataset(count), f"{count} generated images", "the generator")
-    return reproduce(wish(name, **options), Store.open(folder), model=MODEL, data=shown)
+    return reproduce(reproduction_config(name, **options), Store.open(folder), model=MODEL, data=shown)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_a_second_run_computes_nothing_and_a_larger_one_only_what_is_new(tmp_pat
 
     def go(count: int) -> Reproduction:
         shown = LoadedData(dataset(count), "generated")
-        return reproduce(wish("joita"), store, model=MODEL, data=shown, on_plan=plans.append)
+        return reproduce(reproduction_config("joita"), store, model=MODEL, data=shown, on_plan=plans.append)
 
     first, again = go(3), go(3)
     assert plans[0].done == 0
@@ -198,7 +198,7 @@ def test_confident_images_only(tmp_path: Path) -> None:
     """Coporan's subset: of the images above 85 %, none of the others, and the pointing game of all."""
     every = Scores()
     every.predictions = tuple(Prediction(f"{k}", 0, p, None) for k, p in enumerate((0.9, 0.85, 0.86)))
-    coporan = replace(wish("coporan"), effort="paper")
+    coporan = replace(reproduction_config("coporan"), effort="paper")
     jaccard, pointing = coporan.paper.measures[0], coporan.paper.measures[-1]
     for metric in ("iou", "pointing-game(preset=coporan)"):
         every["attcam", metric] = Score(
@@ -251,7 +251,7 @@ def test_whoever_opens_the_study_again_sees_what_was_scored(tmp_path: Path) -> N
         drawn.save(tmp_path / place / name)
     data = DataConfig(f"folder:{tmp_path}/photos", masks=f"{tmp_path}/masks", mask_kind="trimap")
     for name in ("coporan", "joita"):
-        with_data = replace(wish(name), data=data)
+        with_data = replace(reproduction_config(name), data=data)
         plans: list[Plan] = []
         store = Store.open(tmp_path / name)
         reproduce(with_data, store, model=MODEL, on_plan=plans.append)
@@ -265,31 +265,35 @@ def test_missing_masks_are_refused() -> None:
         with pytest.raises(
             BadInput, match=rf"'{name}' compares maps with masks .*folder:here has none.*'mask-rcnn' for masks"
         ):
-            check_data(wish(name), shown)
-    assert len(check_data(wish("focusvit"), shown)) == 4
-    measures = [measure.name for measure in check_data(wish("skipplus"), shown)]
+            check_data(reproduction_config(name), shown)
+    assert len(check_data(reproduction_config("focusvit"), shown)) == 4
+    measures = [measure.name for measure in check_data(reproduction_config("skipplus"), shown)]
     assert "AP" not in measures
     assert len(measures) == 4
 
 
 def test_missing_true_classes_are_refused() -> None:
     with pytest.raises(BadInput, match=r"explains the true class, and folder:here has none.*target='predicted'"):
-        check_data(wish("skipplus"), LoadedData(dataset(labels=False), "generated"))
+        check_data(reproduction_config("skipplus"), LoadedData(dataset(labels=False), "generated"))
     with pytest.raises(BadInput, match=r"the model has no class a, b, c, … \(4 of"):
-        check_data(wish("skipplus"), LoadedData(dataset(), "generated", unknown_classes=("a", "b", "c", "d")))
-    assert check_data(wish("skipplus", target="predicted"), LoadedData(dataset(labels=False), "generated"))
-    assert check_data(wish("joita"), LoadedData(dataset(), "generated", unknown_classes=("a",))), (
+        check_data(
+            reproduction_config("skipplus"), LoadedData(dataset(), "generated", unknown_classes=("a", "b", "c", "d"))
+        )
+    assert check_data(
+        reproduction_config("skipplus", target="predicted"), LoadedData(dataset(labels=False), "generated")
+    )
+    assert check_data(reproduction_config("joita"), LoadedData(dataset(), "generated", unknown_classes=("a",))), (
         "it needs no true class"
     )
 
 
 def test_targets_are_the_papers_unless_one_is_named() -> None:
-    assert wish("skipplus").study_target == "label"
-    assert wish("skipplus", target="predicted").study_target is None
-    assert wish("joita").study_target is None
-    assert wish("joita", target="label").study_target == "label"
+    assert reproduction_config("skipplus").study_target == "label"
+    assert reproduction_config("skipplus", target="predicted").study_target is None
+    assert reproduction_config("joita").study_target is None
+    assert reproduction_config("joita", target="label").study_target == "label"
     with pytest.raises(BadInput, match="expected one of predicted, label"):
-        _ = wish("joita", target="cat").study_target
+        _ = reproduction_config("joita", target="cat").study_target
 
 
 def test_masks_that_changed_are_not_mixed_with_old_ones(tmp_path: Path) -> None:
@@ -297,7 +301,7 @@ def test_masks_that_changed_are_not_mixed_with_old_ones(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "s")
 
     def overlap(images: ImageDataset) -> str:
-        reproduction = reproduce(wish("joita"), store, model=MODEL, data=LoadedData(images, "generated"))
+        reproduction = reproduce(reproduction_config("joita"), store, model=MODEL, data=LoadedData(images, "generated"))
         assert reproduction.images == 3
         return repr([row.cells["mIoU"] for row in reproduction.rows])
 
@@ -322,7 +326,7 @@ def test_part_of_a_score_keeps_its_curve_and_counts() -> None:
 
 
 def test_the_study_has_the_efforts_samples() -> None:
-    focusvit = wish("focusvit")
+    focusvit = reproduction_config("focusvit")
     study = study_of(focusvit, focusvit.paper.measures)
     assert "kernelshap(samples=40)" in study.methods
     assert any("layers=3" in metric for metric in study.metrics)
@@ -353,7 +357,7 @@ def test_nothing_to_score_is_an_error(tmp_path: Path) -> None:
 
     torn = replace(dataset(), read=broken)
     with pytest.raises(BadInput, match="Nothing could be scored"):
-        reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, data=LoadedData(torn, "torn"))
+        reproduce(reproduction_config("joita"), Store.open(tmp_path / "s"), model=MODEL, data=LoadedData(torn, "torn"))
 
 
 def test_a_folder_is_opened_with_its_masks(tmp_path: Path) -> None:
@@ -363,7 +367,7 @@ def test_a_folder_is_opened_with_its_masks(tmp_path: Path) -> None:
         picture(seed).save(tmp_path / "photos" / f"{seed}.png")
         Image.fromarray(trimap(seed).astype(np.uint8)).save(tmp_path / "masks" / f"{seed}.png")
     data = DataConfig(f"folder:{tmp_path / 'photos'}", limit=2, masks=str(tmp_path / "masks"), mask_kind="trimap")
-    shown = load_data(replace(wish("joita"), data=data), MODEL)
+    shown = load_data(replace(reproduction_config("joita"), data=data), MODEL)
     assert "2 of 3 images" in shown.description
     assert shown.dataset.has_masks
     assert shown.masks == str(tmp_path / "masks")
@@ -386,7 +390,7 @@ def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
         return whole.read(row, model)
 
     shown = LoadedData(replace(whole, read=read), "generated")
-    result = reproduce(wish("joita"), Store.open(tmp_path / "s"), model=MODEL, data=shown)
+    result = reproduce(reproduction_config("joita"), Store.open(tmp_path / "s"), model=MODEL, data=shown)
     assert result.images == 2
     assert result.failed == (f"{whole.names[1]}: it is torn.",)
     assert {cell.images for row in result.rows for cell in row.cells.values()} == {2}
@@ -395,7 +399,7 @@ def test_an_image_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
 def test_other_methods_under_the_papers_names() -> None:
     preset = replace_methods(find_paper("focusvit"), ["FocusViT=focusvit(m=1)", "SHAP=kernelshap(samples=9)"])
     assert [method.name for method in preset.methods] == [method.name for method in find_paper("focusvit").methods]
-    study = study_of(replace(wish("focusvit"), paper=preset), preset.measures)
+    study = study_of(replace(reproduction_config("focusvit"), paper=preset), preset.measures)
     assert study.methods[5] == "focusvit(m=1)"
     assert study.methods[1] == "kernelshap(samples=9)", "no effort changes what was asked for"
     assert study.methods[0] == "lime(preset=lime,samples=30)"
@@ -412,7 +416,7 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
     for name in ("coporan", "joita"):
         plans: list[Plan] = []
         shown = LoadedData(dataset(2), "generated")
-        reproduce(wish(name), Store.open(tmp_path / name), model=MODEL, data=shown, on_plan=plans.append)
+        reproduce(reproduction_config(name), Store.open(tmp_path / name), model=MODEL, data=shown, on_plan=plans.append)
         marks[name] = plans[0].units[0].image_hashes
     assert marks["joita"] == tuple(dataset(2).content_hash(row) for row in range(2))
     assert marks["coporan"] == tuple(void_as_object(dataset(2)).content_hash(row) for row in range(2))
@@ -429,7 +433,7 @@ def test_only_coporan_runs_on_masks_with_void(tmp_path: Path) -> None:
     ],
 )
 def test_whether_the_paper_has_numbers_on_this_data_is_reported(name: str, spec: str, same: bool) -> None:
-    study_preset = replace(wish(name), data=DataConfig(spec))
+    study_preset = replace(reproduction_config(name), data=DataConfig(spec))
     table = study_preset.paper.table_for(spec)
     by_topic = dict(
         differences(
@@ -446,7 +450,7 @@ def test_constant_maps_are_reported() -> None:
         flat[method, "iou"] = Score(
             "iou", method, torch.ones(2).double(), "higher", (0, 1), torch.tensor([constant, False]), ("x", "y"), "m"
         )
-    joita = wish("joita")
+    joita = reproduction_config("joita")
     stated_differences = differences(
         joita, MODEL, LoadedData(dataset(2), "generated"), flat, joita.paper.measures, None
     )

@@ -32,8 +32,8 @@ def photos(name: str) -> tuple[nn.Module, Tensor]:
 
 def maps_of(images: Tensor) -> Tensor:
     """[B, H, W], signed; float64."""
-    dice = torch.Generator().manual_seed(21)
-    return torch.randn(len(images), *images.shape[-2:], generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(21)
+    return torch.randn(len(images), *images.shape[-2:], generator=generator, dtype=torch.float64)
 
 
 def dyadic() -> tuple[nn.Module, Tensor, Tensor]:

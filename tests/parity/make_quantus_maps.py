@@ -106,11 +106,11 @@ def of_models(arrays: dict[str, np.ndarray]) -> None:
 
 
 def of_maps(arrays: dict[str, np.ndarray]) -> None:
-    dice = np.random.default_rng(0)
-    maps = dice.normal(size=(4, SIZE, SIZE)) ** 3
+    rng = np.random.default_rng(0)
+    maps = rng.normal(size=(4, SIZE, SIZE)) ** 3
     maps[1] = np.abs(maps[1])
     maps[2, 5:, :] *= 1e-6  # values below the threshold of the effective complexity
-    masks = dice.random(maps.shape) < np.array([0.3, 0.1, 0.5, 0.02])[:, None, None]
+    masks = rng.random(maps.shape) < np.array([0.3, 0.1, 0.5, 0.02])[:, None, None]
     ties = maps.copy()
     ties[0, [0, 3], [2, 7]] = ties[0].max() + 1  # two highest points, the second of them on the object
     masks[0, 0, 2], masks[0, 3, 7] = False, True

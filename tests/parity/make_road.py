@@ -16,13 +16,13 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
 def main() -> None:
-    dice = np.random.default_rng(0)
-    image = dice.normal(size=(3, 20, 28)).astype(np.float32)
-    patches = dice.random((5, 7)) < 0.5
+    rng = np.random.default_rng(0)
+    image = rng.normal(size=(3, 20, 28)).astype(np.float32)
+    patches = rng.random((5, 7)) < 0.5
     masks = {
-        "scattered": dice.random((20, 28)) < 0.5,
+        "scattered": rng.random((20, 28)) < 0.5,
         "patches": np.kron(patches, np.ones((4, 4), bool)),
-        "nearly all": dice.random((20, 28)) < 0.97,
+        "nearly all": rng.random((20, 28)) < 0.97,
     }
     impute = NoisyLinearImputer(noise=0)
     imputed = {name: impute(torch.from_numpy(image), torch.from_numpy(~gone)).numpy() for name, gone in masks.items()}

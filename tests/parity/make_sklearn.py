@@ -20,17 +20,17 @@ SIZE = 12
 
 def maps_and_masks() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Noise, few values (ties), patches, a constant, the mask itself, its opposite; masks of any shape; void pixels."""
-    dice = np.random.default_rng(0)
-    masks = dice.random((6, SIZE, SIZE)) < np.array([0.5, 0.3, 0.1, 0.3, 0.4, 0.2])[:, None, None]
+    rng = np.random.default_rng(0)
+    masks = rng.random((6, SIZE, SIZE)) < np.array([0.5, 0.3, 0.1, 0.3, 0.4, 0.2])[:, None, None]
     masks[1] = False
     masks[1, 2:9, 3:8] = True
-    maps = dice.normal(size=masks.shape)
+    maps = rng.normal(size=masks.shape)
     maps[1] = np.round(maps[1])
-    maps[2] = np.kron(np.round(dice.normal(size=(4, 4)), 1), np.ones((3, 3)))
+    maps[2] = np.kron(np.round(rng.normal(size=(4, 4)), 1), np.ones((3, 3)))
     maps[3] = 0.7
     maps[4] = masks[4]
     maps[5] = -5.0 * masks[5]
-    return maps, masks, dice.random(masks.shape) < 0.15
+    return maps, masks, rng.random(masks.shape) < 0.15
 
 
 def scaled(heatmap: np.ndarray) -> np.ndarray:

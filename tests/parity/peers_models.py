@@ -22,9 +22,9 @@ def vit() -> tuple[nn.Module, Tensor]:
 def resnet() -> tuple[nn.Module, Tensor]:
     """Random weights and random BatchNorm statistics."""
     module = randomised(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=5).double().eval(), seed=4)
-    dice = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(5)
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
-            part.running_mean = torch.randn(part.num_features, generator=dice, dtype=torch.float64) * 0.3
-            part.running_var = torch.rand(part.num_features, generator=dice, dtype=torch.float64) + 0.5
+            part.running_mean = torch.randn(part.num_features, generator=generator, dtype=torch.float64) * 0.3
+            part.running_var = torch.rand(part.num_features, generator=generator, dtype=torch.float64) + 0.5
     return module, torch.randn(2, 3, 48, 64, generator=torch.Generator().manual_seed(6), dtype=torch.float64)

@@ -27,5 +27,5 @@ def small_cnn() -> tuple[nn.Module, Tensor]:
         module[6].weight.mul_(4)  # scores far apart, so that weights differ
         module[2].weight[[DEAD, CONSTANT]] = 0
         module[2].bias[DEAD], module[2].bias[CONSTANT] = -1.0, 0.3
-    dice = torch.Generator().manual_seed(9)
-    return module, torch.randn(2, 3, 24, 40, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(9)
+    return module, torch.randn(2, 3, 24, 40, generator=generator, dtype=torch.float64)

@@ -14,10 +14,10 @@ TARGET = 3
 
 def seeded(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
     """Weights for these names, none at a trivial value; float64."""
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     result = {}
     for name, shape in sorted(shapes.items()):
-        value = torch.randn(shape, generator=dice, dtype=torch.float64)
+        value = torch.randn(shape, generator=generator, dtype=torch.float64)
         if "token" in name or "pos" in name or "class_embedding" in name:
             result[name] = 0.5 * value
         elif len(shape) > 1:

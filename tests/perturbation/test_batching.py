@@ -44,14 +44,14 @@ class Small:
 
 @pytest.mark.parametrize("error", ERRORS, ids=["cuda", "linux", "elsewhere", "numpy"])
 def test_out_of_memory_halves_the_batch_and_it_grows_back(error: BaseException) -> None:
-    device, room = Small(5, error), BatchBudget(160)
-    values_in_order = [k for _, outputs in in_batches(100, room, 10, device.run) for k in outputs]
+    device, budget = Small(5, error), BatchBudget(160)
+    values_in_order = [k for _, outputs in in_batches(100, budget, 10, device.run) for k in outputs]
     assert values_in_order == list(range(100))
     # 16 and 8 are too many, 4 fit; after eight good passes 8 is tried again, and so on
     assert device.tried == [16, 8, *[4] * GROWS_AFTER, 8, *[4] * GROWS_AFTER, 8, *[4] * GROWS_AFTER, 4]
     device.holds = 1000
     device.tried.clear()
-    for _ in in_batches(1000, room, 10, device.run):
+    for _ in in_batches(1000, budget, 10, device.run):
         pass
     assert max(device.tried) == device.tried[-2] == 16
 
@@ -126,9 +126,9 @@ def test_passes_are_of_one_length_and_as_few_as_can_be() -> None:
     keep = random_keep(1, 50)
     _, seen = kept(trace, keep)
     groups = keep.sum(2).flatten().bincount()
-    room = TOKENS_AT_ONCE["cpu"]
+    limit = TOKENS_AT_ONCE["cpu"]
     expected = {
-        (count + 1, -(-int(many) * 3 // (room // (max(count, 1) + 1)))) for count, many in enumerate(groups) if many
+        (count + 1, -(-int(many) * 3 // (limit // (max(count, 1) + 1)))) for count, many in enumerate(groups) if many
     }
     assert {(n, sum(length == n for _, length, _ in seen)) for _, n, _ in seen} == expected
     assert sum(many for many, _, _ in seen) == 150

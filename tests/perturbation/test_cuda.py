@@ -53,8 +53,8 @@ def test_memory_that_runs_out_halves_the_batch_and_changes_nothing() -> None:
         expected = probe.score_kept(keep)
     torch.cuda.empty_cache()
     held, total = torch.cuda.memory_allocated(), torch.cuda.get_device_properties(0).total_memory
-    room = held + 400 * 2**20  # not enough for 512 images of a ViT-B at once
-    torch.cuda.set_per_process_memory_fraction(room / total)
+    limit = held + 400 * 2**20  # not enough for 512 images of a ViT-B at once
+    torch.cuda.set_per_process_memory_fraction(limit / total)
     try:
         options = ExecutionOptions(512)
         with probing(trace, "mean", label="test", forwards=512, options=options) as probe:

@@ -14,7 +14,7 @@ import clairvit as cv
 from clairvit.web.app import create_app
 from clairvit.web.state import AppState, create_state
 from helpers.app_lifespan import unclosed
-from helpers.browser_tab import WAIT, browser, film_ended, needs_a_browser, sync_api
+from helpers.browser_tab import WAIT, animation_ended, browser, needs_a_browser, sync_api
 from helpers.web_server import serving
 
 __all__ = ["browser"]  # a fixture
@@ -35,14 +35,14 @@ class Age(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def age_desk() -> Iterator[AppState]:
+def age_state() -> Iterator[AppState]:
     new_state = create_state([cv.wrap(Age(), name="age", size=224, labels=["age"])], time_limit=300)
     yield new_state
     new_state.close()
 
 
-def test_the_web_page_gets_scores_without_probabilities(age_desk: AppState) -> None:
-    with TestClient(create_app(unclosed(age_desk)), base_url="http://127.0.0.1") as client:
+def test_the_web_page_gets_scores_without_probabilities(age_state: AppState) -> None:
+    with TestClient(create_app(unclosed(age_state)), base_url="http://127.0.0.1") as client:
         assert client.get("/api/models").json()["models"][0]["activation"] == "raw"
         reply = client.post("/api/explain", data={"method": "legrad"}).json()
         assert reply["activation"] == "raw"
@@ -56,15 +56,15 @@ def test_the_web_page_gets_scores_without_probabilities(age_desk: AppState) -> N
         assert curve["insertion"]["method"]["mean"][-1] == pytest.approx(1)
 
 
-def test_the_web_page_shows_the_score(age_desk: AppState, browser: Any) -> None:
-    with serving(age_desk) as address:
+def test_the_web_page_shows_the_score(age_state: AppState, browser: Any) -> None:
+    with serving(age_state) as address:
         page = browser.new_page()
         page.goto(address)
         sync_api.expect(page.locator("#caption-0")).to_contain_text(re.compile(r"age score \d"), timeout=WAIT)
         assert page.locator("#classes meter").count() == 0
         assert "%" not in page.locator("#classes").inner_text()
         page.locator("#play-deletion").click()
-        film_ended(page)
+        animation_ended(page)
         sync_api.expect(page.locator("#curve-text")).to_contain_text("normalised score")
         sync_api.expect(page.locator("#answer-says")).to_contain_text("The model's answer: age")
         assert "%" not in page.locator("#curve-text").inner_text()

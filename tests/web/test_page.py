@@ -19,10 +19,10 @@ import clairvit as cv
 from clairvit.plotting.overlay import denormalised_photo, overlay, scale_of, to_numpy
 from clairvit.web.state import AppState
 from helpers.browser_tab import (
+    animation_ended,
     browser,
     changes,
     checked,
-    film_ended,
     method,
     needs_a_browser,
     picture,
@@ -199,7 +199,7 @@ def test_the_film_plays_ends_on_the_telling_frame_and_can_be_scrubbed(visit: Cal
     page = visit()
     page.locator("#play-deletion").click()
     sync_api.expect(page.locator("#curves")).to_have_attribute("data-film", "playing")  # at once
-    film_ended(page)
+    animation_ended(page)
     page.locator("#chart .method").wait_for(state="attached")
     for drawn in (".band", ".random", ".method", ".dot", ".label", ".random-label"):
         assert page.locator(f"#chart {drawn}").count() == 1
@@ -214,7 +214,7 @@ def test_the_film_plays_ends_on_the_telling_frame_and_can_be_scrubbed(visit: Cal
     page.locator("#step").fill("7")
     assert grey(page) == pytest.approx(0.5, abs=0.01)
     page.locator("#play-insertion").click()
-    film_ended(page)
+    animation_ended(page)
     sync_api.expect(page.locator("#curve-text")).to_contain_text("parts shown")
     assert "shown" in page.locator("#perturbed").get_attribute("aria-label")
     page.locator("#step").fill("14")
@@ -464,7 +464,7 @@ def test_without_motion_the_film_is_its_telling_frame(visit: Callable[..., Any])
           .observe(document.getElementById("curves"), { attributes: true }); }"""
     )
     page.locator("#play-deletion").click()
-    film_ended(page)
+    animation_ended(page)
     assert 0 < int(page.locator("#step").input_value()) < 14, "nothing is to be seen on the last frame"
     assert {value for _, value in page.evaluate("() => window.states")} <= {page.locator("#step").input_value(), "14"}
 

@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 
 from clairvit.web.state import create_state
-from helpers.browser_tab import WAIT, browser, checked, film_ended, needs_a_browser, settled, sync_api, visit
+from helpers.browser_tab import WAIT, animation_ended, browser, checked, needs_a_browser, settled, sync_api, visit
 from helpers.tiny_models import wrapped
 from helpers.web_server import serving
 
@@ -58,7 +58,7 @@ def open_everything(page: Any) -> None:
     page.locator("#play-deletion").click()
     page.evaluate("() => { for (const one of document.querySelectorAll('details')) one.open = true; }")
     page.locator("#thumbs button").first.wait_for()
-    film_ended(page)
+    animation_ended(page)
     page.locator("#alike-map").press("ArrowRight")
     sync_api.expect(page.locator("#alike-text")).to_contain_text("other parts", timeout=WAIT)
     page.locator("#map-0").press("ArrowRight")

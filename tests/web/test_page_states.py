@@ -16,10 +16,10 @@ from clairvit.models.image_files import read_image
 from clairvit.web.state import AppState, create_state
 from helpers.browser_tab import (
     WAIT,
+    animation_ended,
     browser,
     changes,
     checked,
-    film_ended,
     method,
     needs_a_browser,
     picture,
@@ -102,7 +102,7 @@ def test_a_photo_that_the_server_forgot_is_sent_again(visit: Callable[..., Any],
     settled(page, "ixg")
     state.uploads._cache.clear()
     page.locator("#play-deletion").click()
-    film_ended(page)
+    animation_ended(page)
     state.uploads._cache.clear()
     page.locator("#map-0").hover(position={"x": 100, "y": 100})
     sync_api.expect(page.locator("#patch-text")).to_contain_text("it looks most", timeout=WAIT)

@@ -26,19 +26,19 @@ class Specs:
 
     def method(self, text: str) -> MethodSpec:
         """Return the spec of a method; raise BadInput or UnknownName as `resolve_method` does."""
-        self._forget_former()
+        self._forget_outdated()
         if text not in self._methods:
             self._methods[text] = resolve_method(text)
         return self._methods[text]
 
     def metric(self, text: str) -> MetricSpec:
         """Return the spec of a metric; raise BadInput or UnknownName as `resolve_metric` does."""
-        self._forget_former()
+        self._forget_outdated()
         if text not in self._metrics:
             self._metrics[text] = resolve_metric(text)
         return self._metrics[text]
 
-    def _forget_former(self) -> None:
+    def _forget_outdated(self) -> None:
         """Forget every spec if something was registered since."""
         registered = METHODS.changes, METRICS.changes
         if registered != self._registered:

@@ -110,7 +110,7 @@ class Store:
     def add_study(self, study: Study) -> None:
         """Add a study to the index, once; remove what processes that were killed have left."""
         with self._locked("store"):
-            for path in list((self.path / "claims").iterdir()):  # lock files that nobody holds
+            for path in list((self.path / "claims").iterdir()):  # lock files of processes that ended
                 if path.name != "store" and (lock := self._lock(path, blocking=False)) is not None:
                     _remove_lock(lock, path)
             for file in self.path.rglob(".*.tmp"):

@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 def study_of(
     config: StudyConfig,
-    wins: StudyConfig = StudyConfig(),  # noqa: B008
+    overrides: StudyConfig | None = None,
     methods: Sequence[MethodSpec] | None = None,
     metrics: Sequence[MetricSpec] | None = None,
 ) -> Study:
@@ -31,26 +31,27 @@ def study_of(
 
     Args:
         config: What the file says.
-        wins: What wins over the file: models, data sets, …; None where nothing was said.
+        overrides: What is used in place of the file's models, data sets, …; fields that are None are the file's.
         methods: Methods that are parsed already; they win over names.
         metrics: Metrics that are parsed already; they win over names.
     """
-    models = wins.models if wins.models is not None else config.models if config.models is not None else PETS
-    maps = _first(wins.maps, config.maps) or "raw"
+    overrides = StudyConfig() if overrides is None else overrides
+    models = overrides.models if overrides.models is not None else config.models if config.models is not None else PETS
+    maps = _first(overrides.maps, config.maps) or "raw"
     check_map_transform(maps)
     if methods is None:
-        methods = expand_all(_names("methods", wins.methods, config.methods, METHODS))
+        methods = expand_all(_names("methods", overrides.methods, config.methods, METHODS))
     if metrics is None:
-        named = map(resolve_metric, _names("metrics", wins.metrics, config.metrics, METRICS))
+        named = map(resolve_metric, _names("metrics", overrides.metrics, config.metrics, METRICS))
         metrics = list({spec.text: spec for spec in named}.values())
-    data = _first(wins.data, config.data)
+    data = _first(overrides.data, config.data)
     if data is None:
         raise BadInput("Which images? Expected data = … in the file, such as data = ['folder:photos'].")
-    datasets = tuple(  # what wins, then the file's entry of a data set, then the file's defaults
+    datasets = tuple(  # the overrides, then the file's entry of a data set, then the file's defaults
         replace(
             entry,
-            split=_first(wins.split, entry.split, config.split),
-            limit=_first(wins.limit, entry.limit, config.limit),
+            split=_first(overrides.split, entry.split, config.split),
+            limit=_first(overrides.limit, entry.limit, config.limit),
         )
         for entry in data
     )
@@ -59,11 +60,11 @@ def study_of(
         datasets,
         tuple(spec.text for spec in methods),
         tuple(spec.text for spec in metrics),
-        seed=_first(wins.seed, config.seed) or 0,
-        target=_first(wins.target, config.target),
+        seed=_first(overrides.seed, config.seed) or 0,
+        target=_first(overrides.target, config.target),
         maps=maps,
         at_once=config.at_once,
-        autocast=_first(wins.autocast, config.autocast),
+        autocast=_first(overrides.autocast, config.autocast),
     )
     return study.sharing(Specs(methods, metrics))
 
@@ -73,10 +74,12 @@ def _first(*values: Value | None) -> Value | None:
     return next((value for value in values if value is not None), None)
 
 
-def _names(key: str, wins: Sequence[str] | None, listed: Sequence[str] | None, default: Sequence[str]) -> list[str]:
+def _names(
+    key: str, overrides: Sequence[str] | None, listed: Sequence[str] | None, default: Sequence[str]
+) -> list[str]:
     """Return the names that win, those that the file lists, or the default; a text may be a list itself."""
-    texts = [part.strip() for text in wins or listed or () for part in split_at_commas(text) if part.strip()]
-    if (wins or listed is not None) and not texts:
+    texts = [part.strip() for text in overrides or listed or () for part in split_at_commas(text) if part.strip()]
+    if (overrides or listed is not None) and not texts:
         raise BadInput(
             f"{key} = [] in the file names nothing; expected one or more, or no such line: {','.join(default)}."
         )

@@ -49,7 +49,7 @@ class StudyOptions:
         entries = config.data or () if self.data.data is None else tuple(map(DataConfig, self.data.specs()))
         typed: dict[str, Any] = {"masks": self.masks, "mask_kind": self.mask_kind}
         changes = {name: value for name, value in typed.items() if value is not None}
-        wins = StudyConfig(
+        overrides = StudyConfig(
             models=self._models(config),
             data=tuple(replace(entry, **changes) for entry in entries),
             split=self.data.split,
@@ -60,7 +60,7 @@ class StudyOptions:
             autocast=self.autocast,
         )
         methods = resolve_methods(*self.method) if self.method else None
-        return study_of(config, wins, methods, resolve_metrics(*self.metric) if self.metric else None)
+        return study_of(config, overrides, methods, resolve_metrics(*self.metric) if self.metric else None)
 
     def _models(self, config: StudyConfig) -> tuple[ModelConfig, ...]:
         """Return the models that were typed, else those of the file."""

@@ -113,7 +113,7 @@ def match(
         **arguments: Further arguments of `explain`: seed=, batch_size=, options of the method.
 
     Returns:
-        A `ImageMatch`: two maps and the cosine.
+        An `ImageMatch`: two maps and the cosine.
 
     Raises:
         BadInput: An image cannot be read, or more than two were given.
