@@ -2,8 +2,10 @@
 
     git worktree add /tmp/before COMMIT
     OMP_WAIT_POLICY=passive python benchmarks/two_commits.py /tmp/before/src src --rounds 15
+    python benchmarks/two_commits.py /tmp/before/src src --device cuda --rows '[!eo]*'    # ViT-B/16, batch 32, bfloat16
 
-Only the public functions are used, so that the checkouts may differ inside. One thread each.
+Only the public functions are used, so that the checkouts may differ inside. One thread each. On a GPU, where the fourth
+call replays a captured graph, four rounds warm up, and the model has random weights.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def tasks() -> dict[str, tuple[str, Any]]:
     return rows | {f"evaluate {name}": ("evaluate", name) for name in METRICS}
 
 
-def serve(model_name: str) -> None:
+def serve(model_name: str, device: str) -> None:
     """Read one task per line, run it, and answer with its seconds."""
     import torch
 
@@ -42,23 +44,33 @@ def serve(model_name: str) -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    model = cv.load(model_name)
+    images: Any = "demo"
+    if device == "cuda":
+        import timm
+
+        module = timm.create_model("vit_base_patch16_224").eval().requires_grad_(False).to("cuda", torch.bfloat16)
+        model = cv.wrap(module, size=224, name="ViT-B/16")
+        images = torch.randn(32, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+    else:
+        model = cv.load(model_name)
     for line in sys.stdin:
         verb, value = json.loads(line)
         start = time.perf_counter()
         if verb == "explain":
-            cv.explain(model, "demo", value, target=0)
+            cv.explain(model, images, value, target=0)
         elif verb == "compare":
-            cv.compare(model, "demo", value, target=0)
+            cv.compare(model, images, value, target=0)
         else:
-            cv.evaluate(model, "demo", "legrad", value, target=0)
+            cv.evaluate(model, images, "legrad", value, target=0)
+        if device == "cuda":
+            torch.cuda.synchronize()
         print(time.perf_counter() - start, flush=True)
 
 
-def start_worker(source: str, model_name: str) -> subprocess.Popen[str]:
+def start_worker(source: str, model_name: str, device: str) -> subprocess.Popen[str]:
     """Start a process that runs tasks with the package in `source`."""
     environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, source, source, "--serve", "--model", model_name]
+    command = [sys.executable, __file__, source, source, "--serve", "--model", model_name, "--device", device]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -76,22 +88,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", help="the src folder of the one checkout")
     parser.add_argument("after", help="the src folder of the other")
-    parser.add_argument("--model", default="pets")
+    parser.add_argument("--model", default="pets", help="on a CPU")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rows", default="*", help="a pattern of row names, such as 'evaluate *' or '[!el]*'")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        serve(arguments.model)
+        serve(arguments.model, arguments.device)
         return
-    workers = [start_worker(os.path.abspath(source), arguments.model) for source in (arguments.before, arguments.after)]
+    sources = [os.path.abspath(source) for source in (arguments.before, arguments.after)]
+    workers = [start_worker(source, arguments.model, arguments.device) for source in sources]
+    warm_up = 4 if arguments.device == "cuda" else 1
     rows = {name: task for name, task in tasks().items() if fnmatch.fnmatchcase(name, arguments.rows)}
     timed: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
-    for turn in range(arguments.rounds + 1):  # the first round warms up
+    for turn in range(arguments.rounds + warm_up):
         for name, task in rows.items():
             order = (0, 1) if turn % 2 else (1, 0)
             pair = {index: seconds(workers[index], task) for index in order}
-            if turn:
+            if turn >= warm_up:
                 timed[name].append((pair[0], pair[1]))
     ratios = {name: statistics.median(after / before for before, after in pairs) for name, pairs in timed.items()}
     print(f"{'row':40} {'before ms':>10} {'after ms':>10} {'ratio':>7}")

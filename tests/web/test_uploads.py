@@ -107,13 +107,13 @@ def test_every_kind_of_photo_is_read(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_broken_photos_are_refused_or_read_but_never_an_accident(kind: str) -> None:
     """Cut anywhere, and with bytes changed anywhere: BadPhoto or an image, no other exception."""
-    whole, dice = encoded(kind), random.Random(kind)
+    whole, generator = encoded(kind), random.Random(kind)
     refused = set()
     for _ in range(150):
-        data = bytearray(whole[: dice.randrange(len(whole))] if dice.random() < 0.5 else whole)
-        for _ in range(dice.randrange(4)):
+        data = bytearray(whole[: generator.randrange(len(whole))] if generator.random() < 0.5 else whole)
+        for _ in range(generator.randrange(4)):
             if data:
-                data[dice.randrange(len(data))] = dice.randrange(256)
+                data[generator.randrange(len(data))] = generator.randrange(256)
         try:
             assert decode(bytes(data))[0].mode == "RGB"
         except InvalidUpload as error:
@@ -152,9 +152,11 @@ def test_a_photo_gives_the_same_answer_in_every_orientation(client: TestClient, 
 
 
 def test_the_page_says_that_it_shows_the_first_frame_only(client: TestClient) -> None:
-    film = io.BytesIO()
-    read_image("demo").save(film, "GIF", save_all=True, append_images=[Image.new("RGB", (451, 300), "red")])
-    reply = client.post("/api/explain", data={"method": "ixg"}, files={"image": ("film.gif", film.getvalue())}).json()
+    picture = io.BytesIO()
+    read_image("demo").save(picture, "GIF", save_all=True, append_images=[Image.new("RGB", (451, 300), "red")])
+    reply = client.post(
+        "/api/explain", data={"method": "ixg"}, files={"image": ("picture.gif", picture.getvalue())}
+    ).json()
     assert "The photo has several frames; only the first is read." in reply["cautions"]
 
 
