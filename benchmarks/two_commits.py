@@ -5,7 +5,8 @@
     python benchmarks/two_commits.py /tmp/before/src src --device cuda --rows '[!eo]*'    # ViT-B/16, batch 32, bfloat16
 
 Only the public functions are used, so that the checkouts may differ inside. One thread each. On a GPU, where the fourth
-call replays a captured graph, four rounds warm up, and the model has random weights.
+call replays a captured graph, four rounds warm up, and the model has random weights. On a machine with other work use
+--processor: seconds of the process instead of the clock's (CPU only).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 ALONE = ["rollout", "genatt", "gradsam", "gmar-l1", "focusvit", "legrad", "decompx+skipplus", "attnlrp+plus", "ixg"]
@@ -36,7 +38,7 @@ def tasks() -> dict[str, tuple[str, Any]]:
     return rows | {f"evaluate {name}": ("evaluate", name) for name in METRICS}
 
 
-def serve(model_name: str, device: str) -> None:
+def serve(model_name: str, device: str, clock: Callable[[], float]) -> None:
     """Read one task per line, run it, and answer with its seconds."""
     import torch
 
@@ -55,7 +57,7 @@ def serve(model_name: str, device: str) -> None:
         model = cv.load(model_name)
     for line in sys.stdin:
         verb, value = json.loads(line)
-        start = time.perf_counter()
+        start = clock()
         if verb == "explain":
             cv.explain(model, images, value, target=0)
         elif verb == "compare":
@@ -64,13 +66,13 @@ def serve(model_name: str, device: str) -> None:
             cv.evaluate(model, images, "legrad", value, target=0)
         if device == "cuda":
             torch.cuda.synchronize()
-        print(time.perf_counter() - start, flush=True)
+        print(clock() - start, flush=True)
 
 
-def start_worker(source: str, model_name: str, device: str) -> subprocess.Popen[str]:
+def start_worker(source: str, *options: str) -> subprocess.Popen[str]:
     """Start a process that runs tasks with the package in `source`."""
     environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, source, source, "--serve", "--model", model_name, "--device", device]
+    command = [sys.executable, __file__, source, source, "--serve", *options]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -92,13 +94,16 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rows", default="*", help="a pattern of row names, such as 'evaluate *' or '[!el]*'")
+    parser.add_argument("--processor", action="store_true", help="processor seconds of the process (CPU)")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        serve(arguments.model, arguments.device)
+        clock = time.process_time if arguments.processor else time.perf_counter
+        serve(arguments.model, arguments.device, clock)
         return
     sources = [os.path.abspath(source) for source in (arguments.before, arguments.after)]
-    workers = [start_worker(source, arguments.model, arguments.device) for source in sources]
+    options = ["--model", arguments.model, "--device", arguments.device, *["--processor"] * arguments.processor]
+    workers = [start_worker(source, *options) for source in sources]
     warm_up = 4 if arguments.device == "cuda" else 1
     rows = {name: task for name, task in tasks().items() if fnmatch.fnmatchcase(name, arguments.rows)}
     timed: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
