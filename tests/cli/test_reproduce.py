@@ -15,7 +15,7 @@ import clairvit as cv
 from clairvit.bench.plan import DataConfig, ModelConfig
 from clairvit.cli import main
 from clairvit.cli.annotations import Annotations
-from clairvit.cli.reproduce import detected_data
+from clairvit.cli.reproduce_runs import detected_data
 from clairvit.data.detector import Detector
 from clairvit.errors import BadInput
 from clairvit.papers.paper import NAMES, find_paper
@@ -160,6 +160,92 @@ def test_another_method_and_a_torn_image(folder: Path, capsys: Captured) -> None
     assert (folder / "kept" / "joita.md").exists()
 
 
+# Chosen, fine-tuned, measured, joined
+
+QUICK = ("--effort", "quick", "--quiet")
+
+
+def classes_in(root: Path, count: int) -> str:
+    """Write pictures of noise in two classes, and return the data set."""
+    for number in range(count):
+        place = root / ("cat", "dog")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    return f"folder:{root.name}"
+
+
+def test_finetuning_first_and_a_second_run_that_does_nothing(folder: Path, capsys: Captured) -> None:
+    data = classes_in(folder / "pets", 24)
+    typed = ["reproduce", "focusvit", "--data", data, "--model", "scenes", "--finetune", "--training", "0.8"]
+    typed += ["--epochs", "1", "--limit", "3", "--validation", "1", "--out", "kept", "--effort", "quick"]
+    assert main([*typed, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["training"]["recipe"] == "focusvit"
+    assert content["training"]["images"] + content["training"]["validation_images"] == 19
+    assert (content["images"], content["tuned"]["images"]) == (2, 1)
+    sentences = {entry["about"]: entry["what"] for entry in content["differences"]}
+    assert "19 of the 24 images of the split all, the scored ones not among them" in sentences["training"]
+    assert "chosen on 1 images that are not scored; 2 others are" in sentences["validation"]
+    assert "3 of the 5 images not trained on" in sentences["data"]
+    splits = {(split["right"]["images"] + split["wrong"]["images"]) for split in content["by_correctness"]}
+    assert splits <= {0, 1, 2}
+    weights = (folder / "kept" / "focusvit-model.safetensors").read_bytes()
+    assert main(typed) == 0
+    errors = capsys.readouterr().err
+    assert errors.count("0 units of work") == 2, "the start layers and the scores are there"
+    assert "epoch 1" not in errors
+    assert (folder / "kept" / "focusvit-model.safetensors").read_bytes() == weights
+
+
+def test_several_data_sets_are_joined_also_afterwards(folder: Path, capsys: Captured) -> None:
+    first, second = classes_in(folder / "one", 2), classes_in(folder / "two", 2)
+    typed = ["reproduce", "focusvit", "--data", first, "--data", second, "--validation", "0", "--out", "kept", *QUICK]
+    assert main(typed) == 0
+    assert capsys.readouterr().out == ""
+    kept = folder / "kept"
+    files = {str(file.relative_to(kept)) for file in kept.rglob("focusvit*.*") if "store" not in str(file)}
+    joined = {"focusvit-joined.md", "focusvit-joined.json", "focusvit-radars.png"}
+    single = {f"{name}/focusvit{end}" for name in ("one", "two") for end in (".md", ".json", "-radar.png")}
+    assert files == joined | single
+    text = (kept / "focusvit-joined.md").read_text(encoding="utf-8")
+    assert [line.split(" | ")[0] for line in text.splitlines() if "↑ |" in line or "↓ |" in line].count("| two") == 5
+    again = ["reproduce", "focusvit", "--join", "kept/one", "--join", "kept/two", "--out", "again"]
+    assert main(again) == 0
+    assert "Wrote" in capsys.readouterr().out
+    for name in joined:
+        assert (folder / "again" / name).read_bytes() == (kept / name).read_bytes(), name
+
+
+def test_a_data_set_that_cannot_be_used_does_not_end_the_others(folder: Path, capsys: Captured) -> None:
+    typed = [
+        "reproduce",
+        "cmi",
+        "--data",
+        "folder:photos",
+        "--data",
+        "folder:nowhere",
+        "--masks",
+        "masks",
+        "--out",
+        "kept",
+    ]
+    assert main(typed) == 2
+    printed, errors = capsys.readouterr()
+    assert "left out: folder:nowhere: " in errors
+    assert "What is not as in the paper" in printed
+    assert (folder / "kept" / "photos" / "cmi.json").exists()
+    assert not (folder / "kept" / "cmi-joined.json").exists()
+
+
+def test_cost_is_measured_where_that_is_asked_for(capsys: Captured) -> None:
+    content = document(capsys, "joita", *DATA, "--cost")
+    (cost,) = content["costs"]
+    assert (cost["method"]["forwards"], cost["method"]["backwards"]) == (1, 1)
+    assert (cost["baseline"]["forwards"], cost["baseline"]["backwards"]) == (1, 0)
+    assert "costs" not in document(capsys, "joita", *DATA)
+
+
 # Mistakes
 
 
@@ -181,6 +267,18 @@ def test_mistakes_are_one_sentence(folder: Path, capsys: Captured) -> None:
     assert "expected data with masks" in refusal(capsys, "joita", "--data", "folder:photos", "--out", "kept")
     assert not (folder / "kept").exists(), "no store is begun for what cannot be done"
     assert "There is no data set 'folders'" in refusal(capsys, "joita", "--data", "folders:photos")
+
+
+def test_mistakes_with_several_runs_are_one_sentence(folder: Path, capsys: Captured) -> None:
+    assert "such as 200, or a share" in refusal(capsys, "focusvit", *DATA, "--validation", "many")
+    assert "nothing of 'joita' is chosen" in refusal(capsys, "joita", *DATA, "--validation", "2")
+    assert "'cmi' says nothing about what its methods cost" in refusal(capsys, "cmi", *DATA, "--cost")
+    assert "--epochs 3 is of fine-tuning" in refusal(capsys, "focusvit", *DATA, "--epochs", "3")
+    assert "expected --out DIR" in refusal(capsys, "focusvit", *DATA, "--finetune")
+    assert "2 models were given for 1 data set;" in refusal(capsys, "joita", *DATA, "-m", "pets", "-m", "scenes")
+    assert "folder:photos has no classes" in refusal(capsys, "focusvit", *DATA, "--finetune", "--out", "kept")
+    assert "There is no 'kept/joita.json'" in refusal(capsys, "joita", "--join", "kept")
+    assert not (folder / "kept").exists()
 
 
 def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +14,24 @@ from clairvit.cli.arguments import split_methods
 from clairvit.cli.command import Command
 from clairvit.cli.console import print_json, print_line, print_message, table
 from clairvit.cli.declare import argument, option
-from clairvit.errors import BadInput
+from clairvit.cli.hints import with_options
+from clairvit.cli.reproduce_runs import (
+    FinetuneOptions,
+    RunSettings,
+    join_folders,
+    pair_models,
+    read_portion,
+    run_folders,
+    run_one,
+    write_joined,
+)
+from clairvit.errors import BadInput, ClairError
 
 if TYPE_CHECKING:
-    from clairvit.bench.plan import Plan
-    from clairvit.bench.store import Store
-    from clairvit.models.model import Model
+    from clairvit.papers.joined import JoinedReproduction
     from clairvit.papers.paper import Paper
     from clairvit.papers.reproduce import Reproduction
-    from clairvit.papers.setup import LoadedData, ReproductionConfig
+    from clairvit.papers.setup import ReproductionConfig
     from clairvit.reports.blocks import Table
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -34,6 +41,8 @@ clairvit reproduce focusvit --check
 clairvit reproduce skipplus --data pets:/data/oxford-iiit-pet --limit 200 --out runs/skipplus
 
 clairvit reproduce cmi --data folder:photos --masks mask-rcnn
+
+clairvit reproduce focusvit --data pets:PATH --data flowers:PATH --model timm:vit_base_patch16_224 --finetune --out runs
 """
 
 
@@ -44,7 +53,7 @@ def reproduce(
     masks: str | None = options.MASKS,
     mask_kind: str = options.mask_kind("nonzero"),
     weights: str | None = options.WEIGHTS,
-    model: str = options.model_name(),
+    model: list[str] | None = options.model_list(f"{options.MODEL_HELP} One for all data sets, or one for each."),
     model_options: options.ModelOptions,
     target: str | None = options.single_target("Which class is explained.", "predicted|label", "the paper's choice"),
     method: list[str] | None = option(
@@ -53,6 +62,16 @@ def reproduce(
         "NAME=METHOD,…",
     ),
     effort: str = option("usual", "How many samples are drawn where the protocol needs many.", "quick|usual|paper"),
+    validation: str | None = option(
+        None,
+        "How many images, or which share, choose what the paper chooses on a validation set (FocusViT's m*) and are "
+        "not scored; 0: none, the middle layer.",
+        "N|SHARE",
+        shown="0.2",
+    ),
+    finetuning: FinetuneOptions,
+    cost: bool = option(False, "Measure what the paper says of its method's cost: passes, and the ratio of times."),
+    join: list[str] | None = option(None, "The --out folder of a finished run, to join with others; repeated.", "DIR"),
     seed: int = options.SEED,
     batch_size: int | None = options.BATCH_SIZE,
     check: bool = option(False, "Only recompute what the paper prints; needs no data."),
@@ -69,8 +88,11 @@ def reproduce(
     if check:
         print_check(preset, command)
         return
-    spec = data.single_spec()
-    if spec is None:
+    if join:
+        show_joined(join_folders(preset, join), out, output)
+        return
+    specs = data.specs()
+    if not specs:
         raise BadInput(
             f"No images were given to reproduce '{preset.name}' on; expected --data NAME:PATH, such as --data "
             "pets:/data/oxford-iiit-pet, or --check to compute the paper's own numbers again. To see what comes out, "
@@ -78,7 +100,9 @@ def reproduce(
         )
     from clairvit.bench.plan import DataConfig
     from clairvit.bench.store import check_packages
+    from clairvit.papers.cost import check_costs
     from clairvit.papers.setup import ReproductionConfig, replace_methods
+    from clairvit.papers.tuning import check_validation
     from clairvit.perturbation.batching import check_execution_options
 
     check_packages()  # before a model is loaded
@@ -86,90 +110,93 @@ def reproduce(
     annotations = Annotations(masks=masks, mask_kind=mask_kind, weights=weights)
     annotations.check([], None)
     check_execution_options(batch_size, None)
-    config = ReproductionConfig(
-        preset,
-        model_options.config(model, model_options.arch),
-        DataConfig(spec, data.split, data.limit, masks, mask_kind),
-        effort,
-        target,
-        seed,
-    )
-    config.check_target()  # before a model is loaded
+    finetuning.portion()
+    if cost:
+        check_costs(preset)
+    portion = None if validation is None else read_portion(validation, "--validation")
+    configs = [
+        ReproductionConfig(
+            preset,
+            model_options.config(name, model_options.arch),
+            DataConfig(spec, data.split, data.limit, masks, mask_kind),
+            effort,
+            target,
+            seed,
+            portion,
+        )
+        for spec, name in pair_models(specs, options.model_names(model))
+    ]
+    configs[0].check_target()  # before a model is loaded
+    check_validation(configs[0])
     if data.download:
-        download_data(spec, data.split)
-    net = model_options.load(model)
-    command.notes(net.assumptions)
-    result = _run(config, annotations, net, model_options.device, batch_size, out, command)
-    files = write(result, Path(out)) if out is not None else []
+        for spec in specs:
+            download_data(spec, data.split)
+    settings = RunSettings(command, annotations, model_options, finetuning, batch_size, cost)
+    folders = run_folders(out, specs)
+    if len(configs) > 1:
+        run_several(configs, folders, settings, out)
+        return
+    result = run_one(configs[0], folders[0], settings)
+    files = write(result, folders[0]) if folders[0] is not None else []
     print_result(result, files, output)
-    if result.failed:
-        for error in result.failed:
-            print_message(f"some numbers could not be computed: {error}")
-        raise typer.Exit(2)
+    exit_if_failed([result])
 
 
 reproduce.__doc__ = f"Repeat a paper's experiment on your data, its numbers next to yours.\n\n{EXAMPLES}"
 
 
-def _run(
-    config: ReproductionConfig,
-    annotations: Annotations,
-    model: Model,
-    device: str | None,
-    batch_size: int | None,
-    out: str | None,
-    command: Command,
-) -> Reproduction:
-    from clairvit.papers.reproduce import check_data, load_data
-    from clairvit.papers.reproduce import reproduce as run
+def run_several(
+    configs: Sequence[ReproductionConfig], folders: Sequence[Path | None], settings: RunSettings, out: str | None
+) -> None:
+    """Reproduce a paper on several data sets, and join them; one that cannot be used does not end the others."""
+    from clairvit.papers.joined import join
+    from clairvit.reports.reproduction import reproduction_json
 
-    def on_plan(plan: Plan) -> None:
-        if not command.output.hidden:
-            print_message(
-                f"{plan.cells} numbers, {plan.done} of them there already; {len(plan.units)} units of work, about "
-                f"{plan.forwards} forwards."
-            )
-
-    data = detected_data(config, annotations, model) if annotations.detects else load_data(config, model)
-    check_data(config, data)  # before a store is created
-    name = config.paper.name
-    with _store(out, name) as store, command.progress(f"reproduce {name}"):
-        return run(config, store, model=model, data=data, device=device, batch_size=batch_size, on_plan=on_plan)
-
-
-@contextmanager
-def _store(out: str | None, name: str) -> Iterator[Store]:
-    """Open a store in the folder that was named, or in a temporary one."""
-    from clairvit.bench.store import Store
-
-    if out is not None:
-        yield Store.open(Path(out) / f"{name}-store")
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Store.open(Path(folder) / "store")
+    output = settings.command.output
+    results, errors = [], []
+    for config, folder in zip(configs, folders, strict=True):
+        try:
+            result = run_one(config, folder, settings)
+        except ClairError as error:
+            errors.append(f"{config.data.spec}: {with_options(error)}")
+            continue
+        files = write(result, folder) if folder is not None else []
+        results.append(result)
+        if not output.as_json:
+            print_result(result, files, output)
+    if len(results) > 1:
+        show_joined(join([reproduction_json(result) for result in results]), out, output)
+    elif output.as_json:
+        for result in results:
+            print_json(reproduction_json(result))
+    for sentence in errors:
+        print_message(f"left out: {sentence}")
+    exit_if_failed(results)
+    if errors:
+        raise typer.Exit(2)
 
 
-def detected_data(config: ReproductionConfig, annotations: Annotations, model: Model) -> LoadedData:
-    """Return the images of a folder with Mask R-CNN's masks of the whole pictures."""
-    from dataclasses import replace
+def show_joined(joined: JoinedReproduction, out: str | None, output: options.OutputOptions) -> None:
+    """Write what several runs give together into the folder, and print its tables."""
+    from clairvit.reports.joined import joined_json, joined_tables
 
-    from clairvit.data.hashing import digest
-    from clairvit.data.open import open_data
-    from clairvit.papers.setup import LoadedData
+    files = write_joined(joined, Path(out)) if out is not None else []
+    if output.as_json:
+        print_json({**joined_json(joined), "files": [str(file) for file in files]})
+    elif not output.quiet:
+        for joined_table in joined_tables(joined):
+            print_table(joined_table)
+        for file in files:
+            print_line(f"Wrote {file}")
 
-    if config.data.spec.partition(":")[0] != "folder":
-        raise BadInput(
-            f"--masks {annotations.masks} was given with --data {config.data.spec}; expected --data folder:PATH, whose "
-            "pictures are searched for objects, or the data set with its own masks."
-        )
-    data = open_data(config.data.spec, split=config.data.split, limit=config.data.limit, seed=config.seed)
-    images = [str(data.root / name) for name in data.dataset.names]
-    dataset = annotations.dataset(images, model).images
-    # the masks depend on the picture, the detector's options and its weights
-    detector = (str(annotations.masks).encode(), None if annotations.weights is None else Path(annotations.weights))
-    hashed = replace(dataset, content_hash=lambda row: digest(dataset.content_hash(row), *detector))
-    title = f"{data.title}, {len(data)} of {data.total} images"
-    return LoadedData(hashed, title, f"{annotations.masks}, trained on COCO", data.notes)
+
+def exit_if_failed(results: Sequence[Reproduction]) -> None:
+    """End with status 2 where some numbers could not be computed."""
+    failed = [error for result in results for error in result.failed]
+    for error in failed:
+        print_message(f"some numbers could not be computed: {error}")
+    if failed:
+        raise typer.Exit(2)
 
 
 def print_check(preset: Paper, command: Command) -> None:

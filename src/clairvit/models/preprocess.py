@@ -156,7 +156,7 @@ def preprocess_options(
     )
 
 
-def parse_size(size: Size | None) -> tuple[int, int] | None:
+def parse_size(size: int | Sequence[int] | None) -> tuple[int, int] | None:
     """Return an image size as (rows, columns): 224 -> (224, 224), and (224, 320) stays."""
     if size is None:
         return None

@@ -14,9 +14,10 @@ from importlib.resources.abc import Traversable
 from typing import Any, Literal, get_args
 
 from clairvit._registry import Registry
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
+from clairvit.selection.start_layer import base_method
 
 Effort = Literal["quick", "usual", "paper"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
@@ -97,6 +98,32 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class CostClaim:
+    """A sentence of the paper about how long its method takes, compared with another one."""
+
+    __pydantic_config__ = _STRICT
+
+    statement: str
+    source: str
+    method: str  # the paper's names of both
+    baseline: str
+    ratio: float | None = None  # of the times, where the paper prints one: 1.12 for "12 % slower"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Which method's start layer is chosen on images that are not scored, and by what."""
+
+    __pydantic_config__ = _STRICT
+
+    method: str  # the paper's name of it
+    metric: str
+    source: str
+    share: float = 0.2  # of the images
+    together: tuple[str, ...] = ()  # other methods that start at the layer that is chosen
+
+
+@dataclass(frozen=True)
 class Finding:
     """A printed statement, whether it holds when it is computed again, and the numbers."""
 
@@ -128,10 +155,13 @@ class Paper:
     tables: tuple[Table, ...] = ()
     gaps: tuple[str, ...] = ()  # where the protocol had to be guessed or differs, whatever model and data are used
     claims: tuple[Claim, ...] = ()
+    costs: tuple[CostClaim, ...] = ()
     target: str | None = None  # None: the predicted class; "label": the true class
     void: Literal["nowhere", "object"] = "nowhere"  # where pixels count that the masks leave undefined
     sweep: tuple[str, ...] = ()  # methods that are started at each layer
     sweep_measures: tuple[str, ...] = ()
+    tune: Tuning | None = None
+    recipe: str = "default"  # by which a model is fine-tuned for it
     remark: str = ""  # what the paper says about how its measures correlate
     area: str | None = None  # the name of the area under the radar, where the paper has one
     table_of_dataset: Mapping[str, str] = field(default_factory=dict)  # our name of a data set -> the paper's
@@ -246,8 +276,33 @@ def _problems(paper: Paper) -> Iterator[str]:
     for claim in paper.claims:
         unknown = [*({name for pair in claim.pairs for name in pair} - methods), *(set(claim.measures) - measures)]
         yield from (f"'{claim.statement}' names '{name}', which the paper does not have" for name in unknown)
+    for cost in paper.costs:
+        unknown = [*({cost.method, cost.baseline} - {entry.name for entry in paper.methods})]
+        yield from (f"'{cost.statement}' names '{name}', which the paper does not have" for name in unknown)
+    yield from _tuning_problems(paper)
     texts = {entry.method for entry in paper.methods} | {measure.metric for measure in paper.measures}
     for effort, replaced in paper.efforts.items():
         if effort not in EFFORTS:
             yield f"'{effort}' is no effort, expected one of {', '.join(EFFORTS)}"
         yield from (f"effort '{effort}' replaces '{text}', which is not used" for text in set(replaced) - texts)
+
+
+def _tuning_problems(paper: Paper) -> Iterator[str]:
+    """Yield what is wrong with the start layer that a paper chooses."""
+    if paper.tune is None:
+        return
+    entries = {entry.name: entry for entry in paper.methods}
+    for name in (paper.tune.method, *paper.tune.together):
+        if name not in entries:
+            yield f"[tune] names '{name}', which the paper does not have"
+            continue
+        try:
+            base_method(entries[name].method)
+        except (BadInput, NotApplicable) as error:
+            yield f"[tune] names '{name}': {str(error).rstrip('.')}"
+    try:
+        resolve_metric(paper.tune.metric)
+    except (BadInput, UnknownName) as error:
+        yield f"[tune] names a metric that does not exist: {str(error).rstrip('.')}"
+    if not 0 < paper.tune.share < 1:
+        yield f"[tune] takes a share of {paper.tune.share:g} of the images, expected one between 0 and 1"

@@ -30,8 +30,11 @@ from clairvit.papers.comparison import (
     evaluate_claims,
     measure_agreements,
 )
+from clairvit.papers.correctness import CorrectnessSplit, split_by_correctness
+from clairvit.papers.cost import CostResult, check_costs, measure_costs
 from clairvit.papers.paper import Measure, Paper, Table, check_effort
 from clairvit.papers.setup import LoadedData, ReproductionConfig, differences
+from clairvit.papers.tuning import TunedStart, tune
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,10 @@ class Reproduction:
     failed: tuple[str, ...]  # errors of units, and of images that could not be read
     seconds: float
     model_record: Mapping[str, Any] = field(default_factory=dict)  # preprocessing, weights' hash, assumptions
+    tuned: TunedStart | None = None  # the start layer that was chosen on other images
+    by_correctness: tuple[CorrectnessSplit, ...] = ()  # where true classes are known
+    costs: tuple[CostResult, ...] = ()  # what the paper says of time, measured
+    training: Mapping[str, Any] = field(default_factory=dict)  # how the model was fine-tuned, where it was
 
 
 def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
@@ -73,7 +80,15 @@ def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
         data.spec, split=data.split, limit=data.limit, seed=config.seed, masks=data.masks, mask_kind=data.mask_kind
     )
     words = f"{index.title}, split {index.split}, {len(index)} of {index.total} images"
-    return LoadedData(index.dataset, words, data.masks or "", index.notes, index.unknown_classes(model))
+    classes = tuple(index.class_of(row) for row in range(len(index)))
+    return LoadedData(
+        index.dataset,
+        words,
+        data.masks or "",
+        index.notes,
+        unknown_classes=index.unknown_classes(model),
+        classes=classes,
+    )
 
 
 def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, ...]:
@@ -140,6 +155,7 @@ def reproduce(
     data: LoadedData | None = None,
     device: str | None = None,
     batch_size: int | None = None,
+    cost: bool = False,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> Reproduction:
     """Compute the scores that the store lacks, and compare all scores with the numbers that the paper prints.
@@ -151,23 +167,29 @@ def reproduce(
         data: The opened data; None opens `config.data`.
         device: Where the model runs, if it is loaded here.
         batch_size: Images per forward pass; None chooses.
-        on_plan: Called with the plan before the work begins.
+        cost: Measure how long methods take, where the paper says something of it.
+        on_plan: Called with each plan, of the start layers too, before its work begins.
 
     Raises:
         BadInput: If the data lacks masks or classes that the paper needs, or nothing could be scored.
     """
     check_effort(config.effort)
-    paper = config.paper
     model = model or config.model.load(device)
     data = data or load_data(config, model)
     measures = check_data(config, data)
+    if cost:
+        check_costs(config.paper)
+    layers = depth(model, data.dataset) if config.paper.sweep or config.paper.tune else 0
+    tuning = tune(config, store, model, data, layers, device=device, batch_size=batch_size, on_plan=on_plan)
+    config, data, paper = tuning.config, tuning.data, tuning.config.paper
     dataset = void_as_object(data.dataset) if paper.void == "object" else data.dataset
-    layers = depth(model, dataset) if paper.sweep else 0
     study = study_of(config, measures, layers)
     worker = Worker(study, device, batch_size, models={0: model}, datasets={0: dataset})
     outcome = run_study(study, store, worker=worker, on_plan=on_plan)
     scores, failed = _scores_and_errors(store, worker, study, outcome)
     by_name = named_scores(config, scores, measures)
+    costs, unmeasured = measure_costs(paper, config.effort, model, dataset, config.seed) if cost else ((), ())
+    data = replace(data, remarks=(*data.remarks, *(("cost", reason) for reason in unmeasured)))
     table = paper.table_for(config.data.spec)
     rows = compare_rows(paper, by_name, table)
     return Reproduction(
@@ -181,9 +203,12 @@ def reproduce(
         tuple(evaluate_claims(paper, by_name, rows)),
         tuple(_sweeps(config, scores, measures, layers)),
         tuple(differences(config, model, data, scores, measures, table)),
-        failed,
+        (*tuning.failed, *failed),
         outcome.seconds,
         scores.model_record,
+        tuning.tuned,
+        split_by_correctness(paper, by_name, scores.predictions),
+        costs,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from clairvit.bench.plan import DataConfig, ModelConfig
@@ -13,7 +13,8 @@ from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.confidence_intervals import FEWEST
 from clairvit.metrics.score import Scores
 from clairvit.models.model import Model
-from clairvit.papers.paper import Measure, Paper, Table
+from clairvit.papers.paper import Measure, Paper, Table, Tuning
+from clairvit.papers.split import Portion
 
 TARGETS = ("predicted", "label")
 FEW_IMAGES = 30  # below this, a note says so
@@ -29,6 +30,7 @@ class ReproductionConfig:
     effort: str = "usual"
     target: str | None = None  # None: the paper's; "predicted" or "label"
     seed: int = 0
+    validation: Portion | None = None  # images that choose what `paper.tune` names; None: the paper's share, 0: none
 
     @property
     def study_target(self) -> str | None:
@@ -55,7 +57,15 @@ def replace_methods(paper: Paper, assignments: Sequence[str]) -> Paper:
                 f"such as '{paper.methods[-1].name}={paper.methods[-1].method}'."
             )
         entries[name] = replace(entries[name], method=resolve_method(method).text)
-    return replace(paper, methods=tuple(entries.values()))
+    replaced = {text.partition("=")[0] for text in assignments}
+    return replace(paper, methods=tuple(entries.values()), tune=_tuning_of_others(paper.tune, replaced))
+
+
+def _tuning_of_others(tuning: Tuning | None, replaced: Collection[str]) -> Tuning | None:
+    """Return what is left to tune once some methods are given: whoever names a method names its start."""
+    if tuning is None or tuning.method in replaced:
+        return None
+    return replace(tuning, together=tuple(name for name in tuning.together if name not in replaced))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +76,18 @@ class LoadedData:
     description: str  # which images, how many of how many
     masks: str = ""  # where masks come from, where that is not the data set itself
     notes: tuple[str, ...] = ()
+    remarks: tuple[tuple[str, str], ...] = ()  # topic and sentence, of what was done with the images before
     unknown_classes: tuple[str, ...] = ()  # classes of the data that the model does not have
+    classes: tuple[int | None, ...] = ()  # of each image, where they are known without reading it
+
+    @property
+    def strata(self) -> tuple[int | None, ...]:
+        """Return the class of each image, None where it is not known: parts have their share of each."""
+        return self.classes or (None,) * len(self.dataset)
+
+    def part(self, rows: Sequence[int]) -> LoadedData:
+        """Return some of the images."""
+        return replace(self, dataset=self.dataset.take(rows), classes=tuple(self.strata[row] for row in rows))
 
 
 Notes = Iterator[tuple[str, str]]  # topic and sentence
@@ -84,6 +105,7 @@ def differences(
     yield from _model_and_data(config, model, data, len(scores.predictions), table)
     yield from _protocol(config, data, measures)
     yield from _left_out(scores, measures)
+    yield from data.remarks
     for note in data.notes:
         yield "data", note
     for note in dict.fromkeys(note for score in scores.values() for note in score.notes):

@@ -14,22 +14,25 @@ from clairvit.plotting.series import LineStyle, line_styles
 
 SIDE = 2.3  # inches, the diameter of the circle
 AROUND, TOP = 0.95, 0.85  # inches, its margins left and right, and above
+ROW = SIDE + TOP + 0.1  # inches from one row of radars to the next
 KEY = 0.15  # inches, a line of the legend
 Polygons = Mapping[str, Sequence[float]]  # method -> its position on each axis, 0 … 1
 
 
-def radar_figure(panels: Mapping[str, Polygons], axes: Sequence[str], title: str) -> Figure:
-    """Return a radar per panel, side by side; the same method has the same colour in all of them."""
+def radar_figure(panels: Mapping[str, Polygons], axes: Sequence[str], title: str, columns: int | None = None) -> Figure:
+    """Return a radar per panel, in rows of `columns` (None: one row); a method has one colour in all of them."""
     names = list(dict.fromkeys(name for polygons in panels.values() for name in polygons))
-    width = len(panels) * (SIDE + 2 * AROUND)
-    canvas = Canvas(width, TOP + SIDE + 0.45 + KEY * math.ceil(len(names) / 2) + 0.1)
+    columns = len(panels) if columns is None else columns
+    width = columns * (SIDE + 2 * AROUND)
+    below = (math.ceil(len(panels) / columns) - 1) * ROW
+    canvas = Canvas(width, TOP + SIDE + below + 0.45 + KEY * math.ceil(len(names) / 2) + 0.1)
     canvas.write(title, 0.1, 0.08, width - 0.2, TITLE, bold=True, align="left")
     styles = line_styles(names)
     labels = [axis.replace(" ", "\n", 1) for axis in axes]
     for index, (heading, polygons) in enumerate(panels.items()):
-        left = index * (SIDE + 2 * AROUND) + AROUND
-        draw_radar(canvas.axes(left, TOP, SIDE, SIDE, ticks=True, projection="polar"), labels, polygons, styles)
-        canvas.write(heading, left - AROUND / 2, 0.34, SIDE + AROUND, SMALL, PALE)
+        left, down = index % columns * (SIDE + 2 * AROUND) + AROUND, index // columns * ROW
+        draw_radar(canvas.axes(left, TOP + down, SIDE, SIDE, ticks=True, projection="polar"), labels, polygons, styles)
+        canvas.write(heading, left - AROUND / 2, 0.34 + down, SIDE + AROUND, SMALL, PALE)
     _draw_legend(canvas, styles)
     return canvas.figure
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -16,8 +16,11 @@ from clairvit.papers.paper import Finding, Paper
 from clairvit.papers.reproduce import Reproduction
 from clairvit.plotting.labels import ARROWS, UNDEFINED
 from clairvit.plotting.radar import radar_figure
-from clairvit.reports.blocks import Block, Cell, Chart, Charts, Column, Document, Item, Items, Row, Section, Table
+from clairvit.reports.blocks import Block, Chart, Charts, Document, Item, Items, Section, Table
+from clairvit.reports.reproduction_parts import extra_json, extra_tables
 from clairvit.reports.svg import inline_svg
+from clairvit.reports.text_tables import short_number as _number
+from clairvit.reports.text_tables import text_table as _table
 
 MOST_POLYGONS = 8  # in one radar; more cannot be told apart
 
@@ -47,6 +50,7 @@ def result_tables(result: Reproduction) -> Iterator[Table]:
         yield _claims_table(result)
     if result.sweeps:
         yield _start_layer_table(result)
+    yield from extra_tables(result)
     yield _names_table(result)
 
 
@@ -58,18 +62,6 @@ def check_table(paper: Paper, findings: Sequence[Finding]) -> Table:
     held = sum(finding.holds for finding in findings)
     caption = f"{paper.citation}: {held} of {len(findings)} hold when computed again"
     return _table(caption, ("holds", "what", "where", "numbers"), rows)
-
-
-def _table(
-    caption: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    right: Sequence[str] = (),
-    grouped: bool = False,
-) -> Table:
-    """Return a table of text; the columns named in `right` are aligned as numbers."""
-    headings = tuple(Column(title, number=title in right) for title in columns)
-    return Table("", caption, headings, tuple(Row(tuple(map(Cell, row))) for row in rows), grouped=grouped)
 
 
 def _paper_table(result: Reproduction) -> Table:
@@ -194,10 +186,6 @@ def _measures(result: Reproduction) -> Iterator[tuple[str, str]]:
         yield paper.area, ARROWS["higher"]
 
 
-def _number(value: float, digits: int = 4) -> str:
-    return UNDEFINED if math.isnan(value) else f"{value:.{digits}g}"
-
-
 def _rank(value: float) -> str:
     return UNDEFINED if math.isnan(value) else f"{value:g}"
 
@@ -258,6 +246,7 @@ def reproduction_json(result: Reproduction) -> dict[str, Any]:
             }
             for sweep in result.sweeps
         ],
+        **extra_json(result),
         "differences": [{"about": about, "what": sentence} for about, sentence in result.differences],
         "failed": list(result.failed),
         "seconds": round(result.seconds, 1),

@@ -18,7 +18,7 @@ from clairvit.methods.aggregation import Total, layer_index
 from clairvit.methods.ensembles import starts
 from clairvit.methods.parsing import STARTS, parse_spec
 from clairvit.methods.spec import resolve_method
-from clairvit.metrics.confidence_intervals import LEVEL, Array, mean_p
+from clairvit.metrics.confidence_intervals import LEVEL, Array, mean_p, standard_deviation
 from clairvit.metrics.evaluate import evaluate
 from clairvit.metrics.registry import MetricSpec
 from clairvit.metrics.score import Score
@@ -49,7 +49,13 @@ class StartLayer(Tabular):
     @property
     def method(self) -> str:
         """Return the method from its best layer on; where that is ceil(L/2), by the name that says so."""
-        return from_half(self.base) if self.best == self.half else self.methods[self.best]
+        return start_at(self.base, self.best, len(self.methods))
+
+    @property
+    def standard_errors(self) -> tuple[float, ...]:
+        """Return the standard error of each start's mean; NaN with fewer than two values."""
+        rows = [row[np.isfinite(row)] for row in self.values]
+        return tuple(standard_deviation(row) / math.sqrt(len(row)) if len(row) > 1 else math.nan for row in rows)
 
     @property
     def significant(self) -> bool:
@@ -97,9 +103,9 @@ class StartLayer(Tabular):
             "p": self.p,
             "significant": self.significant,
             "curve": [
-                {"start": start, "method": method, "mean": mean, "interval": list(interval)}
-                for start, (method, mean, interval) in enumerate(
-                    zip(self.methods, self.means, self.intervals, strict=True)
+                {"start": start, "method": method, "mean": mean, "standard_error": error, "interval": list(interval)}
+                for start, (method, mean, error, interval) in enumerate(
+                    zip(self.methods, self.means, self.standard_errors, self.intervals, strict=True)
                 )
             ],
         }
@@ -140,6 +146,11 @@ def from_half(base: str) -> str:
     return resolve_method(base, **{option: "half"}).text
 
 
+def start_at(base: str, layer: int, count: int) -> str:
+    """Return the sum from one of `count` layers on; from ceil(L/2) on, by the name that says so."""
+    return from_half(base) if layer == layer_index("half", count) else candidates(base, count)[layer]
+
+
 def best_start(values: Array) -> int:
     """Return the row of [L, n] with the highest mean; the deeper one of equals, which sums fewer layers."""
     finite = np.isfinite(values)
@@ -173,14 +184,14 @@ def tune_start_layers(
     methods = list(dict.fromkeys(text for texts in starts_of.values() for text in texts))
     scores = evaluate(model, dataset, methods, [metric], target=target, baselines=False, skip=True, **options)
     return {
-        base: _start_layer(
+        base: start_layer(
             base, metric, texts, [scores.get((text, metric.text)) for text in texts], scores.skipped, options["seed"]
         )
         for base, texts in starts_of.items()
     }
 
 
-def _start_layer(
+def start_layer(
     base: str,
     metric: MetricSpec,
     methods: Sequence[str],
@@ -188,6 +199,10 @@ def _start_layer(
     skipped: Mapping[str, str],
     seed: int,
 ) -> StartLayer:
+    """Return the best start of a method by the scores that it has from each layer on.
+
+    `methods` and `scores` are by layer; None where the method cannot start there, and `skipped` says why.
+    """
     available = [score for score in scores if score is not None]
     if not available:
         raise NotApplicable(skipped.get(methods[0], f"No image could be read, so the start of {base} is not known."))

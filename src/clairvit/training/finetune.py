@@ -23,7 +23,7 @@ from clairvit._progress import report_progress
 from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.errors import Argument, BadInput, ClairError
 from clairvit.models.load import DTYPES, usable_device
-from clairvit.models.preprocess import Preprocess, Size, parse_size, preprocess_options
+from clairvit.models.preprocess import Preprocess, parse_size, preprocess_options
 from clairvit.models.scores import extract_scores
 from clairvit.models.sources import weights_header
 from clairvit.training.augment import augment, batches, center_crop, draw_augmentations, epoch_order
@@ -119,7 +119,7 @@ def finetune(
     pretrained: bool = True,
     arch: str | None = None,
     options: Mapping[str, Any] | None = None,
-    size: Size | None = None,
+    size: int | Sequence[int] | None = None,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     device: str | torch.device | None = None,
