@@ -81,7 +81,7 @@ def run(
             with _timed(result):
                 result.notes += _check_fit(spec, trace)
                 if spec.aggregation is None:
-                    _run_image_method(spec, trace, seed, result)
+                    _run_image_method(spec, trace, seed, result, layers=layers)
                 elif reads_queries(spec, trace):
                     row = token_relevance(spec, trace, context)  # [B, N]
                     maps = tokens_to_grid(row, trace, len(trace.layers) - 1)
@@ -359,7 +359,7 @@ class _LayerPass:
         return torch.stack([spread_evenly(part, finest) for part in parts]).sum(0)
 
 
-def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
+def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result, *, layers: bool) -> None:
     """Run a method that makes its map from the whole trace, and fill in its result."""
     options = dict(spec.options)
     if trace.target is not None and spec.method.score != "logit":
@@ -377,6 +377,7 @@ def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result)
     dtype = widened(trace.logits).dtype
     result.maps = (output.maps.clamp(min=0) if spec.relu else output.maps).to(dtype)
     result.standard_error = None if output.standard_error is None else output.standard_error.to(dtype)
+    result.layers = output.layers().to(dtype) if layers and output.layers is not None else None
     result.unmoved, result.chosen = output.unmoved, output.chosen
     result.notes += dict.fromkeys(output.notes)
 
