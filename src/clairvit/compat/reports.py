@@ -6,7 +6,7 @@ import functools
 
 from torch import Tensor
 
-from clairvit.methods.aggregation import Product, Single
+from clairvit.methods.aggregation import Product, Total
 from clairvit.methods.attention import DiscardRatio, Fusion, Protect, discard_smallest, fuse_heads, rollout
 from clairvit.methods.layer_view import LayerView
 from clairvit.methods.registry import Requires, WeightedHeads, preset
@@ -56,7 +56,7 @@ def product_of_gradient_and_attention(layer: LayerView) -> Tensor:
     return layer.weighted("AG")  # [B, rows, N]
 
 
-@preset("ag-cam", "coporan", aggregation=Single(-1), requires=Requires(), signed=True)
+@preset("ag-cam", "coporan", aggregation=Total(start=-1), requires=Requires(), signed=True)
 def attention_times_features(layer: LayerView) -> Tensor:
     """sum_k alpha_k A_k(p) Att_k(p) of the last layer, Coporan's equation 5.3, k the channels of all heads.
 

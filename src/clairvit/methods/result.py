@@ -44,6 +44,21 @@ class MapResult:
         return cls(maps, standard_error, notes=(*probe.notes, *notes), unmoved=probe.unmoved())
 
 
+@dataclass(frozen=True)
+class LayerGrid:
+    """A layer whose map has another size than those of the others.
+
+    Args:
+        name: Of the stage of a CNN ("layer4"), or "layer 3".
+        rows: Of its map.
+        columns: Of its map.
+    """
+
+    name: str
+    rows: int
+    columns: int
+
+
 @dataclass(frozen=True, eq=False)
 class NumbersNote:
     """A note that is made of numbers on the model's device: read when the maps are, so that no pass waits for it.
