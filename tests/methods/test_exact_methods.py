@@ -119,6 +119,20 @@ def test_formula(kind: str, name: str) -> None:
     assert_same(explained(kind)[name], expected)
 
 
+@pytest.mark.parametrize("fusion", ["mean", "max"])
+@pytest.mark.parametrize("kind", ["plain", "registers"])
+def test_the_gradient_rollout_of_the_cmi_report_is_the_last_layers_map(kind: str, fusion: str) -> None:
+    """Behind a class token the last layer's other rows have no gradient, and in forward order it comes last."""
+    model, p = proven(kind)
+    options = f"preset=cmi,fusion={fusion}"
+    texts = [f"grad-rollout({options})", f"grad-rollout({options},start_layer=-1)"]
+    product, last = cv.compare(model, p.pixels, texts, target=TARGETS).values()
+    assert last.maps.flatten(1).any(1).all()
+    assert product.maps.any()
+    for rolled, single in zip(product.maps, last.maps, strict=True):
+        assert_same(rolled / rolled.max().clamp(min=1e-300), single / single.max() * float(rolled.any()))
+
+
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formula_with_explicit_attention(name: str) -> None:
     _, p = proven("registers", False)

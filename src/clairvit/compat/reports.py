@@ -44,7 +44,8 @@ def product_of_fused_heads(
 ) -> Tensor:
     """prod_l relu(mean_h A * mean_h G), the first layer on the left: heads are fused before the product, no residual.
 
-    Such a product may be smaller than float32 holds, such as 1e-50: the map is then a multiple of it.
+    Where a class token is read, only its row of the last layer has a gradient, so that the map is that row times a
+    number. Such a product may be smaller than float32 holds, such as 1e-50: the map is then a multiple of it.
     """
     matrix = (fuse_heads(layer.A, fusion) * fuse_heads(layer.G, fusion)).clamp(min=0)
     return discard_smallest(matrix, discard_ratio, protect)  # [B, rows, N]
