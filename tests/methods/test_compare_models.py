@@ -1,4 +1,4 @@
-"""`compare` with several models: each its own preprocessing and classes, and what does not fit one is left out there."""
+"""`compare` with several models: preprocessing and classes of their own; what does not fit one is left out there."""
 
 from __future__ import annotations
 
