@@ -14,7 +14,7 @@ from clairvit.bench.results import read_scores, unreadable_images
 from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
-from clairvit.data.dataset import ImageDataset, iter_batches, void_as_object
+from clairvit.data.dataset import ImageDataset, void_as_object
 from clairvit.errors import Argument, BadInput
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
@@ -33,7 +33,7 @@ from clairvit.papers.comparison import (
 from clairvit.papers.correctness import CorrectnessSplit, split_by_correctness
 from clairvit.papers.cost import CostResult, check_costs, measure_costs
 from clairvit.papers.paper import Measure, Paper, Table, check_effort
-from clairvit.papers.setup import LoadedData, ReproductionConfig, differences
+from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, first_readable
 from clairvit.papers.tuning import TunedStart, tune
 
 
@@ -120,9 +120,7 @@ def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, .
 
 def depth(model: Model, dataset: ImageDataset) -> int:
     """Return the number of layers of a model, counted on the first image that can be read."""
-    batch = next(iter_batches(dataset, model, 1, on_error=lambda image, error: None), None)  # the study reports errors
-    if batch is None:
-        raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
+    batch = first_readable(model, dataset)
     return len(record_for([resolve_method("raw-attention")], model, batch.pixels).calls)
 
 
