@@ -165,12 +165,14 @@ def _study_results(
 
 def parse_study(document: Mapping[str, Any]) -> Study:
     """Return the study that `Study.as_document` wrote."""
-    models = tuple(
-        ModelConfig(**{key: _hashable(value) for key, value in entry.items()}) for entry in document["models"]
-    )
-    data = tuple(DataConfig(**entry) for entry in document["data"])
+    models = tuple(ModelConfig(**_hashable_values(entry)) for entry in document["models"])
+    data = tuple(DataConfig(**_hashable_values(entry)) for entry in document["data"])
     settings = {name: _hashable(value) for name, value in document.items() if name not in ("models", "data")}
     return Study(models=models, data=data, **settings)
+
+
+def _hashable_values(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _hashable(value) for key, value in entry.items()}
 
 
 def _hashable(value: Any) -> Any:
