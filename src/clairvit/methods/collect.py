@@ -115,6 +115,7 @@ def collect(
             standard_error=_stored([result.standard_error for result in of_targets]),
             chosen=_stored([result.chosen for result in of_targets]),
             layers=_stored([result.layers for result in of_targets], axis=1),
+            layer_grids=of_targets[0].layer_grids,
             text_relevance=_text_relevance(model, of_targets),
             family=spec.method.family,
             class_specific=spec.method.class_specific,

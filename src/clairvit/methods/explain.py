@@ -346,6 +346,7 @@ def _explain_run(
         comparison[spec.text] = replace(
             explanation,
             layers=explanation.layers if layers else None,
+            layer_grids=explanation.layer_grids if layers else (),
             heads=spec_heads,
             notes=(*explanation.notes, *head_notes(spec, spec_heads)),
         )

@@ -209,6 +209,12 @@ class LayerView:
         return self.weighted("A")
 
     @property
+    def values(self) -> tuple[Tensor, Tensor]:
+        """v and dy/dv = Aᵀ dO, [B, H, N, dh] each."""
+        call = self._call
+        return widened(call.v.detach()), wide_product(call.A().transpose(-2, -1), self._dO.detach())
+
+    @property
     def AG_positive(self) -> Tensor:
         """relu(A * G), [B, H, rows, N], shared between methods."""
         return self.once("AG+", lambda: (self.A * self.G).clamp_(min=0))

@@ -33,6 +33,7 @@ from clairvit.papers.comparison import (
 from clairvit.papers.correctness import CorrectnessSplit, split_by_correctness
 from clairvit.papers.cost import CostResult, check_costs, measure_costs
 from clairvit.papers.paper import Measure, Paper, Table, check_effort
+from clairvit.papers.per_image import ImageScores, scores_by_image
 from clairvit.papers.preparation import patch_grid, prepared
 from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, first_readable
 from clairvit.papers.tuning import TunedStart, tune
@@ -70,6 +71,7 @@ class Reproduction:
     by_correctness: tuple[CorrectnessSplit, ...] = ()  # where true classes are known
     costs: tuple[CostResult, ...] = ()  # what the paper says of time, measured
     training: Mapping[str, Any] = field(default_factory=dict)  # how the model was fine-tuned, where it was
+    by_image: tuple[ImageScores, ...] = ()
 
 
 def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
@@ -227,6 +229,7 @@ def reproduce(
         tuning.tuned,
         split_by_correctness(paper, by_name, scores.predictions),
         costs,
+        by_image=scores_by_image(paper, by_name, scores.predictions, model.labels, table),
     )
 
 
