@@ -13,7 +13,6 @@ from clairvit.methods.registry import NOTHING, method
 from clairvit.option_types import Doc, Range
 from clairvit.tracing.trace import Trace
 
-
 NO_LAYERS = "does not look at the model, and has the same map for each of its layers"
 
 

@@ -195,8 +195,8 @@ def no_layers(spec: MethodSpec, structure: ModelStructure, model: str) -> NotApp
     """Return why a method that combines layers does not fit a model in which none were seen."""
     barriers = structure.barriers
     return NotApplicable(
-        f"{model}: {structure.attention_seen}, and '{spec.text}' needs the layers of a Vision Transformer. Attention of "
-        "another form than softmax(q kᵀ) v (factorised, linear) is not read, nor queries in chunks, nor one inside "
+        f"{model}: {structure.attention_seen}, and '{spec.text}' needs the layers of a Vision Transformer. Attention "
+        "of another form than softmax(q kᵀ) v (factorised, linear) is not read, nor queries in chunks, nor one inside "
         "torch.vmap or outside torch (xformers, flash-attn kernels: switch that off).",
         methods=() if barriers else ("saliency",),
         alternative="a perturbation method" if barriers else None,

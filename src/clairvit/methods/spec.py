@@ -129,7 +129,10 @@ class MethodSpec(Spec):
         return self.cost_for(USUAL_PATCHES)
 
     def cost_for(self, patches: int, layers: int = USUAL_LAYERS) -> Cost:
-        """Return the passes for one target, on an image of so many patches; a pass through some layers counts as one."""
+        """Return the passes for one target, on an image of so many patches.
+
+        A pass through a sub-network counts as a pass.
+        """
         return Cost(1, self.backwards) + self.own_cost(patches, layers)
 
     def own_cost(self, patches: int = USUAL_PATCHES, layers: int = USUAL_LAYERS) -> Cost:

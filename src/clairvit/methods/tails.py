@@ -1,7 +1,7 @@
-"""PLUS and SkipPLUS of methods that make their map from the whole image: A(f_l)(x_l), summed over start layers l.
+"""PLUS and SkipPLUS of methods that make their map from the whole image: the sum over l of A(f_l)(x_l).
 
-The sub-network f_l (`clairvit.tracing.tail`) is a model whose images are the tokens at block l, and the method is run on
-it as on any model. Nothing of a method is known here.
+The sub-network f_l (`clairvit.tracing.tail`) is a model whose images are the tokens at block l, and the method is run
+on it as on any model. Nothing of a method is known here.
 """
 
 from __future__ import annotations

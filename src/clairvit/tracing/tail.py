@@ -25,7 +25,7 @@ from clairvit.models.preprocess import Preprocess
 from clairvit.models.readout import BoundInputs
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only
 from clairvit.tracing.recording import Recording, record
-from clairvit.tracing.structure import ModelStructure, model_structure, tokens_among
+from clairvit.tracing.structure import ModelStructure, tokens_among
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the largest score; 10 % in half precision
 OTHERS = "others"  # the input of a tail that holds its tokens that are no patches
@@ -188,7 +188,8 @@ def tail_of(recording: Recording, layer: int) -> Model:
     if facts.error is None:
         layout = structure.layout
         x = recording.inputs[layer]
-        assert layout is not None and x is not None
+        assert layout is not None
+        assert x is not None
         channels = int(x.shape[-1])
         model = Model(
             module=Tail(whole, structure, layer, recording.pixels.shape[1:]),
@@ -265,7 +266,9 @@ def _difference(recording: Recording, tail: Model, layer: int) -> str | None:
     (part, first), *_ = parts_of(recording, tail, layer, rows=[0])
     with torch.autocast(first.device.type, enabled=False):
         rerun = record(part, first, differentiable=False)
-        whole = record(recording.model, recording.pixels.detach()[:1], differentiable=False, structure=recording.structure)
+        whole = record(
+            recording.model, recording.pixels.detach()[:1], differentiable=False, structure=recording.structure
+        )
     pairs = [(rerun.logits, whole.logits)]
     if rerun.end is not None and whole.end is not None:
         pairs.append((rerun.end, whole.end))  # a head of zeros gives the same scores for everything
