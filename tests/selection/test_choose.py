@@ -281,7 +281,7 @@ def test_mean_ranks_are_ranks_on_each_image() -> None:
         ({"metrics": ["grid-pointing-game"]}, "'grid-pointing-game' is one number for all images"),
         ({"methods": ["rollout"]}, "This model has no attention"),
         ({"tune_start": ["genatt"]}, "This model has no attention"),
-        ({"tune_start": ["lime"]}, "'lime' makes its map from the whole image at once"),
+        ({"tune_start": ["random"]}, "'random' does not look at the model"),
         ({"tune_start": ["genatt+rollout"]}, r"'genatt\+rollout' cannot be tuned"),
     ],
 )

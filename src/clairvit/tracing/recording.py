@@ -54,6 +54,7 @@ class Recording:
     _without_rule: dict[RuleTable, tuple[str, ...]] = field(default_factory=dict)  # names of operations
     fitting: dict[str, bool] = field(default_factory=dict)  # method -> whether it fits the model, of those asked about
     notes: tuple[str, ...] = ()  # about the pass, for every result that is made of it
+    photos: Tensor | None = None  # what random draws for each image depend on, where that are not the pixels
 
     def __repr__(self) -> str:
         """Return one line: model, images and passes."""

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from clairvit.errors import BadInput, CaptureError, ClairError, NotApplicable
 from clairvit.models.forward_errors import forward_failure
 from clairvit.models.model import Layout, Model, Pooling
-from clairvit.models.readout import Readout, token_stream
+from clairvit.models.readout import BoundInputs, Readout, token_stream
 from clairvit.models.state_hash import weights_check
 from clairvit.models.through_no_grad import ThroughNoGrad
 from clairvit.numerics import widened
@@ -210,6 +210,12 @@ _structures: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, _Remembered]] = 
 @own_grad_mode()
 def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
     """Return the structure: found by one forward of the first image, remembered until the module is changed."""
+    module = model.module
+    while isinstance(module, BoundInputs):
+        module = module.module
+    stated = module.__dict__.get("structure")  # of a sub-network, which has it from the model that it is a part of
+    if isinstance(stated, ModelStructure):
+        return stated
     with frozen_eval(model.module):
         if isinstance(model.module, Readout):
             model.module.prepare(pixels[:1])

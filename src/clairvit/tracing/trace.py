@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clairvit._rng import image_seeds
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.images import prepare
@@ -120,6 +121,11 @@ class Trace:
     def dpixels(self) -> Tensor:
         """dy/dpixels, [B, 3, H, W]."""
         return gradient_at(self.pixels_gradient, "pixels")
+
+    def image_seeds(self, seed: int) -> list[int]:
+        """Return one seed per image, from its content; of a sub-network from the photo, not from rounded tokens."""
+        photos = self.recording.photos
+        return image_seeds(self.pixels if photos is None else photos, seed)
 
     @functools.cached_property
     def zero_gradient(self) -> Tensor:
