@@ -58,7 +58,7 @@ def collect(
     repeated, names = logits.repeat(count, 1), batch.names * count
     classes = tuple(index for target in targets for index in target.classes)
     by_row = [target.by_row(recording.logits) for target in targets]
-    probabilities = model.probabilities(run.passes.logits.cpu().repeat(count, 1))
+    probabilities = model.probabilities(run.logits.cpu().repeat(count, 1))
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
     about_model = (*activated, *recording.structure.notes, *_model_notes(model, batch.notes))
     # Marks on a device, which methods share, and the properties of maps are read once each.
@@ -83,7 +83,7 @@ def collect(
         "seed": seed,
         "classifier": model.classifier,
         "activation": model.activation_of(logits),
-        "weights": run.passes.weights_hash,
+        "weights": run.weights_hash,
         "versions": versions(),
         "origin": Origin.of(model, by_row[0] if count == 1 else TargetBatch.concat(by_row)),
     }
