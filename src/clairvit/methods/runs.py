@@ -401,7 +401,7 @@ def _run(
     """
     started = time.perf_counter()
     request = replayed = None
-    if replay is not None and batch.pixels.is_cuda:
+    if replay is not None:
         request = graph_request(model, specs, batch.pixels, named, replay.score, replay.seed, replay.layers)
         replayed = None if request is None else GRAPHS.replay(request)
     if replayed is not None:
