@@ -87,6 +87,7 @@ def collect(
         "versions": versions(),
         "origin": Origin.of(model, by_row[0] if count == 1 else TargetBatch.concat(by_row)),
     }
+    text = readout_text(model.module)  # whose tokens have relevance too
     comparison = Comparison()
     comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
     for spec in specs:
@@ -102,6 +103,7 @@ def collect(
         notes = _checked_notes(spec, of_targets, checked, rows_unmoved, names, len(recording.inputs))
         maps = _stored([result.maps for result in of_targets])
         assert maps is not None
+        of_text = _stored([result.other_tokens for result in of_targets]) if text else None
         own_seconds = sum(result.seconds for result in of_targets)
         passes = sum((result.own_cost for result in of_targets), Cost(1, count * spec.backwards))
         comparison[spec.text] = Explanation(
@@ -115,7 +117,7 @@ def collect(
             standard_error=_stored([result.standard_error for result in of_targets]),
             chosen=_stored([result.chosen for result in of_targets]),
             layers=_stored([result.layers for result in of_targets], axis=1),
-            text_relevance=_text_relevance(model, of_targets),
+            text_relevance=() if of_text is None else tuple(TextRelevance(text, row) for row in of_text),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
             notes=(*batch.notes, *recording.notes, *notes, *about_model),
@@ -268,13 +270,6 @@ def _stored(tensors: Sequence[Tensor | None], axis: int = 0) -> Tensor | None:
         kept = tensor.dtype in (torch.float64, torch.bool)
         stored.append(tensor.detach() if kept else tensor.detach().float())
     return stored[0] if len(stored) == 1 else torch.cat(stored, axis)
-
-
-def _text_relevance(model: Model, runs: Sequence[Result]) -> tuple[TextRelevance, ...]:
-    """Return the relevance of the text's tokens, one per map; () for a model without text, or a map of pixels."""
-    text = readout_text(model.module)
-    values = _stored([result.other_tokens for result in runs]) if text else None
-    return () if values is None else tuple(TextRelevance(text, row) for row in values)
 
 
 @functools.cache

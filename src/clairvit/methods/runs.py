@@ -21,11 +21,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from clairvit._progress import report_progress
-from clairvit._rng import check_seed
 from clairvit.cuda.graphs import GRAPHS, PassesRequest, ReplayResult, graph_request
 from clairvit.data.dataset import ErrorHandler, ImageDataset, ImageSource, SampleBatch, as_dataset, iter_batches
 from clairvit.errors import Argument, BadInput, ClairError, ClairWarning, user_stacklevel
-from clairvit.execution import ExecutionOptions
+from clairvit.execution import ExecutionOptions, check_seed
 from clairvit.methods.collect import MapChecks, checks_of_maps
 from clairvit.methods.executor import Result
 from clairvit.methods.planner import record_for, run_all

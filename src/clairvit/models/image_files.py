@@ -77,7 +77,12 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def as_path(text: str | Path) -> Path:
-    """Return the path, ~ replaced; raise BadInput for what cannot be the name of a file."""
+    """Return the path, ~ replaced; raise BadInput for a URL, and for what cannot be the name of a file."""
+    if isinstance(text, str) and _URL.match(text):
+        raise BadInput(
+            f"'{text}' is an address, and images are read from files only; download it first, then give the path of "
+            "the file."
+        )
     if text == "":  # an unset variable of the shell; Path("") would be the current folder
         raise BadInput("The path is empty; expected that of an image or a folder, such as '.' for the current folder.")
     try:
@@ -87,15 +92,6 @@ def as_path(text: str | Path) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"'{str(text)[:80]}' is no path ({reason}); give the path of an image or a folder.") from error
     return path
-
-
-def refuse_url(source: str | Path) -> None:
-    """Raise BadInput for a URL: images are read from files only."""
-    if isinstance(source, str) and _URL.match(source):
-        raise BadInput(
-            f"'{source}' is an address, and images are read from files only; download it first, then give the path of "
-            "the file."
-        )
 
 
 def files_below(folder: Path, suffixes: Sequence[str] = SUFFIXES, *, deep: bool = True) -> list[Path]:
@@ -184,7 +180,6 @@ def glob_files(pattern: str) -> list[Path]:
 
 def _expand(text: str | Path) -> list[Path]:
     """Return the images that one path, folder or pattern stands for."""
-    refuse_url(text)
     path = as_path(text)
     if path.is_dir():
         images = files_below(path)
@@ -283,9 +278,9 @@ def read_with_notes(source: Any, channels: int) -> Reading:
     if isinstance(source, EncodedImage):
         return Reading(_read_bands(io.BytesIO(source.content), source.name, channels, f"'{source.name}'"))
     if isinstance(source, str | Path) and str(source) != DEMO:
-        refuse_url(source)
-        check_file(as_path(source))
-        return Reading(_read_bands(as_path(source), str(as_path(source)), channels, f"'{source}'"))
+        path = as_path(source)
+        check_file(path)
+        return Reading(_read_bands(path, str(path), channels, f"'{source}'"))
     return Reading(_bands(np.asarray(_read_rgb(source)[0]), channels, f"{source!r}"))
 
 
@@ -361,7 +356,6 @@ def _read_rgb(source: Source) -> tuple[Image.Image, tuple[str, ...]]:
             f"An image was given as {type(source).__name__}; expected a path, a PIL image, a uint8 array [H, W, 3] or "
             "a preprocessed float tensor [3, H, W]."
         )
-    refuse_url(source)
     path = as_path(source)
     if str(source) == DEMO and not path.exists():
         return _decode(DEMO_FILE, DEMO)

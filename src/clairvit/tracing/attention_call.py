@@ -77,10 +77,16 @@ class AttentionCall:
         raise IndexError(head)
 
     @property
-    def queries(self) -> int:
+    def shape(self) -> tuple[int, int, int, int]:
+        """That of A: (sequences, heads, queries, keys)."""
         of_queries = self.q if self.weights is None else self.weights
         assert of_queries is not None
-        return int(of_queries.shape[-2])
+        lead, heads, keys = self.v.shape[:3]
+        return lead, heads, int(of_queries.shape[-2]), keys
+
+    @property
+    def queries(self) -> int:
+        return self.shape[2]
 
     @property
     def keys(self) -> int:

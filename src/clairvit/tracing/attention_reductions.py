@@ -12,6 +12,7 @@ the whole matrices up to the order of the additions, as the kernels of `cuda/red
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -41,7 +42,7 @@ def tile_bytes(call: AttentionCall, layers: int, *, sums_only: bool = False) -> 
 
 def is_large(call: AttentionCall, layers: int) -> bool:
     """Return whether A of one of `layers` such attentions is more than two tiles: better not computed as a whole."""
-    whole = call.lead * call.v.shape[1] * call.queries * call.keys * max(4, call.v.dtype.itemsize)  # bytes of A
+    whole = math.prod(call.shape) * max(4, call.v.dtype.itemsize)  # bytes of A
     return whole > 2 * tile_bytes(call, layers)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
 from clairvit.tracing.attention_call import AttentionCall, Kind
-from clairvit.tracing.autograd_errors import translate_autograd_errors
+from clairvit.tracing.module_state import translate_autograd_errors
 
 
 def decoder_kinds(calls: Sequence[AttentionCall]) -> dict[int, Kind]:

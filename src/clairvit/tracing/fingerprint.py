@@ -148,10 +148,8 @@ class _Reader:
         self._seen[id(value)] = path
         if isinstance(value, Tensor | np.ndarray):
             self._read_tensor(path, value)
-        elif isinstance(value, dict):
-            self._read_dictionary(path, kind, value)
-        elif isinstance(value, list | tuple | set | frozenset | collections.deque):
-            self._read_sequence(path, kind, value)
+        elif isinstance(value, dict | list | tuple | set | frozenset | collections.deque):
+            self._read_container(path, kind, value)
         elif isinstance(value, types.FunctionType):
             self._read_function(path, value)
         elif isinstance(value, types.MethodType):
@@ -192,23 +190,21 @@ class _Reader:
         if value.grad_fn is None and not value.is_meta:  # else it is a result, and no part of the model
             self.tensors.append(value)
 
-    def _read_dictionary(self, path: Path, kind: type, value: dict[Any, Any]) -> None:
+    def _read_container(self, path: Path, kind: type, value: Collection[Any]) -> None:
+        """Tell the entries of a container; of a very large one its identity and length."""
         if len(value) > MOST_ENTRIES:
             self.values[path] = (kind, id(value), len(value))
             return
-        keys, entries = tuple(dict.keys(value)), tuple(dict.values(value))
-        plain_keys = _PLAIN.issuperset(map(type, keys))
-        if plain_keys and _PLAIN.issuperset(map(type, entries)):
-            self.values[path] = (kind, keys, entries)
-        else:
-            names = keys if plain_keys else tuple(map(_identity, keys))
-            self._read_items(path, kind, zip(names, entries, strict=True))
-        if kind is not dict and _holds_values(kind):
-            self._read_object((*path, "attributes"), kind, value)
-
-    def _read_sequence(self, path: Path, kind: type, value: Collection[Any]) -> None:
-        if len(value) > MOST_ENTRIES:
-            self.values[path] = (kind, id(value), len(value))
+        if isinstance(value, dict):
+            keys, entries = tuple(dict.keys(value)), tuple(dict.values(value))
+            plain_keys = _PLAIN.issuperset(map(type, keys))
+            if plain_keys and _PLAIN.issuperset(map(type, entries)):
+                self.values[path] = (kind, keys, entries)
+            else:
+                names = keys if plain_keys else tuple(map(_identity, keys))
+                self._read_items(path, kind, zip(names, entries, strict=True))
+            if kind is not dict and _holds_values(kind):
+                self._read_object((*path, "attributes"), kind, value)
             return
         entries = tuple(value)
         if _PLAIN.issuperset(map(type, entries)):

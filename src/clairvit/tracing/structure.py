@@ -29,11 +29,11 @@ from clairvit.models.forward_errors import forward_failure
 from clairvit.models.model import Layout, Model, Pooling
 from clairvit.models.readout import Readout, token_stream
 from clairvit.models.state_hash import weights_check
+from clairvit.models.submodules import weak_modules
 from clairvit.models.through_no_grad import ThroughNoGrad
 from clairvit.numerics import widened
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind, joined
-from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.call_graph import CallGraph, TokensRead
 from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.capture_plan import CapturePlan, PlanLearner
@@ -52,14 +52,20 @@ from clairvit.tracing.grid import (
     square_patches,
 )
 from clairvit.tracing.image_region import ImageRegion, region_of_pixels
-from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only, traced_forward
+from clairvit.tracing.module_state import (
+    CHECKPOINTED,
+    frozen_eval,
+    own_grad_mode,
+    this_thread_only,
+    traced_forward,
+    translate_autograd_errors,
+)
 from clairvit.tracing.output_source import UNKNOWN, OutputSourceFinder, check_output
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import without_views
 from clairvit.tracing.rows_by_value import rows_by_value
 from clairvit.tracing.rules.table import HeadsJoin, RuleTable
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
-from clairvit.tracing.weak_module import weak_modules
 
 
 @weak_modules("block")
