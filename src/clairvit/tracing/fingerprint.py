@@ -326,26 +326,14 @@ def _is_of_library(function: Any, libraries: Collection[str] = _LIBRARIES) -> bo
 
 
 def _identity(value: Any) -> Any:
-    """Return what stands for an object in comparisons: itself if plain, a weak reference, or its address."""
+    """Return what stands for an object in comparisons: itself if plain, its address with a weak reference, or its type.
+
+    The address is compared first, so that no `__eq__` of the user's is called; the reference tells whether the object
+    there is still the same one, and keeps nothing alive.
+    """
     if type(value) in _PLAIN or isinstance(value, enum.Enum):
         return value
     try:
-        return _Identity(weakref.ref(value), id(value))
+        return id(value), weakref.ref(value)
     except TypeError:
         return type(value), id(value)
-
-
-@dataclass(eq=False, slots=True)
-class _Identity:
-    """An object by identity, without keeping it alive."""
-
-    _reference: weakref.ref[Any]
-    _number: int
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity) or self._number != other._number:
-            return False
-        return self._reference() is not None and self._reference() is other._reference()
-
-    def __hash__(self) -> int:
-        return hash(self._number)

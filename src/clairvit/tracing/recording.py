@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +25,6 @@ from clairvit.tracing.module_state import (
     own_grad_mode,
     this_thread_only,
     traced_forward,
-    translate_autograd_errors,
 )
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.rules import ActiveRuleTable, RuleTable, rule_table
@@ -106,30 +105,6 @@ class Recording:
         if rules not in self._without_rule:
             self._without_rule[rules] = uncovered_operations(self.logits, self._output_nodes, rules)
         return self._without_rule[rules]
-
-    def gradients(
-        self, score: Callable[[Tensor], Tensor], rules: RuleTable, of: Sequence[Tensor], *, keep: bool
-    ) -> tuple[Tensor | None, ...]:
-        """Return d(sum of the images' scores)/d(of), by one backward under a rule table."""
-        if not self.differentiable or rules not in self.rules:
-            recorded = ", ".join(map(str, self.rules)) if self.differentiable else "no gradients"
-            raise CaptureError(
-                f"This recording has a graph for {recorded}; '{rules}' was asked of it. "
-                f"Record again with rules='{rules}'."
-            )
-        if self.switch is not None:
-            self.switch.table = rules
-        y = score(self.logits)
-        y = (y / y.detach().where(y != 0, torch.ones_like(y))).sum() if rules.unit else y.sum()
-        if not y.requires_grad:
-            raise CaptureError(
-                "The target's score does not depend on the image in a differentiable way; expected a score computed "
-                "from the logits with torch operations. Check the target function, or look for torch.no_grad() in the "
-                "model."
-            )
-        self.backwards += 1
-        with translate_autograd_errors():
-            return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
 
 
 def recorder_of(recorders: Mapping[type[Recorder], Recorder], kind: type[R]) -> R:

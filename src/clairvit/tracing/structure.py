@@ -306,16 +306,12 @@ class _ModuleVisits(Recorder):
             self.grad_enabled.append(torch.is_grad_enabled())
             self.read_by_head.clear()
         if op.kind == ops.CONV and not op.calls:
-            self.grids.append(self._conv_grid(op.output))
+            is_clip = self.pixels.ndim == 5 and op.output.ndim == 4  # whose frames are a batch
+            sides = (len(op.output), *op.output.shape[-2:]) if is_clip else op.output.shape[2:]
+            self.grids.append(tuple(map(int, sides)))  # rows and columns, or frames, rows and columns
             self.embedded = len(op.output)
         if op.kind == ops.LINEAR and op.args and op.args[0].ndim == 2 and len(op.args[0]) == 1:
             self.read_by_head.append(op.args[0])
-
-    def _conv_grid(self, output: Tensor) -> tuple[int, ...]:
-        """Return (rows, cols) of a convolution's output, or (frames, rows, cols): a clip's frames may be a batch."""
-        if self.pixels.ndim == 5 and output.ndim == 4:
-            return len(output), *map(int, output.shape[-2:])
-        return tuple(map(int, output.shape[2:]))
 
     def hooks(self) -> list[RemovableHandle]:
         handles: list[RemovableHandle] = []
