@@ -85,7 +85,7 @@ def run(
                 result.notes += _check_fit(spec, trace)
                 if spec.aggregation is None:
                     _run_image_method(spec, trace, seed, result, layers=layers)
-                elif reads_queries(spec, trace):
+                elif trace.decoder and reads_queries(spec, trace):
                     row = token_relevance(spec, trace, context)  # [B, N]
                     maps = tokens_to_grid(row, trace, len(trace.layers) - 1)
                     result.maps = maps.clamp(min=0) if spec.relu else maps
