@@ -223,6 +223,10 @@ def gmar_joita(p: Proof, power: int) -> Tensor:
     return rolled(p, head_weighted(p, power), weight=1 / heads, normalise=row_normalised, order=forward_order)
 
 
+def gmar_forward(p: Proof, power: int) -> Tensor:
+    return rolled(p, head_weighted(p, power), normalise=row_normalised, order=forward_order)
+
+
 def gmar_raw(p: Proof, power: int) -> Tensor:
     return rolled(p, head_weighted(p, power))
 

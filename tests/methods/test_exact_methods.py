@@ -86,6 +86,8 @@ FORMULAS: dict[str, Callable[[Proof], Tensor]] = {
     "gmar-l2": lambda p: ref.gmar(p, 2),
     "gmar-l1(preset=joita)": lambda p: ref.gmar_joita(p, 1),
     "gmar-l2(preset=joita)": lambda p: ref.gmar_joita(p, 2),
+    "gmar-l1(preset=joita-equation)": lambda p: ref.gmar_forward(p, 1),
+    "gmar-l2(preset=joita-equation)": lambda p: ref.gmar_forward(p, 2),
     "gmar-l1(preset=paper_raw)": lambda p: ref.gmar_raw(p, 1),
     "gmar-l2(preset=paper_raw)": lambda p: ref.gmar_raw(p, 2),
     "gmar-l1+plus": lambda p: total(p, ref.head_weighted(p, 1)),

@@ -93,6 +93,18 @@ def mean_of_l2_weighted_heads(layer: LayerView) -> Tensor:
     return layer.weighted("A", _mean_head_weights(layer, 2))  # [B, rows, N]
 
 
+@preset("gmar-l1", "joita-equation", aggregation=_FORWARD)
+def forward_l1_weighted_heads(layer: LayerView) -> Tensor:
+    """prod_l (sum_h w_h A_h + I), w_h a head's share of the L1 norm of G: the report's equation, first layer left."""
+    return layer.weighted("A", layer.head_weights(1))  # [B, rows, N]
+
+
+@preset("gmar-l2", "joita-equation", aggregation=_FORWARD)
+def forward_l2_weighted_heads(layer: LayerView) -> Tensor:
+    """prod_l (sum_h w_h A_h + I), w_h a head's share of the L2 norm of G: the report's equation, first layer left."""
+    return layer.weighted("A", layer.head_weights(2))  # [B, rows, N]
+
+
 @preset("legrad", "joita", moved=("formula",), requires=Requires(gradients=("attention", "tokens")))
 def query_gradient(layer: LayerView) -> Tensor:
     """mean_{h,j} relu(G * A) of the final score, patch rows and columns only: over keys, so that it scores queries."""

@@ -28,6 +28,7 @@ from clairvit.tracing.gradient_barriers import blocked_gradient
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.rules import RuleTable
 from clairvit.tracing.rules.coverage import note_on
+from clairvit.tracing.structure import ModelStructure
 from clairvit.tracing.trace import Trace
 
 LAYER_MAP_FORMS = {"matrix": ("B", "rows", "N"), "tokens": ("B", "N")}
@@ -84,7 +85,7 @@ def run(
                 result.notes += _check_fit(spec, trace)
                 if spec.aggregation is None:
                     _run_image_method(spec, trace, seed, result, layers=layers)
-                elif reads_queries(spec, trace):
+                elif trace.decoder and reads_queries(spec, trace):
                     row = token_relevance(spec, trace, context)  # [B, N]
                     maps = tokens_to_grid(row, trace, len(trace.layers) - 1)
                     result.maps = maps.clamp(min=0) if spec.relu else maps
@@ -192,6 +193,18 @@ def _check_fit(spec: MethodSpec, trace: Trace) -> list[str]:
     return notes
 
 
+def no_layers(spec: MethodSpec, structure: ModelStructure, model: str) -> NotApplicable:
+    """Return why a method that combines layers does not fit a model in which none were seen."""
+    barriers = structure.barriers
+    return NotApplicable(
+        f"{model}: {structure.attention_seen}, and '{spec.text}' needs the layers of a Vision Transformer. Attention "
+        "of another form than softmax(q kᵀ) v (factorised, linear) is not read, nor queries in chunks, nor one inside "
+        "torch.vmap or outside torch (xformers, flash-attn kernels: switch that off).",
+        methods=() if barriers else ("saliency",),
+        alternative="a perturbation method" if barriers else None,
+    )
+
+
 class _LayerPass:
     """The state of one method while the layers are visited."""
 
@@ -199,16 +212,7 @@ class _LayerPass:
         self.spec, self.aggregation, self.result, self.trace = spec, aggregation, result, trace
         count = len(trace.layers)
         if not count:
-            structure = trace.recording.structure
-            barriers = structure.barriers
-            raise NotApplicable(
-                f"{trace.recording.model.name}: {structure.attention_seen}, and '{spec.text}' needs the layers of a "
-                "Vision Transformer. Attention of another form than softmax(q kᵀ) v (factorised, linear) is not read, "
-                "nor queries in chunks, nor one inside torch.vmap or outside torch (xformers, flash-attn kernels: "
-                "switch that off).",
-                methods=() if barriers else ("saliency",),
-                alternative="a perturbation method" if barriers else None,
-            )
+            raise no_layers(spec, trace.recording.structure, trace.recording.model.name)
         self.used = aggregation.used(count)
         if spec.method.output == "matrix":
             unfit = [layer for layer in trace.layers if layer.call is not None and layer.call.kind != "tokens"]

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from clairvit._entries import Entry, entry_values
-from clairvit.cuda.kernels.token_products import inner_products
+from clairvit.cuda.kernels import inner_products
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
 from clairvit.numerics import wide_product, widened
-from clairvit.tracing.attention_call import AttentionCall, Rows
-from clairvit.tracing.attention_reductions import AttentionReductions, is_large, tile_bytes
+from clairvit.tracing.attention_call import AttentionCall, Rows, is_large, tile_bytes
+from clairvit.tracing.attention_reductions import AttentionReductions
 from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.layer import Layer

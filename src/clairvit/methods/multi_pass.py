@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clairvit._cost import Cost
 from clairvit._progress import report_progress
-from clairvit._rng import image_seeds, make_generator
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import layer_index, reading
 from clairvit.methods.gradient import Level, at_level
@@ -117,7 +117,7 @@ def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tenso
     x = widened(trace.pixels)
     axes = tuple(range(1, x.ndim))
     std = sigma * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True))  # [B, 1, 1, 1]
-    seeds = image_seeds(trace.pixels, seed)
+    seeds = trace.image_seeds(seed)
     return lambda k: x + std * torch.stack([normal_noise(image_seed, k, x) for image_seed in seeds])
 
 
