@@ -119,7 +119,7 @@ def split_names(texts: Iterable[str], option: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-MODEL_SETTINGS = ("arch", "labels", "activation", "mean", "std", "resize", "crop", "interpolation")
+MODEL_SETTINGS = ("arch", "labels", "activation", "mean", "std", "resize", "crop", "interpolation", "fit")
 _SETTING = rf"(?:{'|'.join(MODEL_SETTINGS)})="
 
 
