@@ -207,8 +207,8 @@ def _focusvit_meanings(paper: Paper) -> list[Finding]:
             max(own) < 1,
             f"{', '.join(f'{value:.4f}' for value in own)}; of {', '.join(methods)} "
             f"{sum(abs(value - 1) < near for value in changes)} of {len(changes)} values are within {near} of 1, which "
-            "|a − a′| / |a| gives where a′ is far smaller than a: a hypothesis is that the two maps, or their pixels, are "
-            "on different scales",
+            "|a − a′| / |a| gives where a′ is far smaller than a: a hypothesis is that the two maps, or their pixels, "
+            "are on different scales",
         ),
         Finding(
             "SHAP is the most stable under model randomisation: its maps change least",
