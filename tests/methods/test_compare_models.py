@@ -74,7 +74,7 @@ def test_a_method_that_does_not_fit_a_model_is_left_out_there(both: list[cv.Mode
         cv.compare([both[1], both[1]], photo, ["rollout"], skip=True)
 
 
-def test_models_of_one_name_are_told_apart(both: list[cv.Model], photo: Path) -> None:
+def test_models_of_one_name_are_numbered(both: list[cv.Model], photo: Path) -> None:
     many = cv.compare([both[0], both[0]], photo, ["rollout"])
     assert list(many) == ["vit", "vit (2)"]
     assert [explanation["rollout"].model for explanation in many.values()] == ["vit", "vit (2)"]
