@@ -108,7 +108,7 @@ def comparison_figure(explanations: Mapping[str, Explanation], style: PlotStyle 
             _method_cell(canvas, name, explanation, group, scales[name], cell, style, top + row, left + column)
         for row in range(rows if cell.band else 0):
             _bands(canvas, families(methods), cell, row, columns, top, left)
-    _draw_keys(canvas, method_explanations, style)
+    draw_keys(canvas, method_explanations, style)
     canvas.write(first.model, MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN, SMALL, PALE)
     return canvas.figure
 
@@ -217,7 +217,7 @@ def _legend(explanations: Sequence[Explanation]) -> list[tuple[str, str]]:
     return [(mark, meaning) for mark, meaning in meanings.items() if mark in used]
 
 
-def _draw_keys(canvas: Canvas, explanations: Sequence[Explanation], style: PlotStyle) -> None:
+def draw_keys(canvas: Canvas, explanations: Sequence[Explanation], style: PlotStyle) -> None:
     """Draw the meaning of the colours and of the marks under the tiles."""
     words = {False: ("least relevant", "most relevant"), True: ("against the class", "for the class")}
     kinds = sorted({explanation.signed for explanation in explanations})
