@@ -28,7 +28,7 @@ from clairvit.metrics.registry import MetricSpec, resolve_metric
 
 _NO_CODES = Codes()
 USUAL_PATCHES = 196  # of an image, by which costs are estimated
-FORWARDS_PER_UNIT = 500  # about: seconds of a processor; the same everywhere, so that shards are
+FORWARDS_PER_UNIT = 1000  # about: ten seconds of one processor core; the same everywhere, so that shards are
 MOST_REPEATED = 0.02  # of the passes, for the sake of smaller units
 Item = TypeVar("Item")
 MethodGroups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # methods, and the metrics that all of them lack

@@ -55,6 +55,7 @@ class FigureContent:
     spec: FigureSpec
     caption: str = ""
     missing: str = ""
+    note: str = ""  # what is not as in the paper, short enough for the picture itself
     part: str = ""  # of a figure of one photo each: which
     headings: tuple[str, ...] = ()  # of the columns
     lines: tuple[FigureLine, ...] = ()
@@ -193,6 +194,7 @@ class _Photos:
     dataset: ImageDataset
     rows: tuple[int, ...]
     sentence: str
+    note: str = ""
     classes: tuple[tuple[int, ...], ...] = ()  # of a figure of classes: those of each photo
 
 
@@ -225,10 +227,10 @@ def _picture(inputs: FigureInputs, spec: FigureSpec) -> Iterator[FigureContent]:
         content = FigureContent(
             spec,
             " ".join([photos.sentence, *sentences]),
-            "",
-            str(number) if len(parts) > 1 else "",
-            headings,
-            tuple(part),
+            note=photos.note,
+            part=str(number) if len(parts) > 1 else "",
+            headings=headings,
+            lines=tuple(part),
         )
         yield _without_empty_columns(content)
 
@@ -272,14 +274,16 @@ def _photos(inputs: FigureInputs, spec: FigureSpec) -> _Photos:
     order = _shuffled(len(dataset), result.config.seed, spec)
     rows = tuple(sorted(order[:count]))
     sentence = f"{count} of the {len(dataset)} images that were scored, drawn with seed {result.config.seed}."
+    note = ""
     if spec.ids:
+        note = "not the paper's photos"
         of_paper = ", ".join(map(str, spec.ids))
         sentence = f"The paper's photos ({spec.data} {of_paper}) are not in this data. Shown are {sentence}"
     if spec.outcomes and right:
         rows, sentence = _by_outcome(dataset, order, right, count, result.config.seed)
     elif spec.outcomes:
         sentence += " Which predictions are right is not known: the data has no true classes."
-    return _Photos(dataset, rows, sentence)
+    return _Photos(dataset, rows, sentence, note)
 
 
 def _paper_photos(inputs: FigureInputs, spec: FigureSpec) -> tuple[ImageDataset, tuple[int, ...]]:
@@ -343,22 +347,24 @@ def _class_photos(inputs: FigureInputs, spec: FigureSpec) -> _Photos:
     model, count = inputs.model, min(inputs.images or spec.images, MOST_IMAGES)
     seed = inputs.result.config.seed
     rows = sorted(_shuffled(len(dataset), seed, spec)[:MOST_SCANNED])
-    explained = {row: _best_classes(model, dataset, row) for row in rows}
+    explained, note = {row: _best_classes(model, dataset, row) for row in rows}, ""
     try:
         classes = tuple(find_class(name, model.labels, len(model.labels)) for name in spec.classes)
         of_photo = dict.fromkeys(rows, classes)
         reason = f"The model's probability of the least likely of {', '.join(spec.classes)} is the highest in these"
     except ClairError:
-        of_photo = {row: tuple(index for index, _ in best[:2]) for row, best in explained.items()}
+        shown = len(spec.classes)
+        of_photo = {row: tuple(index for index, _ in best[:shown]) for row, best in explained.items()}
         reason = (
-            f"The model does not have the paper's classes ({', '.join(spec.classes)}): shown are the two most likely "
-            "classes of the photos whose second class is the most likely"
+            f"The model does not have the paper's classes ({', '.join(spec.classes)}): shown are the {shown} most "
+            "likely classes of the photos in which the last of these is the most likely"
         )
+        note = "not the paper's classes, which the model does not have: the most likely ones"
     of_photo = {row: classes for row, classes in of_photo.items() if len(classes) > 1}
     least = {row: min(dict(explained[row]).get(index, -math.inf) for index in of_photo[row]) for row in of_photo}
     best = sorted(least, key=lambda row: -least[row])[:count]
     sentence = f"{reason}, {len(best)} of {len(rows)} images. Nobody checked that both objects are there."
-    return _Photos(dataset, tuple(best), sentence, tuple(of_photo[row] for row in best))
+    return _Photos(dataset, tuple(best), sentence, note, tuple(of_photo[row] for row in best))
 
 
 def _best_classes(model: Model, dataset: ImageDataset, row: int) -> list[tuple[int, float]]:
@@ -409,7 +415,7 @@ class _Photo:
         lines = []
         for index in classes:
             maps = self._maps(columns, skipped, target=index)
-            (explanation, *_) = [explanation for explanation in maps if explanation is not None] or [None]
+            explanation = next((entry for entry in maps if entry is not None), None)
             if explanation is not None:
                 title = f"{explanation.targets[0]} {percent(explanation.probabilities[0])}".rstrip()
                 lines.append(FigureLine(title, self.name, None, self._mask(), maps))

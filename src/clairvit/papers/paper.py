@@ -267,6 +267,8 @@ def _problems(paper: Paper) -> Iterator[str]:
     """Yield what does not fit together in a paper whose types are right."""
     methods = {entry.name for entry in paper.methods_and_baselines}
     measures = {measure.name for measure in paper.measures} | {paper.area}
+    if paper.name == ALL:
+        yield f"its name is '{ALL}', which stands for every paper"
     for table in paper.tables:
         unknown = [*(set(table.methods) - methods), *(set(table.values) - measures)]
         yield from (f"the table on {table.data} names '{name}', which the paper does not have" for name in unknown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,15 +18,17 @@ from clairvit.plotting.comparison import draw_keys
 from clairvit.plotting.curves import curves_figure
 from clairvit.plotting.labels import ARROWS, map_marks
 from clairvit.plotting.overlay import Array, overlay, scale_of, to_numpy
-from clairvit.plotting.patch_outline import draw_outline
+from clairvit.plotting.patch_outline import Patches, draw_outline
 from clairvit.plotting.radar import radar_figure
-from clairvit.plotting.series import line_styles, set_round_ticks
+from clairvit.plotting.series import LineStyle, line_styles, set_round_ticks
 from clairvit.plotting.style import PlotStyle
 from clairvit.plotting.tiles import FOOT, aspect_ratio, explanation_photo
 
 TILE = 1.25  # inches, width of a picture
-MOST_ACROSS = 13  # pictures in a line; more go on in the next one
+MOST_ACROSS = 10  # pictures in a line; more go on in the next one, in lines as equal as they can be
+LAYERS_ACROSS = 8
 HEAD = 0.26  # inches, the title of the figure
+NOTE = 0.15  # inches, the line under it
 COLUMN_LINE = 0.135  # inches, a line of a heading of a column
 LINE_HEAD = 0.21  # inches, the heading of a line of pictures
 RIGHT, WRONG = ("✓", "#14663a"), ("✗", "#a3162a")
@@ -56,7 +58,7 @@ class Picture:
     image: Array  # [H, W, 3]
     explanation: Explanation | None = None
     heading: str = ""  # of its column, where columns go on in the next line
-    outline: Array | None = None  # bool [H, W]
+    outline: Patches | None = None  # bool [H, W]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,20 +76,24 @@ def grid_figure(content: FigureContent) -> Figure:
     headings, lines = _cells(content)
     if content.spec.transposed:
         return _transposed_figure(content, headings, lines)
-    wrapped = content.spec.wrap or (len(headings) > MOST_ACROSS and MOST_ACROSS - 1)
+    wrapped = content.spec.wrap
+    if not wrapped and len(headings) > MOST_ACROSS:
+        wrapped = math.ceil(len(content.headings) / math.ceil(len(content.headings) / LAYERS_ACROSS))
     if wrapped:
-        headings, lines = _wrap_lines(headings, lines, int(wrapped))
+        headings, lines = _wrap_lines(headings, lines, wrapped)
     tile_height = TILE * _aspect(content)
     columns = max(len(line.pictures) for line in lines)
     texts = [] if wrapped else [wrap(heading, TILE * 0.92, SMALL + 0.5)[:3] for heading in headings]
     heading_height = COLUMN_LINE * max((len(text) for text in texts), default=0)
-    pitch = [(LINE_HEAD if line.title else COLUMN_LINE + 0.02) + tile_height + GAP / 2 for line in lines]
+    over = COLUMN_LINE + 0.03 if wrapped else 0.0  # the headings of the pictures themselves
+    pitch = [LINE_HEAD * bool(line.title) + over + tile_height + GAP / 2 for line in lines]
     explanations = _explanations(content)
     foot = FOOT * 3
     width = max(2 * MARGIN + columns * (TILE + GAP) - GAP, 4.2)
-    canvas = Canvas(width, MARGIN + HEAD + heading_height + sum(pitch) + foot)
-    canvas.write(content.spec.heading, MARGIN, MARGIN, width - 2 * MARGIN, TITLE, bold=True, align="left")
-    top = MARGIN + HEAD
+    head = MARGIN + HEAD + NOTE * bool(content.note)
+    canvas = Canvas(width, head + heading_height + sum(pitch) + foot)
+    _draw_title(canvas, content)
+    top = head
     for column, text in enumerate(texts):
         _write_heading(canvas, text, _left(column), top, heading_height)
     top += heading_height
@@ -96,7 +102,7 @@ def grid_figure(content: FigureContent) -> Figure:
         for column, picture in enumerate(line.pictures):
             if picture is not None:
                 down = top + height - tile_height - GAP / 2
-                if picture.heading and column:
+                if wrapped:
                     canvas.write(picture.heading, _left(column), down - COLUMN_LINE, TILE, SMALL, INK)
                 _draw_picture(canvas, picture, _left(column), down, tile_height)
         top += height
@@ -184,7 +190,7 @@ def _draw_line_heading(canvas: Canvas, line: GridLine, top: float) -> None:
         canvas.write(symbol, left, down - 0.01, 0.14, TITLE, colour, bold=True, align="left")
         left += 0.15
     canvas.write(line.title, left, down, width * 0.6, SMALL + 0.5, INK, bold=True, align="left")
-    left += min(1.1 * text_width(line.title, "bold") * (SMALL + 0.5) / 72, width * 0.6) + 0.1
+    left += min(1.05 * text_width(line.title, "bold") * (SMALL + 0.5) / 72, width * 0.6) + 0.08
     canvas.write(line.detail, left, down, canvas.width - MARGIN - left, SMALL + 0.5, PALE, align="left")
 
 
@@ -200,30 +206,38 @@ def _transposed_figure(content: FigureContent, headings: Sequence[str], lines: S
     tile_height = TILE * _aspect(content)
     side = max(1.06 * text_width(heading, "bold") * (SMALL + 0.5) / 72 for heading in headings) + 0.12
     side = min(side, 2.0)
-    above = 0.4
+    above, head = 0.5, MARGIN + HEAD + NOTE * bool(content.note)
     width = max(2 * MARGIN + side + len(lines) * (TILE + GAP) - GAP, 4.2)
-    canvas = Canvas(width, MARGIN + HEAD + above + len(headings) * (tile_height + GAP / 2) + FOOT * 3)
-    canvas.write(content.spec.heading, MARGIN, MARGIN, width - 2 * MARGIN, TITLE, bold=True, align="left")
+    canvas = Canvas(width, head + above + len(headings) * (tile_height + GAP / 2) + FOOT * 3)
+    _draw_title(canvas, content)
     for column, line in enumerate(lines):
-        left, down = MARGIN + side + column * (TILE + GAP), MARGIN + HEAD
+        left, down = MARGIN + side + column * (TILE + GAP), head
         symbol, colour = line.mark or ("", INK)
         canvas.write(line.title, left, down + 0.02, TILE, SMALL + 0.5, INK, bold=True)
-        canvas.write(f"{symbol} {line.detail}".strip(), left, down + 0.19, TILE, SMALL, colour if symbol else PALE)
+        for number, text in enumerate(wrap(f"{symbol} {line.detail}".strip(), TILE, SMALL)[:2]):
+            canvas.write(text, left, down + 0.19 + 0.12 * number, TILE, SMALL, colour if symbol else PALE)
         for row, picture in enumerate(line.pictures):
             if picture is not None:
                 _draw_picture(canvas, picture, left, down + above + row * (tile_height + GAP / 2), tile_height)
     for row, heading in enumerate(headings):
-        middle = MARGIN + HEAD + above + row * (tile_height + GAP / 2) + tile_height / 2 - 0.06
+        middle = head + above + row * (tile_height + GAP / 2) + tile_height / 2 - 0.06
         canvas.write(heading, MARGIN, middle, side - 0.08, SMALL + 0.5, INK, bold=True, align="left")
     _draw_foot(canvas, _explanations(content))
     return canvas.figure
+
+
+def _draw_title(canvas: Canvas, content: FigureContent) -> None:
+    """Write the title, and under it what is not as in the paper's figure."""
+    width = canvas.width - 2 * MARGIN
+    canvas.write(content.spec.heading, MARGIN, MARGIN, width, TITLE, bold=True, align="left")
+    canvas.write(content.note, MARGIN, MARGIN + 0.2, width, SMALL, PALE, align="left")
 
 
 def _draw_foot(canvas: Canvas, explanations: Sequence[Explanation]) -> None:
     """Draw what the colours and marks mean, and the models."""
     draw_keys(canvas, explanations, PlotStyle())
     models = " and ".join(dict.fromkeys(explanation.model for explanation in explanations))
-    canvas.write(models, MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN, SMALL, PALE)
+    canvas.write(f"model: {models}", MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN, SMALL, PALE)
 
 
 # Curves over start layers
@@ -262,11 +276,11 @@ def starts_figure(sweeps: Sequence[Sweep], title: str) -> Figure:
     return canvas.figure
 
 
-def _draw_starts_legend(canvas: Canvas, styles: dict[str, object], middle: int) -> None:
+def _draw_starts_legend(canvas: Canvas, styles: Mapping[str, LineStyle], middle: int) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=style.colour, linestyle=style.dash, linewidth=style.width, label=name)  # type: ignore[attr-defined]
+        Line2D([], [], color=style.colour, linestyle=style.dash, linewidth=style.width, label=name)
         for name, style in styles.items()
     ]
     handles.append(Line2D([], [], color=PALE, marker="o", linestyle="", markersize=4.5, label="best start"))

@@ -124,9 +124,9 @@ def _lead(runs: Sequence[PaperRun]) -> list[Block]:
         blocks.append(
             Text(
                 "Scenes are drawn by a program: marked shapes before a textured background. Their objects and masks "
-                "are known exactly, and the built-in model 'scenes' was trained on them. What comes out shows that every "
-                "method, measure and table of the papers runs, and how the methods compare on this small model. It "
-                "says nothing of the papers' models and photos: for those give --data and --model."
+                "are known exactly, and the built-in model 'scenes' was trained on them. What comes out shows that "
+                "every method, measure and table of the papers runs, and how the methods compare on this small model. "
+                "It says nothing of the papers' models and photos: for those give --data and --model."
             )
         )
     if most < FEWEST:
