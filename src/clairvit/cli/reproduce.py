@@ -22,6 +22,7 @@ from clairvit.cli.reproduce_runs import (
     FinishedRun,
     RunSettings,
     join_folders,
+    model_names,
     pair_models,
     read_portion,
     run_folders,
@@ -63,7 +64,9 @@ def reproduce(
     masks: str | None = options.MASKS,
     mask_kind: str = options.mask_kind("nonzero"),
     weights: str | None = options.WEIGHTS,
-    model: list[str] | None = options.model_list(f"{options.MODEL_HELP} One for all data sets, or one for each."),
+    model: list[str] | None = options.model_list(
+        f"{options.MODEL_HELP} One for all data sets, or one for each.", "the paper's, where it names one, else pets"
+    ),
     model_options: options.ModelOptions,
     target: str | None = options.single_target("Which class is explained.", "predicted|label", "the paper's choice"),
     method: list[str] | None = option(
@@ -104,7 +107,7 @@ def reproduce(
     if join:
         show_joined(join_folders(only(presets, "--join"), join), out, output)
         return
-    specs, names, limit = data.specs(), options.model_names(model), data.limit
+    specs, typed, limit = data.specs(), model, data.limit
     if not specs and paper != ALL:
         raise BadInput(
             f"No images were given to reproduce '{paper}' on; expected --data NAME:PATH, such as --data "
@@ -112,7 +115,7 @@ def reproduce(
             "without any data: --data scenes --model scenes --limit 8."
         )
     if not specs:
-        specs, names, limit = ["scenes"], options.model_names(model) if model else ["scenes"], limit or OFFLINE_IMAGES
+        specs, typed, limit = ["scenes"], model or ["scenes"], limit or OFFLINE_IMAGES
     from clairvit.bench.plan import DataConfig
     from clairvit.bench.store import check_packages
     from clairvit.papers.cost import check_costs
@@ -144,7 +147,7 @@ def reproduce(
             portion if paper != ALL or preset.tune else None,
         )
         for preset in presets
-        for spec, name in pair_models(specs, names)
+        for spec, name in pair_models(specs, model_names(preset, typed, specs))
     ]
     configs[0].check_target()  # before a model is loaded
     check_validation(configs[0])

@@ -77,7 +77,12 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def as_path(text: str | Path) -> Path:
-    """Return the path, ~ replaced; raise BadInput for what cannot be the name of a file."""
+    """Return the path, ~ replaced; raise BadInput for a URL, and for what cannot be the name of a file."""
+    if isinstance(text, str) and _URL.match(text):
+        raise BadInput(
+            f"'{text}' is an address, and images are read from files only; download it first, then give the path of "
+            "the file."
+        )
     if text == "":  # an unset variable of the shell; Path("") would be the current folder
         raise BadInput("The path is empty; expected that of an image or a folder, such as '.' for the current folder.")
     try:
@@ -87,15 +92,6 @@ def as_path(text: str | Path) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"'{str(text)[:80]}' is no path ({reason}); give the path of an image or a folder.") from error
     return path
-
-
-def refuse_url(source: str | Path) -> None:
-    """Raise BadInput for a URL: images are read from files only."""
-    if isinstance(source, str) and _URL.match(source):
-        raise BadInput(
-            f"'{source}' is an address, and images are read from files only; download it first, then give the path of "
-            "the file."
-        )
 
 
 def files_below(folder: Path, suffixes: Sequence[str] = SUFFIXES, *, deep: bool = True) -> list[Path]:
@@ -184,7 +180,6 @@ def glob_files(pattern: str) -> list[Path]:
 
 def _expand(text: str | Path) -> list[Path]:
     """Return the images that one path, folder or pattern stands for."""
-    refuse_url(text)
     path = as_path(text)
     if path.is_dir():
         images = files_below(path)
@@ -281,11 +276,11 @@ def read_with_notes(source: Any, channels: int) -> Reading:
     if isinstance(source, np.ndarray):
         return Reading(_bands(source, channels, "the image array"))
     if isinstance(source, EncodedImage):
-        return Reading(_read_bands(io.BytesIO(source.content), source.name, channels, f"'{source.name}'"))
+        return Reading(_read_bands(source, channels, f"'{source.name}'"))
     if isinstance(source, str | Path) and str(source) != DEMO:
-        refuse_url(source)
-        check_file(as_path(source))
-        return Reading(_read_bands(as_path(source), str(as_path(source)), channels, f"'{source}'"))
+        path = as_path(source)
+        check_file(path)
+        return Reading(_read_bands(path, channels, f"'{source}'"))
     return Reading(_bands(np.asarray(_read_rgb(source)[0]), channels, f"{source!r}"))
 
 
@@ -299,18 +294,22 @@ def picture_size(picture: Picture) -> tuple[int, int]:
     return picture.size if isinstance(picture, Image.Image) else (int(picture.shape[1]), int(picture.shape[0]))
 
 
-def _read_bands(source: Path | io.BytesIO, name: str, channels: int, quoted: str) -> NDArray[Any]:
+def _read_bands(source: Path | EncodedImage, channels: int, quoted: str) -> NDArray[Any]:
     """Return the bands of a file, upright, as [H, W, C]: TIFF by tifffile, which reads any number of them."""
+    opened: Any = source
+    name = str(source)
+    if isinstance(source, EncodedImage):
+        name, opened = source.name, io.BytesIO(source.content)
     if Path(name).suffix.lower() not in (".tif", ".tiff"):
-        _decode(source, name)  # raise BadInput for what cannot be decoded
-        with open_image(source) as image:
+        _read_rgb(source)  # raise BadInput for what cannot be decoded
+        with open_image(opened) as image:
             load_pixels(image)
             return _bands(np.asarray(upright(image, quoted)), channels, quoted)
     with importing(f"The TIFF '{name}' of {channels} channels", extra="tiff", error=BadInput):
         import tifffile
 
     try:
-        with tifffile.TiffFile(source) as file:
+        with tifffile.TiffFile(opened) as file:
             bands = np.asarray(file.asarray())
             tag = getattr(file.pages[0], "tags", {}).get(ORIENTATION) if file.pages else None
         if bands.size == 0:
@@ -349,30 +348,27 @@ def read_image(source: Source) -> Image.Image:
 
 
 def _read_rgb(source: Source) -> tuple[Image.Image, tuple[str, ...]]:
-    """Return any picture as an upright 8-bit RGB image, and notes."""
+    """Return any picture as an upright 8-bit RGB image, and notes; raise BadInput if it cannot be decoded."""
     if isinstance(source, Image.Image):
         return to_rgb(source, "the PIL image")
-    if isinstance(source, EncodedImage):
-        return _decode(io.BytesIO(source.content), source.name)
     if isinstance(source, np.ndarray):
         return _from_array(source)
-    if not isinstance(source, str | Path):
+    file: Path | io.BytesIO
+    if isinstance(source, EncodedImage):
+        file, name = io.BytesIO(source.content), source.name
+    elif isinstance(source, str | Path):
+        path = as_path(source)
+        is_demo = str(source) == DEMO and not path.exists()
+        file, name = (DEMO_FILE, DEMO) if is_demo else (path, str(path))
+        if not is_demo:
+            check_file(path)
+    else:
         raise BadInput(
             f"An image was given as {type(source).__name__}; expected a path, a PIL image, a uint8 array [H, W, 3] or "
             "a preprocessed float tensor [3, H, W]."
         )
-    refuse_url(source)
-    path = as_path(source)
-    if str(source) == DEMO and not path.exists():
-        return _decode(DEMO_FILE, DEMO)
-    check_file(path)
-    return _decode(path, str(path))
-
-
-def _decode(source: Path | io.BytesIO, name: str) -> tuple[Image.Image, tuple[str, ...]]:
-    """Return the picture of a file, or of its bytes, as upright 8-bit RGB; raise BadInput if it cannot be decoded."""
     try:
-        with open_image(source) as image:
+        with open_image(file) as image:
             return to_rgb(image, f"'{name}'")
     except BadInput:  # a ValueError too
         raise
@@ -382,7 +378,7 @@ def _decode(source: Path | io.BytesIO, name: str) -> tuple[Image.Image, tuple[st
             f"ImageMagick: convert '{Path(name).name}' -resize 2000x2000 small.png."
         ) from error
     except UnidentifiedImageError as error:
-        raise _not_an_image(_first_bytes(source), name) from error
+        raise _not_an_image(_first_bytes(file), name) from error
     except OSError as error:
         raise BadInput(f"'{name}' cannot be opened ({error.strerror or error}); give an image you may read.") from error
     except (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, struct.error) as error:  # by its header

@@ -40,6 +40,7 @@ class FigureSpec:
         columns: The paper's names of methods, or columns of their own; none: all methods of the paper.
         images: How many photos, where no ids are at hand.
         data: The data set that `ids` are of, such as "voc".
+        split: The split of it.
         ids: The photos of the paper: positions in the data set, or names of files.
         classes: Of a figure of classes: their names.
         masks: Draw the mask of the object: "outline" on all pictures, "column" as a picture of its own.
@@ -59,6 +60,7 @@ class FigureSpec:
     columns: tuple[str | FigureColumn, ...] = ()
     images: int = 3
     data: str = ""
+    split: str | None = None
     ids: tuple[int | str, ...] = ()
     classes: tuple[str, ...] = ()
     masks: Literal["none", "outline", "column"] = "none"

@@ -298,7 +298,7 @@ def _paper_photos(inputs: FigureInputs, spec: FigureSpec) -> tuple[ImageDataset,
             return scored, rows
     if config.spec.partition(":")[0] != spec.data:
         return scored, ()
-    opened = open_data(config.spec, split=config.split, masks=config.masks, mask_kind=config.mask_kind).dataset
+    opened = open_data(config.spec, spec.split or config.split, mask_kind=config.mask_kind).dataset
     dataset = void_as_object(opened) if inputs.result.config.paper.void == "object" else opened
     names = {PurePath(name).stem: row for row, name in enumerate(dataset.names)}
     places = [identifier if isinstance(identifier, int) else names.get(identifier, -1) for identifier in spec.ids]
