@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import clairvit.bench.plan as plan_module
 from clairvit.bench.plan import (
     Cell,
     DataConfig,
@@ -195,3 +196,41 @@ def test_the_cost_is_of_maps_and_metrics() -> None:
 def test_a_study_that_makes_no_sense(change: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         study(**change)
+
+
+# The size of a unit
+
+
+def test_a_unit_that_costs_much_has_fewer_images_and_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = study(at_once=8, metrics=("deletion(steps=9)",))
+    cost = forwards_of(whole.methods, whole.metrics)
+    assert [unit.rows for unit in planned(whole, "abcdefgh").units] == [tuple(range(8))]
+    monkeypatch.setattr(plan_module, "FORWARDS_PER_UNIT", 2 * cost)
+    assert [unit.rows for unit in planned(whole, "abcdefgh").units] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    monkeypatch.setattr(plan_module, "FORWARDS_PER_UNIT", cost // 2 + 1)
+    monkeypatch.setattr(plan_module, "MOST_REPEATED", 0.1)
+    plan = planned(whole, "abc")
+    assert [(unit.rows, unit.methods) for unit in plan.units[:2]] == [
+        ((0,), ("legrad", "rollout")),
+        ((0,), ("random", "center")),
+    ]
+    plan_cells = cells(whole, plan)
+    assert len(plan_cells) == len(set(plan_cells)) == plan.cells
+    assert planned(whole, "abc", frozenset(plan_cells)).units == ()
+    assert plan.forwards <= 1.1 * 3 * cost
+
+
+def test_methods_that_share_what_is_dear_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "FORWARDS_PER_UNIT", 10)
+    explained_again = study(metrics=("max-sensitivity(samples=50)",))
+    assert {unit.methods for unit in planned(explained_again, "ab").units} == {explained_again.methods}
+    assert [unit.rows for unit in planned(explained_again, "ab").units] == [(0,), (1,)]
+
+
+def test_stores_with_larger_units_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_study = study(at_once=8)
+    everything = frozenset(cells(small_study, planned(small_study, "abcde")))
+    monkeypatch.setattr(plan_module, "FORWARDS_PER_UNIT", 1)
+    assert planned(small_study, "abcde", everything).units == ()
+    (unit,) = planned(study(at_once=8, metrics=("sparseness",)), "abcdef", everything).units
+    assert unit.rows == (5,)

@@ -398,7 +398,7 @@ class _Photo:
         """Return the map of each layer, with their headings; and the whole map last, where layers add up to it."""
         model = self._model(column)
         if LAYER in column.method:
-            count = len(self._layered("rollout", model))
+            count = len(self._layered("rollout", model)) - 1
             methods = [
                 _Column(f"layer {layer}", column.method.replace(LAYER, str(layer)), column.second)
                 for layer in range(count)
@@ -417,7 +417,8 @@ class _Photo:
             maps = self._maps(columns, skipped, target=index)
             explanation = next((entry for entry in maps if entry is not None), None)
             if explanation is not None:
-                title = f"{explanation.targets[0]} {percent(explanation.probabilities[0])}".rstrip()
+                guesses = explanation.top_classes(0, explanation.logits.shape[-1])
+                title = next(f"{g.name} {percent(g.probability)}".rstrip() for g in guesses if g.index == index)
                 lines.append(FigureLine(title, self.name, None, self._mask(), maps))
         return lines
 
