@@ -380,6 +380,7 @@ def test_a_paper_is_read_from_toml(tmp_path: Path) -> None:
         ('measures = ["overlap"]', 'measures = ["accuracy"]', "'accuracy', which the paper does not have"),
         ('winners = ["A"]', 'winners = ["Z"]', "'Z', which the paper does not have"),
         ('images = "3"', 'images = "3"\nefforts = {fast = {}}', "'fast' is no effort"),
+        ('name = "toy"', 'name = "all"', "stands for every paper"),
         ('images = "3"', 'images = "3"\nefforts = {quick = {ixg = "vanilla"}}', "'ixg', which is not used"),
     ],
 )
