@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +39,14 @@ def study(**others: Any) -> Study:
     return Study((ModelConfig("pets"),), (DataConfig("folder:x"),), **usual | others).resolved()
 
 
-def planned(small_study: Study, marks: Sequence[str], done: frozenset[Cell] = frozenset(), weights: str = "w") -> Plan:
-    return make_plan(small_study, [weights], [dataset(marks)], done)
+def planned(
+    small_study: Study,
+    marks: Sequence[str],
+    done: frozenset[Cell] = frozenset(),
+    weights: str = "w",
+    most_forwards: float = math.inf,
+) -> Plan:
+    return make_plan(small_study, [weights], [dataset(marks)], done, most_forwards=most_forwards)
 
 
 def cells(small_study: Study, plan: Plan) -> list[Cell]:
@@ -205,11 +212,10 @@ def test_a_unit_that_costs_much_has_fewer_images_and_methods(monkeypatch: pytest
     whole = study(at_once=8, metrics=("deletion(steps=9)",))
     cost = forwards_of(whole.methods, whole.metrics)
     assert [unit.rows for unit in planned(whole, "abcdefgh").units] == [tuple(range(8))]
-    monkeypatch.setattr(plan_module, "FORWARDS_PER_UNIT", 2 * cost)
-    assert [unit.rows for unit in planned(whole, "abcdefgh").units] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    monkeypatch.setattr(plan_module, "FORWARDS_PER_UNIT", cost // 2 + 1)
+    pairs = planned(whole, "abcdefgh", most_forwards=2 * cost)
+    assert [unit.rows for unit in pairs.units] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     monkeypatch.setattr(plan_module, "MOST_REPEATED", 0.1)
-    plan = planned(whole, "abc")
+    plan = planned(whole, "abc", most_forwards=cost // 2 + 1)
     assert [(unit.rows, unit.methods) for unit in plan.units[:2]] == [
         ((0,), ("legrad", "rollout")),
         ((0,), ("random", "center")),
@@ -220,17 +226,15 @@ def test_a_unit_that_costs_much_has_fewer_images_and_methods(monkeypatch: pytest
     assert plan.forwards <= 1.1 * 3 * cost
 
 
-def test_methods_that_share_what_is_dear_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "FORWARDS_PER_UNIT", 10)
+def test_methods_that_share_what_is_dear_stay_together() -> None:
     explained_again = study(metrics=("max-sensitivity(samples=50)",))
-    assert {unit.methods for unit in planned(explained_again, "ab").units} == {explained_again.methods}
-    assert [unit.rows for unit in planned(explained_again, "ab").units] == [(0,), (1,)]
+    units = planned(explained_again, "ab", most_forwards=10).units
+    assert [(unit.rows, unit.methods) for unit in units] == [((row,), explained_again.methods) for row in (0, 1)]
 
 
-def test_stores_with_larger_units_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_with_larger_units_are_read() -> None:
     small_study = study(at_once=8)
     everything = frozenset(cells(small_study, planned(small_study, "abcde")))
-    monkeypatch.setattr(plan_module, "FORWARDS_PER_UNIT", 1)
-    assert planned(small_study, "abcde", everything).units == ()
+    assert planned(small_study, "abcde", everything, most_forwards=1).units == ()
     (unit,) = planned(study(at_once=8, metrics=("sparseness",)), "abcdef", everything).units
     assert unit.rows == (5,)

@@ -17,6 +17,7 @@ from PIL import Image
 
 import clairvit as cv
 import clairvit.bench.plan as plan_module
+import clairvit.bench.run as run_module
 import clairvit.bench.worker as worker_module
 from clairvit.bench.plan import ModelConfig, Shard, Study, Unit, image_set_hash, settings_of
 from clairvit.bench.results import combinations, read_scores, unreadable_images
@@ -301,7 +302,7 @@ def test_claims_and_failures_leave_no_files(tmp_path: Path) -> None:
 
 def test_a_run_that_is_stopped_within_an_image_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_study, store = study(tmp_path, images=2, at_once=2), Store.open(tmp_path / "store")
-    monkeypatch.setattr(plan_module, "FORWARDS_PER_UNIT", 1)  # a method of an image is a unit
+    monkeypatch.setattr(run_module, "FORWARDS_PER_UNIT", 1)  # a method of an image is a unit
     monkeypatch.setattr(plan_module, "MOST_REPEATED", 9)
 
     class Stopped(Counting):
@@ -315,6 +316,7 @@ def test_a_run_that_is_stopped_within_an_image_goes_on_there(tmp_path: Path, mon
     before = list(computed_units)
     outcome = run(small_study, store)
     assert outcome.plan.done == sum(unit.cells for unit in before) > 0
+    assert {len(unit.methods) for unit in before} == {1}
     assert not {unit.key for unit in before} & {unit.key for unit in computed_units}
     assert doubled(store) == 0
     assert len(store.cells()) == outcome.plan.cells
