@@ -125,6 +125,18 @@ def test_right_and_wrong_predictions(folder: Path) -> None:
     assert wrong.detail.endswith(f", is {MODEL.labels[LABELS[3]]}")
     assert "of which 1 are predicted wrongly" in content.caption
     assert {"✓", "✗"} <= set(texts(content))
+    assert content.note == ""
+
+
+def test_a_constant_map_is_said_to_be_one(folder: Path) -> None:
+    (content,) = contents(folder, grid(images=1))
+    (line,) = content.lines
+    first, second = line.maps
+    assert first is not None
+    zero = replace(first, maps=torch.zeros_like(first.maps))
+    changed = replace(content, lines=(replace(line, maps=(zero, second)),))
+    assert "zero everywhere" in texts(changed)
+    assert "zero everywhere" not in texts(content)
 
 
 def test_without_classes_and_masks_it_is_said(folder: Path) -> None:

@@ -219,6 +219,9 @@ def _picture(inputs: FigureInputs, spec: FigureSpec) -> Iterator[FigureContent]:
             lines.append([line])
         else:
             lines.append([photo.of_methods(columns, skipped)])
+    if spec.kind != "classes":
+        kind = "true" if inputs.result.config.study_target == "label" else "predicted"
+        sentences.append(f"Maps that are of a class are of the {kind} one.")
     sentences += [f"{name} is left out: {reason}" for name, reason in skipped.items()]
     if spec.masks != "none" and not photos.dataset.has_masks:
         sentences.append("The masks are left out: the data has none.")
@@ -280,7 +283,7 @@ def _photos(inputs: FigureInputs, spec: FigureSpec) -> _Photos:
         of_paper = ", ".join(map(str, spec.ids))
         sentence = f"The paper's photos ({spec.data} {of_paper}) are not in this data. Shown are {sentence}"
     if spec.outcomes and right:
-        rows, sentence = _by_outcome(dataset, order, right, count, result.config.seed)
+        rows, sentence, note = _by_outcome(dataset, order, right, count, result.config.seed)
     elif spec.outcomes:
         sentence += " Which predictions are right is not known: the data has no true classes."
     return _Photos(dataset, rows, sentence, note)
@@ -324,7 +327,7 @@ def _shuffled(count: int, seed: int, spec: FigureSpec) -> list[int]:
 
 def _by_outcome(
     dataset: ImageDataset, order: Sequence[int], right: Mapping[str, bool], count: int, seed: int
-) -> tuple[tuple[int, ...], str]:
+) -> tuple[tuple[int, ...], str, str]:
     """Return as many wrong predictions as right ones, the right ones first; fewer where there are not so many."""
     groups = [[row for row in order if right.get(dataset.names[row]) is kind] for kind in (True, False)]
     wrong = min(count // 2, len(groups[1]))
@@ -333,7 +336,8 @@ def _by_outcome(
         f"{len(rows) - wrong} photos that the model gets right and {wrong} that it gets wrong, drawn with seed {seed} "
         f"from the {len(dataset)} images that were scored, of which {len(groups[1])} are predicted wrongly."
     )
-    return rows, sentence
+    lacking = "" if groups[1] else "no image that was scored is predicted wrongly"
+    return rows, sentence, lacking
 
 
 def _class_photos(inputs: FigureInputs, spec: FigureSpec) -> _Photos:

@@ -199,6 +199,12 @@ def _draw_picture(canvas: Canvas, picture: Picture, left: float, top: float, hei
     draw_outline(axes, picture.outline, picture.image.shape[:2], TILE)
     if picture.explanation is not None:
         canvas.badges(map_marks(picture.explanation), left + TILE - 0.04, top + 0.04)
+        values = picture.explanation.maps[0]
+        if bool((values == values.flatten()[0]).all()):  # a plain picture would look like a map that was forgotten
+            words = "zero everywhere" if not bool(values.any()) else "constant map"
+            box = canvas.axes(left, top + height - 0.2, TILE, 0.2)
+            box.set_facecolor("white")
+            canvas.write(words, left, top + height - 0.155, TILE, SMALL, INK)
 
 
 def _transposed_figure(content: FigureContent, headings: Sequence[str], lines: Sequence[GridLine]) -> Figure:

@@ -18,6 +18,12 @@ from clairvit.reports.reproduction import check_table, reproduction_json, reprod
 from clairvit.reports.text_tables import text_table
 
 NOT_TESTABLE = "not testable here"
+PLURALS = {  # verdict: the same of several claims
+    "holds": "hold",
+    "holds in part": "hold in part",
+    "does not hold": "do not hold",
+    NOT_TESTABLE: "cannot be tested here",
+}
 TITLE = "The papers, computed again"
 GENERATED = ("scenes", "parts")
 
@@ -45,7 +51,7 @@ def all_report(runs: Sequence[PaperRun]) -> Document:
     results = [run.result for run in runs if run.result is not None]
     about = f"{len(papers)} papers on {', '.join(dict.fromkeys(run.data for run in runs))}"
     models = ", ".join(dict.fromkeys(result.model for result in results))
-    return Document(TITLE, f"{about}; {models}" if models else about, tuple(sections))
+    return Document(TITLE, f"{about}; model: {models}" if models else about, tuple(sections))
 
 
 def summary_table(runs: Sequence[PaperRun]) -> Table:
@@ -115,8 +121,7 @@ def _lead(runs: Sequence[PaperRun]) -> list[Block]:
     if not results:
         return [Text("Nothing could be computed on this data.", lead=True)]
     verdicts = [_word(run.result, place) for run in runs for place in range(len(run.paper.claims))]
-    counts = {word: verdicts.count(word) for word in ("holds", "holds in part", "does not hold", NOT_TESTABLE)}
-    listed = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    listed = ", ".join(f"{count} {words}" for word, words in PLURALS.items() if (count := verdicts.count(word)))
     fewest, most = min(result.images for result in results), max(result.images for result in results)
     images = f"{most} images" if fewest == most else f"{fewest} to {most} images"
     blocks: list[Block] = [Text(f"Of {len(verdicts)} claims: {listed} ({images} for each paper).", lead=True)]
@@ -135,10 +140,10 @@ def _lead(runs: Sequence[PaperRun]) -> list[Block]:
 
 
 def _paper_section(runs: Sequence[PaperRun]) -> Section:
-    """Return what a paper prints computed again, then its results on each data set."""
+    """Return a paper's results and figures on each data set, then what it prints computed again."""
     paper = runs[0].paper
     names = _data_names(runs)
-    parts = [Section("Printed numbers, computed again", [check_table(paper, paper.check())])]
+    parts = []
     for run in runs:
         prefix = "" if len(runs) == 1 else f"{names[run.data]}: "
         if run.result is None:
@@ -146,4 +151,5 @@ def _paper_section(runs: Sequence[PaperRun]) -> Section:
             continue
         for part in reproduction_report(run.result, run.figures).sections:
             parts.append(Section(f"{prefix}{part.title}", part.blocks, part.sections))
+    parts.append(Section("Printed numbers, computed again", [check_table(paper, paper.check())]))
     return Section(paper.title, [Text(f"{paper.citation}.")], parts)
