@@ -72,8 +72,29 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 
     A plain path is kept even if there is no file: `read_image` raises the error, and other images are not affected.
     """
-    listed = [paths] if isinstance(paths, str | Path) else list(paths)
-    return list(dict.fromkeys(image for path in listed for image in _expand(path)))
+    images: list[Path] = []
+    for text in [paths] if isinstance(paths, str | Path) else paths:
+        path = as_path(text)
+        if path.is_dir():
+            below = files_below(path)
+            if not below:
+                raise BadInput(
+                    f"There are no images in the folder '{path}' or below; looked for files ending in "
+                    f"{', '.join(SUFFIXES)}."
+                )
+        elif path.exists() or not glob.has_magic(str(path)):
+            below = [path]
+        else:
+            matches = glob_files(str(path))
+            named = [p for p in matches if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+            below = [p for p in named if _may_be_image(p)]
+            # a pattern may name folders ("pets/*"), but those inside a ** are in the list already
+            folders = [p for p in matches if p.is_dir()] if "**" not in str(path) else []
+            below += [p for folder in folders for p in files_below(folder)]
+            if not below:
+                raise BadInput(f"No image matches '{text}'; looked for files ending in {', '.join(SUFFIXES)}.")
+        images += below
+    return list(dict.fromkeys(images))
 
 
 def as_path(text: str | Path) -> Path:
@@ -176,29 +197,6 @@ def glob_files(pattern: str) -> list[Path]:
     folders = (folder for base in bases if base.is_dir() for folder, *_ in _walk(base))
     matches = (path for folder in folders for path in glob_files(os.path.join(glob.escape(str(folder)), *rest)))
     return sorted(set(matches), key=natural_order)
-
-
-def _expand(text: str | Path) -> list[Path]:
-    """Return the images that one path, folder or pattern stands for."""
-    path = as_path(text)
-    if path.is_dir():
-        images = files_below(path)
-        if not images:
-            raise BadInput(
-                f"There are no images in the folder '{path}' or below; looked for files ending in "
-                f"{', '.join(SUFFIXES)}."
-            )
-        return images
-    if path.exists() or not glob.has_magic(str(path)):
-        return [path]
-    matches = glob_files(str(path))
-    images = [p for p in matches if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and _may_be_image(p)]
-    # a pattern may name folders ("pets/*"), but those inside a ** are in the list already
-    folders = [p for p in matches if p.is_dir()] if "**" not in str(path) else []
-    images += [p for folder in folders for p in files_below(folder)]
-    if not images:
-        raise BadInput(f"No image matches '{text}'; looked for files ending in {', '.join(SUFFIXES)}.")
-    return images
 
 
 def natural_order(path: Path | str) -> list[tuple[int, int, str]]:
