@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.structure import ModelStructure, model_structure
 
 if TYPE_CHECKING:
+    from clairvit.methods.compare_models import ModelComparison
     from clairvit.methods.recipe import Recipe
 
 MOST_NAMED = 6  # targets that a note lists
@@ -162,6 +163,7 @@ def _explain_by_default(question: Question, *, layers: bool, by_head: bool) -> E
     return replace(explanation, notes=(*explanation.notes, *notes, reason))
 
 
+@overload
 def compare(
     model: ModelLike,
     images: Any,
@@ -176,11 +178,43 @@ def compare(
     batch_size: int | None = None,
     autocast: str | None = None,
     inputs: Mapping[str, Any] | None = None,
-) -> Comparison:
+) -> Comparison: ...
+@overload
+def compare(
+    model: list[Any] | tuple[Any, ...],
+    images: Any,
+    methods: str | Sequence[str | MethodSpec] | None = None,
+    target: Any = None,
+    *,
+    targets: Sequence[Any] | None = None,
+    score: str | None = None,
+    seed: int = 0,
+    layers: bool = False,
+    skip: bool = False,
+    batch_size: int | None = None,
+    autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> ModelComparison: ...
+def compare(
+    model: ModelLike | list[Any] | tuple[Any, ...],
+    images: Any,
+    methods: str | Sequence[str | MethodSpec] | None = None,
+    target: Any = None,
+    *,
+    targets: Sequence[Any] | None = None,
+    score: str | None = None,
+    seed: int = 0,
+    layers: bool = False,
+    skip: bool = False,
+    batch_size: int | None = None,
+    autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Comparison | ModelComparison:
     """Run many methods on the same images: one forward pass, and one backward pass per rule table.
 
     Args:
-        model: As in `explain`.
+        model: As in `explain`; or a list of models, each of which preprocesses the photos itself, predicts its own
+            class and finds a class by its name.
         images: As in `explain`.
         methods: A list of method strings or specs; None is a panel of well-known ones; "all", alone or in the list, is
             every method that fits the model and is not slow.
@@ -196,11 +230,13 @@ def compare(
 
     Returns:
         A `Comparison`: method string -> Explanation. A notebook shows it as a picture; `.save("all.png")` writes that.
+        Of a list of models a `ModelComparison`: model name -> Comparison, where a method that does not fit a model is
+        left out.
 
     Raises:
         BadInput: An image, target or option that cannot be used.
         UnknownName: A method, model, class or option that does not exist.
-        NotApplicable: A method does not fit the model, unless `skip` is set.
+        NotApplicable: A method does not fit the model, or none of them, unless `skip` is set.
 
     Example:
         >>> import clairvit as cv
@@ -208,6 +244,11 @@ def compare(
         >>> list(many)
         ['rollout', 'genatt+skipplus']
     """
+    if isinstance(model, list | tuple):
+        from clairvit.methods.compare_models import compare_models
+
+        how = {"score": score, "seed": seed, "layers": layers, "batch_size": batch_size, "autocast": autocast}
+        return compare_models(model, images, methods, target, targets=targets, skip=skip, inputs=inputs, **how)
     listed = [ALL] if methods == ALL else list(DEFAULT_PANEL) if methods is None else methods
     if isinstance(listed, str) or not listed:
         raise BadInput(
