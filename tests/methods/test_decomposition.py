@@ -93,9 +93,7 @@ FORMULAS: dict[str, Callable[[Proof], Tensor]] = {
     "globenc(preset=official)": lambda p: p.read(ref.later_left(lengths(each_T(p, value_bias=True)))),
     "globenc(normalise=first)+rollout": lambda p: ref.rollout_of_equation_2(p, lengths(each_T(p))),
     "attin(normalise=first)+rollout": lambda p: ref.rollout_of_equation_2(p, lengths(each_T(p, residual=0.0))),
-    "alti(preset=skipplus,normalise=first)+rollout": lambda p: ref.rollout_of_equation_2(
-        p, alti(p, resultant="block")
-    ),
+    "alti(preset=skipplus,normalise=first)+rollout": lambda p: ref.rollout_of_equation_2(p, alti(p, resultant="block")),
     "globenc+plus": lambda p: total(p, lengths(each_T(p))),
     "alti": lambda p: p.read(ref.later_left(alti(p))),
     "alti(p=2)": lambda p: p.read(ref.later_left(alti(p, 2))),
