@@ -95,5 +95,6 @@ def test_other_models_know_nothing_of_it() -> None:
     shuffled = [LABELS[-1], *LABELS[:-1]]
     assert not are_imagenet(tuple(shuffled))
     assert are_imagenet(tuple(label.partition(",")[0] for label in LABELS))
+    assert are_imagenet(tuple("crane bird" if index == 134 else label for index, label in enumerate(LABELS)))
     with pytest.raises(UnknownName, match="There is no class 'person'"):
         cv.explain(model(shuffled), torch.zeros(1, 3, 4, 4), "saliency(level=pixel)", target="person")
