@@ -209,7 +209,7 @@ def by_rules(specs: Sequence[MethodSpec]) -> dict[RuleTable | None, list[MethodS
     if local:
         groups[None] = local
     tables = {table for spec in specs for table in spec.tables}
-    for table in sorted(tables, key=lambda table: (table == PLAIN, str(table))):
+    for table in sorted(tables, key=lambda table: (table == PLAIN, table.name, table.parameters)):
         groups[table] = [spec for spec in specs if spec.rules == table]
     without_backward = [spec for spec in specs if spec.passes in ("none", "forward")]
     if without_backward:
