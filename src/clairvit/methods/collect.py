@@ -87,6 +87,7 @@ def collect(
         "versions": versions(),
         "origin": Origin.of(model, by_row[0] if count == 1 else TargetBatch.concat(by_row)),
     }
+    about_targets = tuple(dict.fromkeys(note for target in targets for note in target.notes))
     comparison = Comparison()
     comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
     for spec in specs:
@@ -118,7 +119,13 @@ def collect(
             text_relevance=_text_relevance(model, of_targets),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
-            notes=(*batch.notes, *recording.notes, *notes, *about_model),
+            notes=(
+                *batch.notes,
+                *recording.notes,
+                *(about_targets if spec.method.class_specific else ()),
+                *notes,
+                *about_model,
+            ),
         )
     return comparison
 
