@@ -193,7 +193,7 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         open_clip, "create_model", lambda name, **options: (loaded.append(name), create(name, **options))[1]
     )
-    assert cv.explain(model, "demo", "ixg", target=cv.Text("a dog")).targets == ("a dog",)
+    assert cv.explain(model, "demo", "ixg", target=cv.Text("a dog", against=None)).targets == ("a dog",)
     assert not loaded  # the labels' embeddings are known
     tower = cv.load("open_clip:tiny", pretrained=False)
     assert not tower.classifier

@@ -20,7 +20,6 @@ from clairvit.targets.base import ScoreContext, TargetBatch
 
 COSINE = "cosine"
 DIFFERENCE_OF = {COSINE: "difference of cosines", "logit": "difference of logits"}
-READOUT = "embedding"  # the key of the model that reads it
 
 
 def image_embedding(model: Model) -> Model:
@@ -31,11 +30,16 @@ def image_embedding(model: Model) -> Model:
     """
     base = model.base or model
     return base.read(
-        READOUT,
+        "embedding",
         unit_embedding,
         readout=lambda _, function: Readout(embedding_part(base), function),
         classifier=False,
     )
+
+
+def compares_embeddings(model: Model) -> bool:
+    """Return whether a model's scores are the image's embedding, for a prompt or another image."""
+    return getattr(model.module, "function", None) is unit_embedding
 
 
 def unit_embedding(output: Any) -> Tensor:
