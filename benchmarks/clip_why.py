@@ -35,11 +35,10 @@ import clairvit as cv
 from clairvit.data.dataset import SampleBatch, iter_batches
 from clairvit.data.open import open_data
 from clairvit.metrics.localisation import average_precision_of
-from clip_truth import VOC, load_clip, species_of, text_target
+from clip_truth import VOC, chunk_rows, load_clip, species_of, text_target
 
 METHODS = ("attnlrp+plus", "attnlrp", "reslrp", "decompx+skipplus", "genatt", "legrad")
 OUTLIER = 2.0  # times the median length of the patches
-CHUNK = 10
 
 
 class Product:
@@ -153,14 +152,15 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     dataset = open_data(f"pets:{arguments.photos}", limit=arguments.limit).dataset
     words = species_of(dataset.names, arguments.photos)
     with torch.no_grad():
-        wholes = [embeddings(model, batch.pixels)[0] for batch in iter_batches(dataset, model, CHUNK)]
+        wholes = [embeddings(model, batch.pixels)[0] for batch in iter_batches(dataset, model, arguments.batch)]
     mean_image = torch.cat(wholes).mean(0)
     records = []
-    for word in ("cat", "dog"):
-        group = dataset.take([row for row, name in enumerate(words) if name == word])
-        for batch in iter_batches(group, model, CHUNK):
-            records.append({"word": word} | score_group(model, batch, word, texts, mean_image))
-            print(f"{word}: {len(records)}", flush=True)
+    for rows in chunk_rows(len(dataset)):
+        for word in ("cat", "dog"):
+            group = dataset.take([row for row in rows if words[row] == word])
+            for batch in iter_batches(group, model, arguments.batch):
+                records.append({"word": word} | score_group(model, batch, word, texts, mean_image))
+                arguments.out.write_text(json.dumps(records) + "\n", encoding="utf-8")
     return records
 
 
@@ -215,10 +215,11 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, required=True, help="the folder of Oxford-IIIT Pet")
     parser.add_argument("--limit", type=int, default=50)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("why.json"))
+    parser.add_argument("--batch", type=int, default=10, help="photos that are explained together")
+    parser.add_argument("--table", action="store_true", help="print the report of the file, and run nothing")
+    parser.add_argument("--out", type=Path, default=Path("why.json"), help="written after each group of photos")
     arguments = parser.parse_args()
-    records = run(arguments)
-    arguments.out.write_text(json.dumps(records) + "\n", encoding="utf-8")
+    records = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.table else run(arguments)
     print_report(records, load_file(arguments.text_features)["voc20"])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import numpy as np
+import pytest
 from PIL import Image
 
 from clairvit.cli import main

@@ -225,7 +225,7 @@ def infer_size(name: str, state: State) -> tuple[int, int] | None:
     return None
 
 
-def load_state(module: torch.nn.Module, state: State, spec: str, name: str) -> None:
+def load_state(module: torch.nn.Module, state: State, spec: str, name: str, library: str = "timm") -> None:
     """Load every tensor; raise ModelUnavailable with the names of those that do not fit."""
     expected = module.state_dict()
     missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
@@ -240,9 +240,11 @@ def load_state(module: torch.nn.Module, state: State, spec: str, name: str) -> N
         if keys
     ]
     if problems:
+        seen = f"The weights in '{spec}' do not fit {library}'s '{name}': {'; '.join(problems)}."
+        if library != "timm":
+            raise ModelUnavailable(f"{seen} Name the model that they were saved from.")
         raise ModelUnavailable(
-            f"The weights in '{spec}' do not fit timm's '{name}': {'; '.join(problems)}. Give the architecture "
-            "they were saved from with ",
+            f"{seen} Give the architecture they were saved from with ",
             Argument("arch", "timm:NAME"),
             ", and ",
             Argument("size", (Placeholder("rows"), Placeholder("columns"))),

@@ -60,12 +60,13 @@ def _image_tower(request: LoadOptions, path: Path) -> Model:
             f"'{path.name}' holds an image tower and no text tower, so it cannot encode labels as prompts. Leave them "
             "out, and give texts as embeddings: cv.Text('a cat', embedding=…)."
         )
-    random = dataclasses.replace(request, pretrained=False)
-    with opened(random, prompts=False) as (model, _):
-        tower = {key.removeprefix("visual."): value for key, value in read_weights(path, request.spec)[0].items()}
-        load_state(model.visual, {k: v for k, v in tower.items() if not k.startswith("logit_")}, request.spec, "tower")
-        settings = preprocess(model.visual.preprocess_cfg, request.spec)
-        return Model(model.visual, request.name, settings, classifier=False)
+    weights = read_weights(path, request.spec)[0]
+    tower = {key.removeprefix("visual."): value for key, value in weights.items() if key.startswith("visual.")}
+    with opened(dataclasses.replace(request, pretrained=False), prompts=False) as (model, _):
+        load_state(model.visual, tower, request.spec, request.identifier.partition(":")[0], library="open_clip")
+        return Model(
+            model.visual, request.name, preprocess(model.visual.preprocess_cfg, request.spec), classifier=False
+        )
 
 
 def open_text_tower(request: LoadOptions) -> TextTower:
