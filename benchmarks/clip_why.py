@@ -6,6 +6,7 @@ Usage:
 
 Photos, texts and weights are those of clip_truth.py; the text is "cat" or "dog", whichever the photo shows. Printed:
 
+* how much the texts of each table of the file have in common;
 * what the cosine is made of: the part in the direction of the mean of the 20 texts, and the part that is left when no
   patch is (the class token alone);
 * AP against the animal of the map of each target: the cosine; the mean of all texts alone ("shared"); the text with
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +105,9 @@ def outlier_record(maps: Tensor, outliers: Tensor, batch: SampleBatch) -> dict[s
     return {"share": share.tolist(), "ap": average_precision(filled, batch)}
 
 
-def score_group(model: cv.Model, batch: SampleBatch, word: str, texts: Tensor, mean_image: Tensor) -> dict[str, Any]:
+def score_group(
+    model: cv.Model, batch: SampleBatch, word: str, texts: Tensor, mean_image: Tensor, methods: Sequence[str]
+) -> dict[str, Any]:
     """Return everything that is measured of photos of one species."""
     whole, empty, tokens = embeddings(model, batch.pixels)
     text, shared = texts[VOC.index(word)].double(), normalize(texts.mean(0).double(), dim=0)
@@ -124,8 +128,10 @@ def score_group(model: cv.Model, batch: SampleBatch, word: str, texts: Tensor, m
         "cancels": {},
     }
     maps: dict[tuple[str, str], Tensor] = {}
-    for name, target in targets_of(word, texts, mean_image).items():
-        for method, explanation in cv.compare(model, batch.pixels, list(METHODS), target=target, layers=True).items():
+    targets = targets_of(word, texts, mean_image)
+    for name in targets:
+        explanations = cv.compare(model, batch.pixels, list(methods), target=targets[name], layers=True)
+        for method, explanation in explanations.items():
             maps[name, method] = explanation.maps.cpu()
             record["ap"][f"{name}/{method}"] = average_precision(explanation.maps.cpu(), batch)
             if name in ("cosine", "neutral"):
@@ -134,7 +140,7 @@ def score_group(model: cv.Model, batch: SampleBatch, word: str, texts: Tensor, m
                 layers = explanation.layers.cpu().double().flatten(2)  # [L, B, n]
                 ratio = layers.abs().sum(2) / layers.sum(2).abs()
                 record["cancels"][f"{name}/{method}"] = ratio.T.tolist()
-    for method in METHODS:
+    for method in methods:
         pairs = zip(maps["cosine", method].flatten(1), maps["shared", method].flatten(1), strict=True)
         record.setdefault("spearman", {})[method] = [float(spearmanr(a, b).statistic) for a, b in pairs]
         scale = float(texts[VOC.index(word)].double() @ shared)  # cos = scale · (cosine with shared) + the rest
@@ -159,7 +165,9 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for word in ("cat", "dog"):
             group = dataset.take([row for row in rows if words[row] == word])
             for batch in iter_batches(group, model, arguments.batch):
-                records.append({"word": word} | score_group(model, batch, word, texts, mean_image))
+                records.append(
+                    {"word": word} | score_group(model, batch, word, texts, mean_image, arguments.methods.split(";"))
+                )
                 arguments.out.write_text(json.dumps(records) + "\n", encoding="utf-8")
     return records
 
@@ -180,28 +188,37 @@ def cell(values: Tensor) -> str:
     return f"{values.mean():.3f} ± {values.std() / len(values) ** 0.5:.3f}"
 
 
-def print_report(records: list[dict[str, Any]], texts: Tensor) -> None:
+def print_texts(tables: dict[str, Tensor]) -> None:
+    """Print how much the texts of each table have in common, and their means with the mean of VOC's."""
+    reference = normalize(normalize(tables["voc20"], dim=-1).mean(0), dim=0)
+    print("| texts | number | cosine of two | cosine with their mean | cosine of their mean and VOC's |")
+    print("|---|---|---|---|---|")
+    for name, table in tables.items():
+        unit = normalize(table, dim=-1)
+        mean = normalize(unit.mean(0), dim=0)
+        among = (unit @ unit.T)[~torch.eye(len(unit), dtype=torch.bool)]
+        values = (among.mean(), (unit @ mean).mean(), mean @ reference)
+        print(f"| {name} | {len(unit)} | {' | '.join(f'{float(value):.3f}' for value in values)} |")
+
+
+def print_report(records: list[dict[str, Any]]) -> None:
     """Print what the file of a run holds as Markdown."""
-    shared = normalize(texts.mean(0), dim=0)
-    among = (texts @ texts.T)[~torch.eye(len(texts), dtype=torch.bool)]
-    print(
-        f"{len(gathered(records, 'cosine'))} photos. Cosine of two texts {among.mean():.3f}, of a text and the ", end=""
-    )
-    print(f"shared direction {(texts @ shared).mean():.3f}.\n")
+    methods = list(records[0]["spearman"])
+    print(f"\n{len(gathered(records, 'cosine'))} photos.\n")
     for key in ("cosine", "cosine, shared direction", "cosine, no patch", "neutral", "neutral, no patch"):
         print(f"* {key}: {cell(gathered(records, key))}")
     for key in ("outliers", "outliers in the background"):
         print(f"* {key}, patches of 196: {cell(gathered(records, key))}")
     names = list(dict.fromkeys(key.rpartition("/")[0] for key in records[0]["ap"]))
-    print(f"\n| AP of the target | {' | '.join(f'`{method}`' for method in METHODS)} |\n{'|---' * (len(METHODS) + 1)}|")
+    print(f"\n| AP of the target | {' | '.join(f'`{method}`' for method in methods)} |\n{'|---' * (len(methods) + 1)}|")
     for name in names:
-        print(f"| {name} | {' | '.join(cell(gathered(records, 'ap', f'{name}/{method}')) for method in METHODS)} |")
+        print(f"| {name} | {' | '.join(cell(gathered(records, 'ap', f'{name}/{method}')) for method in methods)} |")
     for name in ("cosine", "neutral"):
         for title, key in (("without outliers", "ap"), ("share of Σ∣R∣ on outliers", "share")):
-            cells = [cell(gathered(records, "without outliers", f"{name}/{m}", key)) for m in METHODS]
+            cells = [cell(gathered(records, "without outliers", f"{name}/{m}", key)) for m in methods]
             print(f"| {name}: {title} | {' | '.join(cells)} |")
     for key in ("spearman", "mass of shared over rest"):
-        print(f"| {key} | {' | '.join(cell(gathered(records, key, method)) for method in METHODS)} |")
+        print(f"| {key} | {' | '.join(cell(gathered(records, key, method)) for method in methods)} |")
     for key in records[0]["cancels"]:
         ratios = gathered(records, "cancels", key).median(0).values
         print(f"\n{key}: median of Σ|R| / |ΣR| by block " + " ".join(f"{float(v):.1f}" for v in ratios))
@@ -215,12 +232,14 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, required=True, help="the folder of Oxford-IIIT Pet")
     parser.add_argument("--limit", type=int, default=50)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--methods", default=";".join(METHODS), help="separated by ';'")
     parser.add_argument("--batch", type=int, default=10, help="photos that are explained together")
     parser.add_argument("--table", action="store_true", help="print the report of the file, and run nothing")
     parser.add_argument("--out", type=Path, default=Path("why.json"), help="written after each group of photos")
     arguments = parser.parse_args()
     records = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.table else run(arguments)
-    print_report(records, load_file(arguments.text_features)["voc20"])
+    print_texts(load_file(arguments.text_features))
+    print_report(records)
 
 
 if __name__ == "__main__":

@@ -211,6 +211,15 @@ def test_the_default_has_the_evidence_of_the_faithful_method() -> None:
     assert plain.evidence == evidence_of(default_method())
 
 
+def test_the_evidence_for_texts_is_that_of_the_page() -> None:
+    item = next(item for item in default_methods() if item.models == COMPARED)
+    rows = [line.split("|")[1:-1] for line in (DOCS / "clip.md").read_text("utf-8").splitlines() if "| `" in line]
+    ap = {name.strip(" `"): cells[1].strip() for name, *cells in rows}
+    assert re.findall(r"0\.\d{3}", item.evidence) == [ap[item.method], ap["attnlrp+plus"], ap["center"]]
+    assert item.evidence in (DOCS / "which-method.md").read_text("utf-8")
+    assert max(ap, key=ap.__getitem__) == item.method
+
+
 def test_the_list_of_methods_says_what_is_used_where_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
