@@ -19,7 +19,7 @@ from clairvit.methods.explanation import Comparison, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits
 from clairvit.methods.recipe import method_text_for
-from clairvit.methods.recommended import default_method, defaults_for, kind_of_model, reason_for_default
+from clairvit.methods.recommended import COMPARED, default_method, defaults_for, kind_of_model, reason_for_default
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.runs import Question, Replay, Run, iter_runs
@@ -27,6 +27,7 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.coerce import ModelLike
 from clairvit.models.images import Batch, UnusualRange, unusual_notes
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch
+from clairvit.targets.embedding import compares_embeddings
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.structure import ModelStructure, model_structure
 
@@ -143,7 +144,8 @@ def _explain_by_default(question: Question, *, layers: bool, by_head: bool) -> E
         f"{model.name} gives no gradient: {barrier.reason}." for barrier in structure.barriers[:1] if barrier.reason
     ]
     known = structure if isinstance(images, Batch) else None
-    items = defaults_for(structure)
+    compares = compares_embeddings(model)
+    items = defaults_for(structure, compares=compares)
     for item in items:
         try:
             comparison = _explain(question, [item.spec], layers=layers, by_head=by_head, once=True, structure=known)
@@ -156,9 +158,10 @@ def _explain_by_default(question: Question, *, layers: bool, by_head: bool) -> E
     (explanation,) = comparison.values()
     if item.method == default_method():
         return explanation
-    why = reason_for_default(item, structure)
-    reason = f"{item.method} was used, the default for this kind of model: {why}."
-    if item.models != kind_of_model(structure):
+    why = reason_for_default(item, structure, compares=compares)
+    about = "target" if item.models == COMPARED else "kind of model"
+    reason = f"{item.method} was used, the default for this {about}: {why}."
+    if item.models != kind_of_model(structure, compares=compares):
         reason = f"{item.method} was used: {why}."
     return replace(explanation, notes=(*explanation.notes, *notes, reason))
 
