@@ -90,7 +90,7 @@ def test_tables_and_files(folder: Path, capsys: Captured) -> None:
     printed, errors = capsys.readouterr()
     assert "3 images" in printed
     assert "42.96" in printed, "the paper's"
-    assert "LeGrad is the best by all measures" in printed
+    assert "LeGrad (code) is the best by all measures" in printed
     assert "pairs in the same order" in printed
     assert "What is not as in the paper" in printed
     assert "legrad(preset=joita)" in printed
@@ -98,10 +98,10 @@ def test_tables_and_files(folder: Path, capsys: Captured) -> None:
     kept = folder / "kept"
     assert {file.name for file in kept.iterdir()} == {"joita-store", "joita.md", "joita.json", "joita-radar.png"}
     text = (kept / "joita.md").read_text(encoding="utf-8")
-    assert "| mIoU ↑ | LeGrad | 42.96 | 1 |" in text
+    assert "| mIoU ↑ | LeGrad (code) | 42.96 | 1 |" in text
     assert "ViT-B/16, pretrained on ImageNet-1k" in text
     kept_json = json.loads((kept / "joita.json").read_text(encoding="utf-8"))
-    row = next(row for row in kept_json["rows"] if row["method"] == "LeGrad")
+    row = next(row for row in kept_json["rows"] if row["method"] == "LeGrad (code)")
     assert row["cells"]["mIoU"]["paper"] == 42.96
     assert row["cells"]["mIoU"]["images"] == 3
     assert (kept / "joita-radar.png").stat().st_size > 10_000
@@ -111,7 +111,7 @@ def test_it_goes_on_where_it_was(capsys: Captured) -> None:
     first = document(capsys, "joita", *DATA, "--out", "kept")
     assert main(["reproduce", "joita", *DATA, "--out", "kept"]) == 0
     errors = capsys.readouterr().err
-    assert "90 numbers, 90 of them there already; 0 units" in errors
+    assert "108 numbers, 108 of them there already; 0 units" in errors
     again = document(capsys, "joita", *DATA, "--out", "kept")
     assert {**first, "seconds": 0} == {**again, "seconds": 0}
 
@@ -149,12 +149,12 @@ def test_a_paper_without_numbers_has_one_row_a_method(capsys: Captured) -> None:
 def test_another_method_and_a_torn_image(folder: Path, capsys: Captured) -> None:
     """The rest is done, the files are written, and the status says that something is missing."""
     (folder / "photos" / "1.png").write_bytes(b"torn")
-    arguments = ["reproduce", "joita", *DATA, "--method", "LeGrad=ixg", "--out", "kept", "--json"]
+    arguments = ["reproduce", "joita", *DATA, "--method", "LeGrad (code)=ixg", "--out", "kept", "--json"]
     assert main(arguments) == 2
     printed, errors = capsys.readouterr()
     content = json.loads(printed)
     assert content["images"] == 2
-    assert next(row for row in content["rows"] if row["method"] == "LeGrad")["ours"] == "ixg"
+    assert next(row for row in content["rows"] if row["method"] == "LeGrad (code)")["ours"] == "ixg"
     assert "1.png" in content["failed"][0]
     assert "some numbers could not be computed" in errors
     assert (folder / "kept" / "joita.md").exists()

@@ -238,11 +238,13 @@ def test_tables_are_of_the_methods_and_measures(preset: Paper) -> None:
     columns = {entry.name for entry in preset.measures} | {preset.area}
     assert bool(preset.tables) == (preset.name != "skipplus")
     for table in preset.tables:
-        assert table.methods == method_names
+        assert table.methods == tuple(name for name in method_names if name in table.methods)
+        # Joita's code and its equation are two methods under one printed name: the printed numbers are the code's
+        assert set(method_names) - set(table.methods) <= ({"LeGrad (equation)"} if preset.name == "joita" else set())
         assert set(table.values) <= columns
         assert table.source
         for measure, row in table.values.items():
-            assert len(row) == len(method_names), measure
+            assert len(row) == len(table.methods), measure
             assert all(map(math.isfinite, row))
         assert math.isnan(table.value("no such measure", method_names[0]))
         assert math.isnan(table.value(next(iter(table.values)), "no such method"))
@@ -269,12 +271,14 @@ def test_claims_name_methods_and_measures(preset: Paper) -> None:
 
 
 def test_claims_are_what_the_tables_say(preset: Paper) -> None:
-    """A method that a claim calls better is better in print, by the direction of each measure."""
+    """A method that a claim calls better is better in print, by the direction of each measure; not all are printed."""
     better = {entry.name: entry.better for entry in preset.measures} | {preset.area: "higher"}
     for table in preset.tables:
         for claim in preset.claims:
             for (winner, loser), measure in itertools.product(claim.pairs, claim.measures):
                 gap = table.value(measure, winner) - table.value(measure, loser)
+                if preset.name == "joita" and not {winner, loser} <= set(table.methods):
+                    continue  # the equation of LeGrad, and the usual order of the layers: our own rows
                 assert gap > 0 if better[measure] == "higher" else gap < 0, (table.data, claim.statement, winner, loser)
 
 

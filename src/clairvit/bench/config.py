@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
-from clairvit.data.dataset import ImageDataset, void_as_object
+from clairvit.data.dataset import ImageDataset, masks_on_patches, void_as_object
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.models.activation import check_activation
 from clairvit.models.preprocess import parse_size, preprocess_options
@@ -42,6 +42,7 @@ class ModelConfig:
     resize: StrictInt | tuple[StrictInt, ...] | None = None
     crop: StrictInt | tuple[StrictInt, ...] | None = None
     interpolation: StrictStr | None = None
+    fit: StrictStr | None = None
 
     def load(self, device: str | None = None) -> Model:
         """Load the model."""
@@ -70,14 +71,23 @@ class DataConfig:
     masks: StrictStr | None = None
     mask_kind: StrictStr = "nonzero"
     void: Literal["nowhere", "object"] = "nowhere"  # where pixels count that the masks leave undefined
+    names: tuple[StrictStr, ...] = ()  # of the images that are taken, by their files' names; (): all
+    mask_grid: tuple[StrictInt, StrictInt] | None = None  # rows and columns of patches that masks are reduced to
 
     def open(self, seed: int) -> ImageDataset:
         """Open the data set; `seed` draws the images where `limit` takes some of them."""
         from clairvit.data.open import open_data
 
         dataset = open_data(
-            self.spec, split=self.split, limit=self.limit, seed=seed, masks=self.masks, mask_kind=self.mask_kind
+            self.spec,
+            split=self.split,
+            limit=self.limit,
+            seed=seed,
+            masks=self.masks,
+            mask_kind=self.mask_kind,
+            names=self.names,
         ).dataset
+        dataset = dataset if self.mask_grid is None else masks_on_patches(dataset, self.mask_grid)
         return void_as_object(dataset) if self.void == "object" else dataset
 
 
@@ -193,7 +203,7 @@ class _Source:
 
     def check_values(self, model: ModelConfig, location: Location) -> None:
         """Raise `BadInput` for an activation or preprocessing that no model takes."""
-        for key in ("activation", "mean", "std", "resize", "crop", "interpolation"):
+        for key in ("activation", "mean", "std", "resize", "crop", "interpolation", "fit"):
             value: Any = getattr(model, key)
             if value is None:
                 continue

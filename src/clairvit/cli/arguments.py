@@ -290,12 +290,18 @@ def split_numbers(text: str, option: str, kind: type[int] | type[float]) -> tupl
 
 
 def read_preprocess(
-    mean: str | None, std: str | None, resize: str | None, crop: str | None, interpolation: str | None
+    mean: str | None,
+    std: str | None,
+    resize: str | None,
+    crop: str | None,
+    interpolation: str | None,
+    fit: str | None = None,
 ) -> dict[str, Any]:
     """Return the options of preprocessing as arguments of `cv.load`, checked before a model is loaded."""
     from clairvit.models.preprocess import parse_size, preprocess_options
 
-    arguments: dict[str, Any] = {"interpolation": interpolation} if interpolation is not None else {}
+    texts = {"interpolation": interpolation, "fit": fit}
+    arguments: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
     options: tuple[tuple[str, str, str | None, type[int] | type[float]], ...] = (
         ("mean", "--mean", mean, float),
         ("std", "--std", std, float),

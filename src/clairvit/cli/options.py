@@ -75,9 +75,9 @@ def model_name(default: str = "pets", help_text: str = MODEL_HELP) -> Any:
     return option(default, help_text, None, "--model", "-m", panel="Model")
 
 
-def model_list(help_text: str) -> Any:
+def model_list(help_text: str, shown: str = "pets") -> Any:
     """Return the option --model of commands that take several."""
-    return option(None, help_text, "A,B,…", "--model", "-m", shown="pets", panel="Model")
+    return option(None, help_text, "A,B,…", "--model", "-m", shown=shown, panel="Model")
 
 
 def single_target(help_text: str, metavar: str | None = "CLASS", shown: str | None = None) -> Any:
@@ -150,17 +150,24 @@ class ModelOptions:
     interpolation: str | None = option(
         None, "Of the resize: nearest, lanczos, bilinear, bicubic, box or hamming.", shown=OWN, panel=PIXELS
     )
+    fit: str | None = option(
+        None,
+        "How a picture of another shape gets to the model's: its edges are cut off, or the whole is distorted.",
+        "crop|squash",
+        shown=OWN,
+        panel=PIXELS,
+    )
 
     def preprocess(self) -> dict[str, Any]:
         """Return the preprocessing as arguments of `cv.load`; raise BadInput before a model is loaded."""
-        return read_preprocess(self.mean, self.std, self.resize, self.crop, self.interpolation)
+        return read_preprocess(self.mean, self.std, self.resize, self.crop, self.interpolation, self.fit)
 
     def label_names(self) -> str | list[str] | None:
         """Return the labels themselves, or the path of their file."""
         return None if self.labels is None else split_labels(self.labels)
 
-    def load(self, name: str) -> Model:
-        """Load the model of that name."""
+    def load(self, name: str, **stated: Any) -> Model:
+        """Load the model of that name; what else is `stated` of it replaces what was typed."""
         import clairvit as cv
 
         return cv.load(
@@ -170,7 +177,7 @@ class ModelOptions:
             labels=self.label_names(),
             device=self.device,
             activation=self.activation,
-            **self.preprocess(),
+            **{**self.preprocess(), **{key: value for key, value in stated.items() if value is not None}},
         )
 
     def config(self, name: str, arch: str | None = None) -> ModelConfig:
@@ -184,7 +191,7 @@ class ModelOptions:
 
     def typed(self) -> list[str]:
         """Return the options that belong to the model itself as they were typed: ['--arch', 'timm:…']."""
-        names = ("arch", "labels", "activation", "mean", "std", "resize", "crop", "interpolation")
+        names = ("arch", "labels", "activation", "mean", "std", "resize", "crop", "interpolation", "fit")
         values = {f"--{name}": getattr(self, name) for name in names}
         return [part for name, value in values.items() if value is not None for part in (name, value)]
 

@@ -19,6 +19,7 @@ from clairvit.cli.reproduce_runs import (
     FinetuneOptions,
     RunSettings,
     join_folders,
+    model_names,
     pair_models,
     read_portion,
     run_folders,
@@ -53,7 +54,9 @@ def reproduce(
     masks: str | None = options.MASKS,
     mask_kind: str = options.mask_kind("nonzero"),
     weights: str | None = options.WEIGHTS,
-    model: list[str] | None = options.model_list(f"{options.MODEL_HELP} One for all data sets, or one for each."),
+    model: list[str] | None = options.model_list(
+        f"{options.MODEL_HELP} One for all data sets, or one for each.", "the paper's, where it names one, else pets"
+    ),
     model_options: options.ModelOptions,
     target: str | None = options.single_target("Which class is explained.", "predicted|label", "the paper's choice"),
     method: list[str] | None = option(
@@ -124,7 +127,7 @@ def reproduce(
             seed,
             portion,
         )
-        for spec, name in pair_models(specs, options.model_names(model))
+        for spec, name in pair_models(specs, model_names(preset, model, specs))
     ]
     configs[0].check_target()  # before a model is loaded
     check_validation(configs[0])

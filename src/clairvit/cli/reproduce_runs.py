@@ -75,6 +75,13 @@ def read_portion(text: str, flag: str) -> Portion:
     return share
 
 
+def model_names(paper: Paper, typed: list[str] | None, specs: Sequence[str]) -> list[str]:
+    """Return the models that were typed; none: the paper's for each data set."""
+    from clairvit.papers.preparation import default_model
+
+    return options.model_names(typed) if typed else [default_model(paper.model, spec) for spec in specs]
+
+
 def pair_models(specs: Sequence[str], models: Sequence[str]) -> list[tuple[str, str]]:
     """Return (data set, model): one model for all, or one for each."""
     if len(models) not in (1, len(specs)):
@@ -98,13 +105,16 @@ def run_folders(out: str | None, specs: Sequence[str]) -> list[Path | None]:
 
 def run_one(config: ReproductionConfig, folder: Path | None, settings: RunSettings) -> Reproduction:
     """Reproduce a paper on one data set, after fine-tuning the model where that is asked for."""
+    from clairvit.papers.preparation import prepared
     from clairvit.papers.reproduce import check_data, load_data
     from clairvit.papers.reproduce import reproduce as run
 
     command, device = settings.command, settings.model_options.device
     finetuned = _finetuned(config, folder, settings) if settings.finetune.finetune else None
     if finetuned is None:
-        model = settings.model_options.load(config.model.spec)
+        config = prepared(config)
+        stated = config.model
+        model = settings.model_options.load(stated.spec, fit=stated.fit, interpolation=stated.interpolation)
         detects = settings.annotations.detects
         data = detected_data(config, settings.annotations, model) if detects else load_data(config, model)
     else:
@@ -191,7 +201,8 @@ def detected_data(config: ReproductionConfig, annotations: Annotations, model: M
             f"--masks {annotations.masks} was given with --data {config.data.spec}; expected --data folder:PATH, whose "
             "pictures are searched for objects, or the data set with its own masks."
         )
-    data = open_data(config.data.spec, split=config.data.split, limit=config.data.limit, seed=config.seed)
+    chosen = config.data
+    data = open_data(chosen.spec, split=chosen.split, limit=chosen.limit, seed=config.seed, names=chosen.names)
     images = [str(data.root / name) for name in data.dataset.names]
     dataset = annotations.dataset(images, model).images
     # the masks depend on the picture, the detector's options and its weights

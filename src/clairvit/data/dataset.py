@@ -119,6 +119,16 @@ def void_as_object(dataset: ImageDataset) -> ImageDataset:
     return replace(dataset, read=read, content_hash=lambda row: digest(dataset.content_hash(row), b"void is object"))
 
 
+def masks_on_patches(dataset: ImageDataset, grid: tuple[int, int]) -> ImageDataset:
+    """Return the dataset with each mask reduced to a grid of patches, rows × columns (`prepare_mask`)."""
+
+    def read(row: int, model: Model) -> Sample:
+        return dataset.read(row, replace(model, preprocess=replace(model.preprocess, mask_grid=grid)))
+
+    mark = f"masks on {grid[0]} x {grid[1]} patches".encode()
+    return replace(dataset, read=read, content_hash=lambda row: digest(dataset.content_hash(row), mark))
+
+
 def iter_batches(
     images: ImageSource,
     model: Model,

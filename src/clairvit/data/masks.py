@@ -11,13 +11,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from clairvit.errors import Argument, BadInput, ClairWarning, Message
 from clairvit.models.image_files import find_images, load_pixels, open_image, upright
-from clairvit.models.images import resize_and_crop
+from clairvit.models.images import resize_and_crop, visible_box
 from clairvit.models.preprocess import Preprocess
 
 MaskKind = Literal["nonzero", "trimap", "voc"]
@@ -174,6 +175,32 @@ def _format_values(values: NDArray[Any]) -> str:
 
 
 def prepare_mask(mask: Image.Image, preprocess: Preprocess) -> tuple[Tensor, Tensor]:
-    """Return object and void, bool [H, W], after the resize and crop of the image, with nearest interpolation."""
+    """Return object and void, bool [H, W], after the resize and crop of the image, with nearest interpolation.
+
+    With `preprocess.mask_grid`, what the model sees of the mask is resized to that grid (bicubic, cut at a half), and
+    each pixel has the value of its patch.
+    """
+    if preprocess.mask_grid is not None:
+        return _prepare_on_patches(mask, preprocess, preprocess.mask_grid)
     values = torch.from_numpy(np.array(resize_and_crop(mask, preprocess, "nearest")))
     return values == OBJECT, values == VOID
+
+
+def _prepare_on_patches(mask: Image.Image, preprocess: Preprocess, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return object and void, bool [H, W], equal on each patch of the grid.
+
+    A patch is void by half or more of it, and else object by half or more of what is not void.
+    """
+    values, box = np.asarray(mask), visible_box(mask.size, preprocess)
+
+    def share(pixels: NDArray[np.bool_]) -> NDArray[np.int64]:
+        picture = Image.fromarray(np.where(pixels, OBJECT, BACKGROUND).astype(np.uint8))
+        return np.asarray(picture.resize(grid[::-1], Image.Resampling.BICUBIC, box), dtype=np.int64)  # 0 … 255
+
+    def enlarged(patches: NDArray[np.bool_]) -> Tensor:
+        picture = torch.from_numpy(patches)[None, None].float()
+        return F.interpolate(picture, preprocess.size, mode="nearest-exact")[0, 0] > 0
+
+    objects, void = share(values == OBJECT), share(values == VOID)
+    is_void = 2 * void > OBJECT
+    return enlarged((2 * objects > OBJECT - void) & ~is_void), enlarged(is_void)

@@ -50,6 +50,21 @@ class OpenedDataset:
         """Return notes about the folder for the user."""
         return self.dataset.notes
 
+    @property
+    def strata(self) -> list[int | None]:
+        """Return the class of each image, None where it is not known without reading the image."""
+        return [self.class_of(row) for row in range(len(self))]
+
+    def rows_of(self, names: Sequence[str]) -> list[int]:
+        """Return the rows of the images with these file names, in the order of the dataset."""
+        wanted = set(names)
+        return [row for row, name in enumerate(self.dataset.names) if wanted & _names_of(name)]
+
+    def take(self, rows: Sequence[int]) -> OpenedDataset:
+        """Return some of the images; `total` stays that of the split."""
+        chosen = list(rows)
+        return replace(self, dataset=self.dataset.take(chosen), class_of=lambda row: self.class_of(chosen[row]))
+
     def unknown_classes(self, model: Model) -> tuple[str, ...]:
         """Return the classes of the dataset that the model does not have; images of them have no true class."""
         return tuple(name for index, name in enumerate(self.classes) if self.model_class(index, model) is None)
@@ -69,6 +84,7 @@ def open_data(
     *,
     masks: str | Path | None = None,
     mask_kind: str = "nonzero",
+    names: Sequence[str] = (),
 ) -> OpenedDataset:
     """Open "NAME:PATH" as a dataset; images are read lazily.
 
@@ -87,6 +103,7 @@ def open_data(
         download: Download the dataset into PATH if it is not there, where that is allowed.
         masks: For `folder:PATH` only: a folder with 'cat.png' for 'cat.jpg', read as `mask_kind` says.
         mask_kind: One of `MASK_KINDS`.
+        names: Which images, by the names of their files, with or without the ending; none: all. `limit` is of these.
 
     Raises:
         BadInput: The folder does not look as expected, or an option does not fit.
@@ -99,6 +116,10 @@ def open_data(
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise BadInput(f"limit={limit} was given; expected the number of images to take, 1 or more.")
     check_kind(mask_kind)
+    if names:
+        opened = _with_names(open_data(spec, split, None, seed, download, masks=masks, mask_kind=mask_kind), names)
+        count = len(opened)
+        return opened if limit is None else opened.take(stratified_sample(opened.strata, min(limit, count), seed))
     triggered = parse_trigger_spec(spec)
     if triggered is not None:
         if masks is not None:
@@ -130,6 +151,26 @@ def open_data(
         model_class=lambda class_index, model: model_class(class_index, index, model),
         class_of=lambda row: _stratum(index.entries[rows[row]]) if index.has_labels else None,
     )
+
+
+def _names_of(name: str) -> set[str]:
+    """Return what an image may be called by: its path in the dataset, its file, and its file without the ending."""
+    return {name, Path(name).name, Path(name).stem}
+
+
+def _with_names(opened: OpenedDataset, names: Sequence[str]) -> OpenedDataset:
+    """Return the images of these names; raise `BadInput` for one that is not there."""
+    rows = opened.rows_of(names)
+    present = set().union(*(_names_of(opened.dataset.names[row]) for row in rows))
+    missing = [name for name in names if name not in present]
+    if missing:
+        listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        split = f", split {opened.split}," if opened.split else ""
+        raise BadInput(
+            f"{len(missing)} of the {len(names)} images that were named are not in {opened.title}{split} ({listed}); "
+            f"expected names of its files, such as '{Path(opened.dataset.names[0]).stem}'."
+        )
+    return opened.take(rows)
 
 
 def _with_trigger(opened: OpenedDataset, spec: TriggerSpec, seed: int) -> OpenedDataset:

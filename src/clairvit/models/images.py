@@ -276,7 +276,15 @@ def resize_and_crop(image: Image.Image, preprocess: Preprocess, interpolation: s
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as transform
 
-    columns, rows = image.size
+    size = resized_size(image.size, preprocess)
+    resized = transform.resize(image, list(size), InterpolationMode(interpolation))
+    crop: Image.Image = transform.center_crop(resized, list(preprocess.size))
+    return crop
+
+
+def resized_size(picture: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
+    """Return the rows and columns of a picture, given as columns and rows, before the crop."""
+    columns, rows = picture
     box = preprocess.size if preprocess.resize is None else preprocess.resize
     if not isinstance(box, int) and not preprocess.keep_ratio:
         size = box
@@ -288,12 +296,20 @@ def resize_and_crop(image: Image.Image, preprocess: Preprocess, interpolation: s
         size = (short, int(short * columns / rows)) if rows < columns else (int(short * rows / columns), short)
     if size[0] * size[1] > _MAX_PIXELS:
         raise BadInput(
-            f"An image of {image.width} x {image.height} pixels is too narrow: resized for the model it would be "
+            f"An image of {columns} x {rows} pixels is too narrow: resized for the model it would be "
             f"{size[1]} x {size[0]}; crop it first."
         )
-    resized = transform.resize(image, list(size), InterpolationMode(interpolation))
-    crop: Image.Image = transform.center_crop(resized, list(preprocess.size))
-    return crop
+    return size
+
+
+def visible_box(picture: tuple[int, int], preprocess: Preprocess) -> tuple[float, float, float, float]:
+    """Return left, top, right and bottom of what the model sees of a picture, in the picture's own pixels."""
+    columns, rows = picture
+    size = resized_size(picture, preprocess)
+    top, left = (round((whole - part) / 2) for whole, part in zip(size, preprocess.size, strict=True))
+    bottom, right = top + preprocess.size[0], left + preprocess.size[1]
+    down, across = rows / size[0], columns / size[1]
+    return max(0.0, left * across), max(0.0, top * down), min(columns, right * across), min(rows, bottom * down)
 
 
 def is_preprocessed(item: Any) -> bool:

@@ -41,6 +41,7 @@ def load(
     interpolation: str | None = None,
     activation: str | None = None,
     display: Sequence[int] | None = None,
+    fit: str | None = None,
 ) -> Model:
     """Return a model by name: pets, scenes, parts, timm:NAME, hf:ID, torchvision:NAME, open_clip:… or file:PATH.
 
@@ -63,6 +64,8 @@ def load(
         activation: What the scores mean: softmax (one class of several), sigmoid (each class for itself) or raw (no
             probabilities: a regression, a cosine); None is what the model states itself.
         display: Indices of the channels that pictures show as red, green and blue, or of the one shown in grey.
+        fit: crop (the picture keeps its shape, what is outside the centre is cut off) or squash (the whole picture is
+            distorted to the model's size, or to `resize`); the source's own unless given.
 
     Returns:
         The model that `cv.explain` and all other functions take.
@@ -81,7 +84,7 @@ def load(
     """
     source, identifier = split_name(name)
     torch_device, torch_dtype = usable_device(device), _usable_dtype(dtype)
-    preprocessing = preprocess_options(mean, std, resize, interpolation, display)
+    preprocessing = preprocess_options(mean, std, resize, interpolation, display, fit)
     checked = None if activation is None else check_activation(activation)
     request = LoadOptions(
         name, identifier, pretrained, arch, read_labels(labels), parse_size(size), checked, preprocessing

@@ -15,6 +15,7 @@ from clairvit.errors import Argument, BadInput, Message, did_you_mean
 INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 Channels = tuple[float, ...]  # one number per channel: red, green, blue
 Size = int | tuple[int, int]  # one side of a square, or (rows, columns)
+FITS = ("crop", "squash")  # how a picture of another shape gets to the model's: cut off, or distorted
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Preprocess:
         display: Indices of the channels that pictures show as red, green and blue, or of the one shown in grey; None:
             the first three, or the only one.
         frames: The number of frames of a clip, 0 for any number; None: the model takes images.
+        mask_grid: Rows and columns of patches that masks are reduced to (`data.masks.prepare_mask`); None: masks stay
+            as fine as the image. It says nothing about images.
 
     Example:
         >>> import clairvit as cv
@@ -48,6 +51,7 @@ class Preprocess:
     keep_ratio: bool = True
     display: tuple[int, ...] | None = None
     frames: int | None = None
+    mask_grid: tuple[int, int] | None = dataclasses.field(default=None, repr=False)  # no part of a model's hash
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
@@ -59,7 +63,8 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values as JSON values."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        names = [field.name for field in dataclasses.fields(self) if field.name != "mask_grid"]  # of masks only
+        values = {name: getattr(self, name) for name in names}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
@@ -102,10 +107,11 @@ class PreprocessOptions:
     resize: int | tuple[int, int] | None = None
     interpolation: str | None = None
     display: tuple[int, ...] | None = None
+    fit: str | None = None  # one of `FITS`
 
     def applied_to(self, preprocess: Preprocess) -> Preprocess:
         """Return `preprocess` with the given values in place of its own; one number stands for all channels."""
-        changes = {name: value for name, value in vars(self).items() if value is not None}
+        changes = {name: value for name, value in vars(self).items() if value is not None and name != "fit"}
         for name in ("mean", "std"):
             if name in changes:
                 changes[name] = per_channel(name, changes[name], preprocess.channels)
@@ -117,11 +123,17 @@ class PreprocessOptions:
                     f"resize={self.resize} is smaller than the {_format_size(preprocess.size)} pixels that the model "
                     f"takes, so the crop would have black borders; expected at least {max(preprocess.size)}."
                 )
+        if self.fit == "crop":
+            changes["keep_ratio"] = True
+        elif self.fit == "squash":  # unless a box is stated, the whole picture becomes the image: nothing is cropped
+            box = preprocess.size if self.resize is None else self.resize
+            changes |= {"keep_ratio": False, "resize": (box, box) if isinstance(box, int) else box}
         return dataclasses.replace(preprocess, **changes)
 
     def missing(self) -> tuple[str, ...]:
         """Return the names of the values that were not given."""
-        return tuple(name for name, value in vars(self).items() if value is None and name != "display")
+        stated = ("display", "fit", "resize") if self.fit == "squash" else ("display", "fit")
+        return tuple(name for name, value in vars(self).items() if value is None and name not in stated)
 
 
 NOT_GIVEN = PreprocessOptions()
@@ -133,6 +145,7 @@ def preprocess_options(
     resize: Size | None = None,
     interpolation: str | None = None,
     display: Sequence[int] | None = None,
+    fit: str | None = None,
 ) -> PreprocessOptions:
     """Return what a user stated about preprocessing, checked.
 
@@ -141,7 +154,11 @@ def preprocess_options(
         resize: Short side in pixels before the crop, or (rows, columns) that the image is made to cover.
         interpolation: One of `INTERPOLATIONS`.
         display: Indices of the channels that pictures show: (red, green, blue), or one, shown in grey.
+        fit: "squash" distorts the whole picture to the size that the model takes (or to `resize`), "crop" keeps its
+            shape and cuts off what is outside the centre.
     """
+    if fit is not None and fit not in FITS:
+        raise BadInput(f"fit={fit!r} is unknown.{did_you_mean(str(fit), FITS)} Expected one of {', '.join(FITS)}.")
     if interpolation is not None and interpolation not in INTERPOLATIONS:
         near = did_you_mean(str(interpolation), INTERPOLATIONS)
         raise BadInput(
@@ -153,6 +170,7 @@ def preprocess_options(
         _check_resize(resize),
         interpolation,
         None if display is None else _check_display(display, None),
+        fit,
     )
 
 

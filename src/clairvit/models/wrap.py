@@ -52,6 +52,7 @@ def wrap(
     activation: str | None = None,
     channels: int | None = None,
     display: Sequence[int] | None = None,
+    fit: str | None = None,
     frames: int | None = None,
     tokenizer: Any = None,
     through_no_grad: bool = False,
@@ -82,6 +83,8 @@ def wrap(
         channels: The number of channels C of an image; left out, that of the module's first convolution, else 3.
         display: Indices of the channels that pictures show as red, green and blue, or of the one shown in grey; left
             out, the first three.
+        fit: crop (the picture keeps its shape, what is outside the centre is cut off) or squash (the whole picture is
+            distorted to the module's size, or to `resize`); crop unless the module's own preprocessing says otherwise.
         frames: The number of frames of a clip, for a module that takes clips [B, C, T, H, W]; left out, that of its
             configuration, or any number where the first convolution is an nn.Conv3d.
         tokenizer: What reads the prompts of `cv.Text` for a CLIP or SigLIP module: open_clip.get_tokenizer(NAME), or a
@@ -122,7 +125,7 @@ def wrap(
     traced, returns = adapted(module)
     if encoder is not None and not returns:
         traced = ImageTower(module)
-    options = preprocess_options(mean, std, resize, interpolation, display)
+    options = preprocess_options(mean, std, resize, interpolation, display, fit)
     channels = image_channels(module) if channels is None else _check_channel_count(channels)
     preprocess, assumptions = _preprocess(module, options, parse_size(size), channels, processor)
     preprocess = dataclasses.replace(

@@ -17,6 +17,7 @@ from clairvit._registry import Registry
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
+from clairvit.papers.preparation import ImageSet, Preparation
 from clairvit.selection.start_layer import base_method
 
 Effort = Literal["quick", "usual", "paper"]
@@ -156,6 +157,9 @@ class Paper:
     gaps: tuple[str, ...] = ()  # where the protocol had to be guessed or differs, whatever model and data are used
     claims: tuple[Claim, ...] = ()
     costs: tuple[CostClaim, ...] = ()
+    model: str | None = None  # the model's name, as `cv.load` takes it
+    image_set: ImageSet | None = None  # which images, where they are known
+    preparation: Preparation = field(default_factory=Preparation)
     target: str | None = None  # None: the predicted class; "label": the true class
     void: Literal["nowhere", "object"] = "nowhere"  # where pixels count that the masks leave undefined
     sweep: tuple[str, ...] = ()  # methods that are started at each layer

@@ -14,7 +14,7 @@ from clairvit.bench.results import read_scores, unreadable_images
 from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
-from clairvit.data.dataset import ImageDataset, void_as_object
+from clairvit.data.dataset import ImageDataset, masks_on_patches, void_as_object
 from clairvit.errors import Argument, BadInput
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
@@ -33,6 +33,8 @@ from clairvit.papers.comparison import (
 from clairvit.papers.correctness import CorrectnessSplit, split_by_correctness
 from clairvit.papers.cost import CostResult, check_costs, measure_costs
 from clairvit.papers.paper import Measure, Paper, Table, check_effort
+from clairvit.papers.per_image import ImageScores, scores_by_image
+from clairvit.papers.preparation import patch_grid, prepared
 from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, first_readable
 from clairvit.papers.tuning import TunedStart, tune
 
@@ -69,6 +71,7 @@ class Reproduction:
     by_correctness: tuple[CorrectnessSplit, ...] = ()  # where true classes are known
     costs: tuple[CostResult, ...] = ()  # what the paper says of time, measured
     training: Mapping[str, Any] = field(default_factory=dict)  # how the model was fine-tuned, where it was
+    by_image: tuple[ImageScores, ...] = ()
 
 
 def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
@@ -77,7 +80,13 @@ def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
 
     data = config.data
     index = open_data(
-        data.spec, split=data.split, limit=data.limit, seed=config.seed, masks=data.masks, mask_kind=data.mask_kind
+        data.spec,
+        split=data.split,
+        limit=data.limit,
+        seed=config.seed,
+        masks=data.masks,
+        mask_kind=data.mask_kind,
+        names=data.names,
     )
     words = f"{index.title}, split {index.split}, {len(index)} of {index.total} images"
     classes = tuple(index.class_of(row) for row in range(len(index)))
@@ -122,6 +131,18 @@ def depth(model: Model, dataset: ImageDataset) -> int:
     """Return the number of layers of a model, counted on the first image that can be read."""
     batch = first_readable(model, dataset)
     return len(record_for([resolve_method("raw-attention")], model, batch.pixels).calls)
+
+
+def with_masks(
+    config: ReproductionConfig, model: Model, dataset: ImageDataset
+) -> tuple[ReproductionConfig, ImageDataset]:
+    """Return the images with masks as the paper counts void pixels, on its grid of patches, and what to store of it."""
+    paper = config.paper
+    if paper.preparation.resolution == "patch" and dataset.has_masks:
+        grid = patch_grid(model, dataset)
+        dataset = dataset if grid is None else masks_on_patches(dataset, grid)
+        config = replace(config, data=replace(config.data, mask_grid=grid))
+    return config, void_as_object(dataset) if paper.void == "object" else dataset
 
 
 def sweep_methods(paper: Paper, layers: int) -> dict[str, list[str]]:
@@ -172,6 +193,7 @@ def reproduce(
         BadInput: If the data lacks masks or classes that the paper needs, or nothing could be scored.
     """
     check_effort(config.effort)
+    config = prepared(config) if data is None else config
     model = model or config.model.load(device)
     data = data or load_data(config, model)
     measures = check_data(config, data)
@@ -180,7 +202,7 @@ def reproduce(
     layers = depth(model, data.dataset) if config.paper.sweep or config.paper.tune else 0
     tuning = tune(config, store, model, data, layers, device=device, batch_size=batch_size, on_plan=on_plan)
     config, data, paper = tuning.config, tuning.data, tuning.config.paper
-    dataset = void_as_object(data.dataset) if paper.void == "object" else data.dataset
+    config, dataset = with_masks(config, model, data.dataset)
     study = study_of(config, measures, layers)
     worker = Worker(study, device, batch_size, models={0: model}, datasets={0: dataset})
     outcome = run_study(study, store, worker=worker, on_plan=on_plan)
@@ -207,6 +229,7 @@ def reproduce(
         tuning.tuned,
         split_by_correctness(paper, by_name, scores.predictions),
         costs,
+        by_image=scores_by_image(paper, by_name, scores.predictions, model.labels, table),
     )
 
 

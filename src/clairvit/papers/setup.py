@@ -14,6 +14,7 @@ from clairvit.metrics.confidence_intervals import FEWEST
 from clairvit.metrics.score import Scores
 from clairvit.models.model import Model
 from clairvit.papers.paper import Measure, Paper, Table, Tuning
+from clairvit.papers.preparation import remarks
 from clairvit.papers.split import Portion
 
 TARGETS = ("predicted", "label")
@@ -115,6 +116,8 @@ def differences(
 ) -> Notes:
     """Yield what differs from the paper, by topic."""
     yield from _model_and_data(config, model, data, len(scores.predictions), table)
+    names = tuple(prediction.image for prediction in scores.predictions)
+    yield from remarks(config, model, names, config.data.mask_grid)
     yield from _protocol(config, data, measures)
     yield from _left_out(scores, measures)
     yield from data.remarks
@@ -135,6 +138,8 @@ def _model_and_data(
     yield "data", f"Here {data.description}; in the paper {paper.data}; how many images: {paper.images}."
     if table is not None:
         same = paper.table_of_dataset.get(config.data.spec.partition(":")[0]) == table.data
+        if paper.image_set is not None:
+            same = config.data.names == paper.image_set.names
         match = "the paper has them for this data" if same else "the paper has none for this data"
         yield "numbers", f"The paper's numbers next to ours are those on {table.data} ({table.source}): {match}."
     if count < FEW_IMAGES:

@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from clairvit.bench.plan import DataConfig, ModelConfig, StoredPlan, Study
+from clairvit.bench.plan import DataConfig, ModelConfig, Specs, StoredPlan, Study
 from clairvit.bench.results import Missing, combinations, find_missing, missing_warnings, read_scores
-from clairvit.bench.specs import Specs
 from clairvit.bench.store import Store
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.score import Score, Scores
@@ -165,12 +164,14 @@ def _study_results(
 
 def parse_study(document: Mapping[str, Any]) -> Study:
     """Return the study that `Study.as_document` wrote."""
-    models = tuple(
-        ModelConfig(**{key: _hashable(value) for key, value in entry.items()}) for entry in document["models"]
-    )
-    data = tuple(DataConfig(**entry) for entry in document["data"])
+    models = tuple(ModelConfig(**_hashable_values(entry)) for entry in document["models"])
+    data = tuple(DataConfig(**_hashable_values(entry)) for entry in document["data"])
     settings = {name: _hashable(value) for name, value in document.items() if name not in ("models", "data")}
     return Study(models=models, data=data, **settings)
+
+
+def _hashable_values(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _hashable(value) for key, value in entry.items()}
 
 
 def _hashable(value: Any) -> Any:
