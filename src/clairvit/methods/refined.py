@@ -68,6 +68,11 @@ def refine(method: str | MethodSpec, passes: int = 256, removal: str = "token") 
     return resolve_parsed(ParsedSpec("refine", (method,), {"passes": passes, "removal": removal})).text
 
 
+def refined_spec(method: str | MethodSpec, passes: int) -> MethodSpec:
+    """Return the spec of a method that is refined by so many passes."""
+    return resolve_parsed(ParsedSpec("refine", (method,), {"passes": passes}))
+
+
 # Which patches are kept
 
 
@@ -90,8 +95,11 @@ def contrasts(count: int) -> Tensor:
 
     A block of m sets gives m − 1 equations whose errors stay independent.
     """
-    blocks = [_helmert(min(BLOCK, count - start)) for start in range(0, count, BLOCK)]
-    return torch.block_diag(*blocks) if blocks else torch.zeros(0, 0, dtype=torch.float64)
+    mixing = torch.zeros(count - math.ceil(count / BLOCK), count, dtype=torch.float64)
+    for start in range(0, count, BLOCK):
+        block, row = _helmert(min(BLOCK, count - start)), start - start // BLOCK
+        mixing[row : row + len(block), start : start + block.shape[1]] = block
+    return mixing
 
 
 def _helmert(size: int) -> Tensor:
