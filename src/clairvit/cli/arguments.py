@@ -157,14 +157,29 @@ def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
     return targets
 
 
-def read_readouts(text: Sequence[str] | None, against: Sequence[str] | None, similar_to: str | None) -> list[Any]:
-    """Return the targets of --text (with --against) and --similar-to, in that order."""
+def read_readouts(
+    text: Sequence[str] | None,
+    against: Sequence[str] | None,
+    similar_to: str | None,
+    text_features: str | None = None,
+    *,
+    neutral: bool = True,
+) -> list[Any]:
+    """Return the targets of --text (with --against, --no-neutral, --text-features) and --similar-to, in that order."""
     import clairvit as cv
     from clairvit.models.image_files import read_image
+    from clairvit.targets.text import NEUTRAL
 
-    if against and not text:
-        raise BadInput("--against was given without a prompt to compare with; add --text 'a red car'.")
-    targets: list[Any] = [cv.Text(prompt, against=tuple(against or ())) for prompt in text or ()]
+    for option, is_given in (("--against", against), ("--text-features", text_features), ("--no-neutral", not neutral)):
+        if is_given and not text:
+            raise BadInput(f"{option} was given without a prompt to compare with; add --text 'a red car'.")
+    if against and not neutral:
+        raise BadInput("--against and --no-neutral were given; expected one of them: what is subtracted, or nothing.")
+    others = tuple(against) if against else NEUTRAL if neutral else None
+    if text_features is not None:
+        targets: list[Any] = list(cv.targets.text_features(text_features, list(text or ()), against=others))
+    else:
+        targets = [cv.Text(prompt, against=others) for prompt in text or ()]
     if similar_to is not None:
         targets.append(cv.Similar(read_image(similar_to), Path(similar_to).name))
     return targets

@@ -243,8 +243,15 @@ class ReadoutOptions:
     )
     against: list[str] | None = option(
         None,
-        "A neutral prompt, 'a photo': the mean similarity to all of them is subtracted from that of --text.",
+        "A prompt, 'a photo': the mean similarity to all of them is subtracted from that of --text.",
         "PROMPT",
+        shown="20 neutral prompts",
+    )
+    no_neutral: bool = option(False, "Explain the similarity to --text alone: nothing is subtracted.")
+    text_features: str | None = option(
+        None,
+        "Embeddings of texts by name (.safetensors, .npz), for a model without a text tower: --text names some.",
+        "FILE",
     )
     similar_to: str | None = option(
         None, "Another image: what makes the two alike, by the cosine of their embeddings.", "IMAGE"
@@ -273,7 +280,7 @@ class ReadoutOptions:
     def readouts(self, generate: bool = False) -> list[Any]:
         """Return the targets that are no classes; raise BadInput before a model is loaded."""
         return [
-            *read_readouts(self.text, self.against, self.similar_to),
+            *read_readouts(self.text, self.against, self.similar_to, self.text_features, neutral=not self.no_neutral),
             *read_dense_targets(self.region or (), self.point or (), self.query or ()),
             *(read_neuron(text) for text in self.neuron or ()),
             *read_words(self.prompt, self.word, generate),
@@ -287,7 +294,7 @@ class ReadoutOptions:
         neurons = [f"neuron {text}" for text in self.neuron or ()]
         words = [] if self.prompt is None else [*(self.word or ()), f"the next word after {self.prompt!r}"]
         typed = [*(self.text or ()), *places, *neurons, *words]
-        against = f" against {', '.join(self.against)}" if self.against else ""
+        against = f" against {', '.join(self.against)}" if self.against else " alone" if self.no_neutral else ""
         return f"{typed[0]}{against}" if typed else target
 
 
