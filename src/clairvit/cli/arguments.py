@@ -6,6 +6,7 @@ An option that takes a list may be repeated, and each value may be a list separa
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,22 @@ def split_names(texts: Iterable[str], option: str) -> list[str]:
             raise BadInput(f"{option} '{text}' names nothing; expected one or more, separated by commas.")
         names += parts
     return list(dict.fromkeys(names))
+
+
+MODEL_SETTINGS = ("arch", "labels", "activation", "mean", "std", "resize", "crop", "interpolation", "fit")
+_SETTING = rf"(?:{'|'.join(MODEL_SETTINGS)})="
+
+
+def read_model(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the options of 'file:w.safetensors(arch=timm:vit_tiny_patch16_224,mean=0.5,0.5,0.5)'."""
+    match = re.fullmatch(rf"(?P<name>.+?)\((?P<settings>{_SETTING}.*)\)", text, re.DOTALL)
+    if match is None:
+        return text, {}
+    parts = re.split(rf",\s*(?={_SETTING})", match["settings"])
+    settings = dict(part.split("=", 1) for part in parts)
+    if len(settings) < len(parts):
+        raise BadInput(f"--model '{text}' gives an option twice; expected each once.")
+    return match["name"], settings
 
 
 def data_specs(texts: Iterable[str]) -> list[str]:

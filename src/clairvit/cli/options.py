@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 from clairvit.cli.arguments import (
     data_specs,
     read_dense_targets,
     read_display,
+    read_model,
     read_neuron,
     read_preprocess,
     read_readouts,
@@ -179,6 +182,25 @@ class ModelOptions:
             activation=self.activation,
             **{**self.preprocess(), **{key: value for key, value in stated.items() if value is not None}},
         )
+
+    def load_each(self, texts: Sequence[str]) -> list[Model]:
+        """Load several models, each by its name with options of its own: 'file:w.safetensors(arch=timm:…,mean=0.5)'.
+
+        Raises:
+            BadInput: An option that belongs to one model was typed for all of them.
+        """
+        typed = self.typed()
+        if len(texts) > 1 and typed:
+            raise BadInput(
+                f"{typed[0]} {typed[1]} was given with {len(texts)} models; expected it in parentheses behind the "
+                f"model that it belongs to: --model '{texts[0]}({typed[0].removeprefix('--')}={typed[1]})'."
+            )
+        named = [read_model(text) for text in texts]
+        return [self.with_settings(settings).load(name) for name, settings in named]
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return the options with those that were typed in parentheses behind a model."""
+        return replace(self, **settings)
 
     def config(self, name: str, arch: str | None = None) -> ModelConfig:
         """Return the model of that name as a study stores it."""

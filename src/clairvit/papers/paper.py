@@ -17,12 +17,14 @@ from clairvit._registry import Registry
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
+from clairvit.papers.figure_spec import FigureSpec, figure_problems
 from clairvit.papers.preparation import ImageSet, Preparation
 from clairvit.selection.start_layer import base_method
 
 Effort = Literal["quick", "usual", "paper"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
 NAMES = ("focusvit", "cmi", "coporan", "skipplus", "joita")
+ALL = "all"  # in place of a paper's name on the command line: each of them
 OTHERS = "others"  # as the losers of a claim: all methods of the paper that are no winners
 _STRICT: Any = {"extra": "forbid"}  # pydantic: an unknown key is an error
 
@@ -165,6 +167,7 @@ class Paper:
     sweep: tuple[str, ...] = ()  # methods that are started at each layer
     sweep_measures: tuple[str, ...] = ()
     tune: Tuning | None = None
+    figures: tuple[FigureSpec, ...] = ()
     recipe: str = "default"  # by which a model is fine-tuned for it
     remark: str = ""  # what the paper says about how its measures correlate
     area: str | None = None  # the name of the area under the radar, where the paper has one
@@ -268,6 +271,8 @@ def _problems(paper: Paper) -> Iterator[str]:
     """Yield what does not fit together in a paper whose types are right."""
     methods = {entry.name for entry in paper.methods_and_baselines}
     measures = {measure.name for measure in paper.measures} | {paper.area}
+    if paper.name == ALL:
+        yield f"its name is '{ALL}', which stands for every paper"
     for table in paper.tables:
         unknown = [*(set(table.methods) - methods), *(set(table.values) - measures)]
         yield from (f"the table on {table.data} names '{name}', which the paper does not have" for name in unknown)
@@ -284,6 +289,7 @@ def _problems(paper: Paper) -> Iterator[str]:
         unknown = [*({cost.method, cost.baseline} - {entry.name for entry in paper.methods})]
         yield from (f"'{cost.statement}' names '{name}', which the paper does not have" for name in unknown)
     yield from _tuning_problems(paper)
+    yield from figure_problems(paper.figures, methods, [measure.name for measure in paper.measures])
     texts = {entry.method for entry in paper.methods} | {measure.metric for measure in paper.measures}
     for effort, replaced in paper.efforts.items():
         if effort not in EFFORTS:

@@ -19,11 +19,12 @@ from clairvit.errors import Argument, BadInput
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Score, Scores
+from clairvit.metrics.score import Prediction, Score, Scores
 from clairvit.models.model import Model
 from clairvit.papers.comparison import (
     Agreement,
     ClaimResult,
+    NamedScores,
     Row,
     agreements,
     compare_rows,
@@ -72,6 +73,8 @@ class Reproduction:
     costs: tuple[CostResult, ...] = ()  # what the paper says of time, measured
     training: Mapping[str, Any] = field(default_factory=dict)  # how the model was fine-tuned, where it was
     by_image: tuple[ImageScores, ...] = ()
+    predictions: tuple[Prediction, ...] = ()  # of the images that were scored
+    scores: NamedScores = field(default_factory=dict)
 
 
 def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
@@ -230,6 +233,8 @@ def reproduce(
         split_by_correctness(paper, by_name, scores.predictions),
         costs,
         by_image=scores_by_image(paper, by_name, scores.predictions, model.labels, table),
+        predictions=tuple(scores.predictions),
+        scores=by_name,
     )
 
 
