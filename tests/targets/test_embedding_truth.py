@@ -33,7 +33,7 @@ def test_prompts_find_their_object() -> None:
     model, named_wins = benchmark().scene_pair(), []
     for number in range(8):
         drawn = scene(5, number, objects=2)
-        prompts = [cv.Text(drawn.class_name), cv.Text(str(drawn.other_class_name))]
+        prompts = [cv.Text(drawn.class_name, against=None), cv.Text(str(drawn.other_class_name), against=None)]
         first, second = cv.explain(model, drawn.picture, "attnlrp", targets=prompts).maps
         named_wins.append(mean_on(first, drawn.part) > mean_on(first, drawn.other_part))
         named_wins.append(mean_on(second, drawn.other_part) > mean_on(second, drawn.part))
