@@ -86,7 +86,7 @@ def test_a_class_of_that_name_is_that_class() -> None:
         assert cv.explain(network, image, "saliency(level=pixel)", target=name).classes == (index,)
 
 
-def test_what_has_no_counterpart_is_said() -> None:
+def test_an_object_without_a_class_is_refused() -> None:
     with pytest.raises(UnknownName, match="ImageNet has no class of the object 'person'"):
         cv.explain(model(), torch.zeros(1, 3, 4, 4), "saliency(level=pixel)", target="person")
 
