@@ -128,7 +128,7 @@ def test_right_and_wrong_predictions(folder: Path) -> None:
     assert content.note == ""
 
 
-def test_a_constant_map_is_said_to_be_one(folder: Path) -> None:
+def test_a_constant_map_is_labelled(folder: Path) -> None:
     (content,) = contents(folder, grid(images=1))
     (line,) = content.lines
     first, second = line.maps
@@ -139,7 +139,7 @@ def test_a_constant_map_is_said_to_be_one(folder: Path) -> None:
     assert "zero everywhere" not in texts(content)
 
 
-def test_without_classes_and_masks_it_is_said(folder: Path) -> None:
+def test_the_caption_names_missing_classes_and_masks(folder: Path) -> None:
     result = result_of(
         small_paper(measures=tuple(replace(m, optional=True) for m in small_paper().measures), figures=()),
         folder.parent / "scored",
