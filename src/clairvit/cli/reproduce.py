@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from clairvit.papers.setup import ReproductionConfig
     from clairvit.reports.blocks import Table
 
+PAPERS = "focusvit|cmi|coporan|skipplus|joita|FILE.toml"
 EXAMPLES = """[bold]Examples[/bold]
 
 clairvit reproduce focusvit --check
@@ -48,7 +49,7 @@ clairvit reproduce focusvit --data pets:PATH --data flowers:PATH --model timm:vi
 
 
 def reproduce(
-    paper: str = argument(..., "Whose experiment is repeated.", "focusvit|cmi|coporan|skipplus|joita"),
+    paper: str = argument(..., "Whose experiment is repeated: a name, or a paper's own TOML file.", PAPERS),
     *,
     data: options.DataOptions,
     masks: str | None = options.MASKS,
@@ -74,6 +75,9 @@ def reproduce(
     ),
     finetuning: FinetuneOptions,
     cost: bool = option(False, "Measure what the paper says of its method's cost: passes, and the ratio of times."),
+    multiverse: bool = option(
+        False, "Test each claim under every protocol that is in use: in how many of them does it hold?"
+    ),
     join: list[str] | None = option(None, "The --out folder of a finished run, to join with others; repeated.", "DIR"),
     seed: int = options.SEED,
     batch_size: int | None = options.BATCH_SIZE,
@@ -134,7 +138,7 @@ def reproduce(
     if data.download:
         for spec in specs:
             download_data(spec, data.split)
-    settings = RunSettings(command, annotations, model_options, finetuning, batch_size, cost)
+    settings = RunSettings(command, annotations, model_options, finetuning, batch_size, cost, multiverse)
     folders = run_folders(out, specs)
     if len(configs) > 1:
         run_several(configs, folders, settings, out)
@@ -168,7 +172,7 @@ def run_several(
         if not output.as_json:
             print_result(result, files, output)
     if len(results) > 1:
-        show_joined(join([reproduction_json(result) for result in results]), out, output)
+        show_joined(join([reproduction_json(result) for result in results], configs[0].paper), out, output)
     elif output.as_json:
         for result in results:
             print_json(reproduction_json(result))
@@ -208,13 +212,24 @@ def print_check(preset: Paper, command: Command) -> None:
 
     findings = preset.check()
     document = {"paper": preset.name, "check": [finding.as_document() for finding in findings]}
-    command.finish(1, lambda: document, lambda: print_table(check_table(preset, findings)))
+
+    def show() -> None:
+        if findings:
+            print_table(check_table(preset, findings))
+        else:
+            print_line(
+                f"Nothing that '{preset.name}' prints can be computed again: it has no table with numbers for a claim, "
+                "and none with numbers by image next to their mean."
+            )
+
+    command.finish(1, lambda: document, show)
 
 
 def write(result: Reproduction, folder: Path) -> list[Path]:
     """Write NAME.md, NAME.json and, if there are enough measures, NAME-radar.png."""
     from clairvit._io import write_json, write_text
     from clairvit.plotting.save import write_figure
+    from clairvit.reports.multiverse import multiverse_chart
     from clairvit.reports.render import to_markdown
     from clairvit.reports.reproduction import reproduction_json, reproduction_radar, reproduction_report
 
@@ -223,8 +238,8 @@ def write(result: Reproduction, folder: Path) -> list[Path]:
         write_text(to_markdown(reproduction_report(result)), folder / f"{name}.md"),
         write_json(reproduction_json(result), folder / f"{name}.json"),
     ]
-    figure = reproduction_radar(result)
-    return files if figure is None else [*files, write_figure(figure, folder / f"{name}-radar.png")]
+    figures = {f"{name}-radar.png": reproduction_radar(result), f"{name}-multiverse.png": multiverse_chart(result)}
+    return [*files, *(write_figure(figure, folder / file) for file, figure in figures.items() if figure is not None)]
 
 
 def print_result(result: Reproduction, files: list[Path], output: options.OutputOptions) -> None:

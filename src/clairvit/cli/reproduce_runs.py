@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clairvit.bench.plan import Plan
     from clairvit.bench.store import Store
     from clairvit.models.model import Model
+    from clairvit.papers.dimensions import Fit
     from clairvit.papers.joined import JoinedReproduction
     from clairvit.papers.paper import Paper
     from clairvit.papers.reproduce import Reproduction
@@ -60,6 +61,7 @@ class RunSettings:
     finetune: FinetuneOptions
     batch_size: int | None
     cost: bool
+    multiverse: bool = False
 
 
 def read_portion(text: str, flag: str) -> Portion:
@@ -132,6 +134,12 @@ def run_one(config: ReproductionConfig, folder: Path | None, settings: RunSettin
                 f"{plan.forwards} forwards."
             )
 
+    def variants(fit: Fit) -> Model:
+        stated = replace(config.model, fit=fit)
+        if finetuned is not None:
+            return stated.load(device)
+        return settings.model_options.load(stated.spec, fit=fit, interpolation=stated.interpolation)
+
     name = config.paper.name
     with _store(folder, name) as store, command.progress(f"reproduce {name}"):
         result = run(
@@ -142,6 +150,7 @@ def run_one(config: ReproductionConfig, folder: Path | None, settings: RunSettin
             device=device,
             batch_size=settings.batch_size,
             cost=settings.cost,
+            variants=variants if settings.multiverse else None,
             on_plan=on_plan,
         )
     if finetuned is None:
@@ -216,7 +225,7 @@ def join_folders(preset: Paper, folders: Sequence[str]) -> JoinedReproduction:
     """Return finished runs, each in its folder, as one result."""
     from clairvit.papers.joined import join, read_document
 
-    return join([read_document(Path(folder), preset.name) for folder in folders])
+    return join([read_document(Path(folder), preset.name) for folder in folders], preset)
 
 
 def write_joined(joined: JoinedReproduction, folder: Path) -> list[Path]:

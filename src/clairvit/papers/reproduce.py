@@ -32,6 +32,8 @@ from clairvit.papers.comparison import (
 )
 from clairvit.papers.correctness import CorrectnessSplit, split_by_correctness
 from clairvit.papers.cost import CostResult, check_costs, measure_costs
+from clairvit.papers.multiverse import ModelLoader, Multiverse, run_multiverse
+from clairvit.papers.needed_images import NeededImages, needed_images
 from clairvit.papers.paper import Measure, Paper, Table, check_effort
 from clairvit.papers.preparation import patch_grid, prepared
 from clairvit.papers.setup import LoadedData, ReproductionConfig, differences
@@ -70,6 +72,8 @@ class Reproduction:
     by_correctness: tuple[CorrectnessSplit, ...] = ()  # where true classes are known
     costs: tuple[CostResult, ...] = ()  # what the paper says of time, measured
     training: Mapping[str, Any] = field(default_factory=dict)  # how the model was fine-tuned, where it was
+    needed: tuple[NeededImages, ...] = ()  # how many images the differences that the paper prints need
+    multiverse: Multiverse | None = None  # the claims under other protocols, where they were asked for
 
 
 def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
@@ -175,6 +179,7 @@ def reproduce(
     device: str | None = None,
     batch_size: int | None = None,
     cost: bool = False,
+    variants: ModelLoader | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> Reproduction:
     """Compute the scores that the store lacks, and compare all scores with the numbers that the paper prints.
@@ -187,6 +192,8 @@ def reproduce(
         device: Where the model runs, if it is loaded here.
         batch_size: Images per forward pass; None chooses.
         cost: Measure how long methods take, where the paper says something of it.
+        variants: Returns the model with pictures cropped or squashed; each claim is then tested in a multiverse, under
+            every protocol that is in use.
         on_plan: Called with each plan, of the start layers too, before its work begins.
 
     Raises:
@@ -210,6 +217,11 @@ def reproduce(
     by_name = named_scores(config, scores, measures)
     costs, unmeasured = measure_costs(paper, config.effort, model, dataset, config.seed) if cost else ((), ())
     data = replace(data, remarks=(*data.remarks, *(("cost", reason) for reason in unmeasured)))
+    universes = None
+    if variants is not None:
+        universes = run_multiverse(
+            config, store, data.dataset, variants, model, device=device, batch_size=batch_size, on_plan=on_plan
+        )
     table = paper.table_for(config.data.spec)
     rows = compare_rows(paper, by_name, table)
     return Reproduction(
@@ -223,12 +235,14 @@ def reproduce(
         tuple(evaluate_claims(paper, by_name, rows)),
         tuple(_sweeps(config, scores, measures, layers)),
         tuple(differences(config, model, data, scores, measures, table)),
-        (*tuning.failed, *failed),
+        (*tuning.failed, *failed, *(() if universes is None else universes.failed)),
         outcome.seconds,
         scores.model_record,
         tuning.tuned,
         split_by_correctness(paper, by_name, scores.predictions),
         costs,
+        needed=needed_images(paper, by_name),
+        multiverse=universes,
     )
 
 

@@ -13,6 +13,8 @@ from clairvit.papers.reproduce import Reproduction
 from clairvit.papers.tuning import TunedStart
 from clairvit.plotting.labels import ARROWS, UNDEFINED
 from clairvit.reports.blocks import Table
+from clairvit.reports.multiverse import multiverse_json, multiverse_tables
+from clairvit.reports.needed_images import needed_table
 from clairvit.reports.text_tables import short_number, text_table
 
 
@@ -24,6 +26,10 @@ def extra_tables(result: Reproduction) -> Iterator[Table]:
         yield _correctness_table(result)
     if result.costs:
         yield _cost_table(result.costs)
+    if result.needed:
+        yield needed_table(result)
+    if result.multiverse is not None:
+        yield from multiverse_tables(result.multiverse)
 
 
 def extra_json(result: Reproduction) -> dict[str, Any]:
@@ -36,6 +42,10 @@ def extra_json(result: Reproduction) -> dict[str, Any]:
         document["by_correctness"] = [_split_json(split) for split in result.by_correctness]
     if result.costs:
         document["costs"] = [_cost_json(cost) for cost in result.costs]
+    if result.needed:
+        document["images_needed"] = [needed.to_dict() for needed in result.needed]
+    if result.multiverse is not None:
+        document["multiverse"] = multiverse_json(result.multiverse)
     return document
 
 
