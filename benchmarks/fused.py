@@ -34,7 +34,7 @@ from clairvit.cuda import kernels
 from clairvit.cuda.graphs import without_cuda_graphs
 from clairvit.cuda.reductions import KernelReductions
 from clairvit.errors import ClairWarning
-from clairvit.tracing import attention_reductions
+from clairvit.tracing import attention_call
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.attention_reductions import AttentionReductions
 
@@ -47,7 +47,7 @@ COLUMN_SUMS: list[Entry] = ["A", "A", "A", "A", "AG+", "AG+", "AG+"]
 
 def choose_way(way: str) -> None:
     """Make the executor read every layer in one of the three ways."""
-    attention_reductions.TILE_SHARE = 1e9 if way == "matrices" else 0.25
+    attention_call.TILE_SHARE = 1e9 if way == "matrices" else 0.25
     if way == "tiles":
         kernels.attention_applies = lambda call: False
 
@@ -111,7 +111,7 @@ def random_call(tokens: int, heads: int, dtype: torch.dtype) -> tuple[AttentionC
 def all_sums(call: AttentionCall, dO: Tensor, *, use_kernels: bool) -> list[Tensor]:
     """Return all row and column sums that the plan of all plain methods reads of a layer."""
     kind = KernelReductions if use_kernels else AttentionReductions
-    sums = kind(call, dO, attention_reductions.tile_bytes(call, 24))
+    sums = kind(call, dO, attention_call.tile_bytes(call, 24))
     generator = torch.Generator("cuda").manual_seed(1)
     weights = torch.rand(
         len(COLUMN_SUMS), 1, call.v.shape[1], call.queries, generator=generator, device="cuda", dtype=torch.float64

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import clairvit as cv
-from clairvit.bench.specs import Specs
+from clairvit.bench.plan import Specs
 from clairvit.cli import main
 from clairvit.errors import UnknownName
 from clairvit.methods import spec as methods

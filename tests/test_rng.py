@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import clairvit as cv
-from clairvit._rng import NUMBERS, check_seed, image_seeds, make_generator
+from clairvit._rng import NUMBERS, image_seeds, make_generator
 from clairvit.errors import BadInput
+from clairvit.execution import check_seed
 
 
 def drawn(seed: int, stream: str, index: int = 0) -> float:

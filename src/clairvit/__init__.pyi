@@ -31,6 +31,7 @@ from .tracing.neuron import Neuron as Neuron
 
 # Activations
 from .tracing.trace import trace as trace, Trace as Trace
+from .tracing.tail import tail as tail
 from .methods.features import features as features
 from .methods.intervention import intervene as intervene, intervene_sweep as intervene_sweep
 from .perturbation.site import Site as Site

@@ -5,15 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import numbers
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-
-from clairvit.errors import BadInput
 
 Distribution = Literal["uniform", "normal"]  # in ±1, or standard normal
 # Streams that had numbers before they had names, with the first of them: index k draws from number + k, so that maps
@@ -55,13 +52,6 @@ NUMBERS = {
     "training/dropped tokens": 1 << 33,
 }
 _STRIDE, _MODULUS = 2654435761, 2**31 - 1  # a multiplicative hash: neighbouring positions get distant weights
-
-
-def check_seed(seed: Any) -> int:
-    """Return a seed as an int; raise BadInput for anything but a whole number."""
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-        raise BadInput(f"seed={seed!r} is a {type(seed).__name__}; expected a whole number, such as 0.")
-    return int(seed)
 
 
 def image_seeds(images: Tensor, seed: int) -> list[int]:

@@ -1,10 +1,11 @@
-"""Execution options: how many images one pass of the model holds, and in which precision it runs."""
+"""How a verb runs: the seed, how many images one pass of the model holds, and in which precision it runs."""
 
 from __future__ import annotations
 
 import numbers
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,6 +13,13 @@ from clairvit.errors import BadInput
 
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DEVICES = ("cpu", "cuda", "mps")
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an int; raise BadInput for anything but a whole number."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise BadInput(f"seed={seed!r} is a {type(seed).__name__}; expected a whole number, such as 0.")
+    return int(seed)
 
 
 def precision_name(autocast: str) -> str:

@@ -173,6 +173,24 @@ def spread_evenly(cells: Tensor, grid: tuple[int, int]) -> Tensor:
     return along_rows @ cells @ along_cols.T
 
 
+def repeat_cells(cells: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return [..., rows, cols] on a finer grid: each of its cells has the value of the one that its corner lies in."""
+    for axis, fine in zip((-2, -1), grid, strict=True):
+        coarse = cells.shape[axis]
+        places = index_tensor(tuple(place * coarse // fine for place in range(fine)), cells.device)
+        cells = cells.index_select(axis, places)
+    return cells
+
+
+def pick_cells(cells: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the [..., rows, cols] that `repeat_cells` made these cells of."""
+    for axis, coarse in zip((-2, -1), grid, strict=True):
+        fine = cells.shape[axis]
+        places = index_tensor(tuple(-(-place * fine // coarse) for place in range(coarse)), cells.device)
+        cells = cells.index_select(axis, places)
+    return cells
+
+
 def _covered_share(coarse: int, fine: int) -> Tensor:
     """Return [fine, coarse]: the share of each of `coarse` equal intervals in each of `fine`; columns add up to 1."""
     bounds = torch.arange(fine + 1, dtype=torch.float64)[:, None] * coarse  # in units of 1 / (fine · coarse): exact

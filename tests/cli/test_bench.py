@@ -20,8 +20,7 @@ from clairvit.bench.loggers import LOGGERS, FunctionLogger, run_logger
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.cli import main
-from clairvit.cli.bench import format_duration, progress_reporter
-from clairvit.cli.bench_config import StudyOptions
+from clairvit.cli.bench import StudyOptions, format_duration, progress_reporter
 from clairvit.cli.options import DataOptions, ModelOptions
 from helpers.small_study import ARCHITECTURE, photos, table, weights
 

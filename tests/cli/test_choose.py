@@ -198,7 +198,7 @@ def test_a_sample_is_by_seed_and_in_order() -> None:
         (["--metric", "delition"], "Did you mean 'deletion'"),
         (["--metric", "ap"], "'ap' compares maps with masks, and none were given"),
         (["--tune-start", "genat"], "Did you mean 'genatt'"),
-        (["--tune-start", "lime"], "'lime' makes its map from the whole image at once"),
+        (["--tune-start", "random"], "'random' does not look at the model"),
         (["--out", "recipe.txt"], "--out recipe.txt is no name for a recipe; expected one that ends in .json"),
         (["--split", "test"], "--split test is of a data set, such as pets:PATH; photos is none."),
         (["--by", "delition"], "by=delition was given; expected one of first, mean-rank, insertion-deletion"),

@@ -27,7 +27,7 @@ from clairvit.cuda.graphs import (
     module_state,
     without_cuda_graphs,
 )
-from clairvit.methods import passes
+from clairvit.methods import runs
 from clairvit.methods.spec import resolve_method
 from clairvit.targets.base import class_agnostic_target
 from clairvit.targets.resolve import resolve_for
@@ -304,7 +304,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name, stand_in in cuda.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(passes, "graph_request", passes_request)
+    monkeypatch.setattr(runs, "graph_request", passes_request)
     return graph_request
 
 

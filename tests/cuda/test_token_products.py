@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clairvit.cuda import kernels
-from clairvit.cuda.kernels.token_products import inner_products, products_and_norms
+from clairvit.cuda.kernels import inner_products, products_and_norms
 from helpers.rounding import assert_same
 from helpers.token_cases import CASES, largest_excess
 from helpers.triton_interpreter import interpreted_lines

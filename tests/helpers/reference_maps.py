@@ -185,6 +185,15 @@ def rollout_forward(p: Proof, alpha: float = 0.5) -> Tensor:
     return rolled(p, layers, weight=alpha, residual=1 - alpha, normalise=row_normalised, order=forward_order)
 
 
+def rollout_cmi(p: Proof, fuse: Callable[[Tensor], Tensor], alpha: float = 1.0) -> Tensor:
+    """prod_l (alpha A + (1 - alpha) I), the first layer on the left, nothing normalised."""
+    matrices = [alpha * fuse(A) + (1 - alpha) * p.identity for A in p.A]
+    product = matrices[0]
+    for matrix in matrices[1:]:
+        product = product @ matrix
+    return p.read(product)
+
+
 def genatt(p: Proof) -> Tensor:
     return rolled(p, positive(p))
 
@@ -220,6 +229,28 @@ def gmar_forward(p: Proof, power: int) -> Tensor:
 
 def gmar_raw(p: Proof, power: int) -> Tensor:
     return rolled(p, head_weighted(p, power))
+
+
+# Coporan's report
+
+
+def cam_coporan(p: Proof) -> Tensor:
+    """Section 6.3: gradient times attention of the last layer, averaged, no less than 0."""
+    return p.read((p.G[-1] * p.A[-1]).mean(1)).clamp(min=0)
+
+
+def ag_cam_coporan(p: Proof) -> Tensor:
+    """Equation 5.3, channel by channel: mean gradient of the value times the value times its head's attention."""
+    run = forward(p.vit, p.x[0].requires_grad_(True))
+    last, _ = run.blocks[-1]
+    (gradient,) = torch.autograd.grad(score(run.logits, p.classes), [last.v])
+    alpha = gradient[:, :, p.vit.prefix :].mean(2)  # [B, H, dh]
+    row = torch.zeros_like(p.read_row.expand(len(p.pixels), -1))
+    for head in range(last.v.shape[1]):
+        attention = p.read(p.A[-1][:, head])
+        for channel in range(last.v.shape[3]):
+            row = row + alpha[:, head, channel, None] * last.v[:, head, :, channel].detach() * attention
+    return row
 
 
 # Sums

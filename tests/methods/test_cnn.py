@@ -6,6 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import timm
@@ -16,6 +17,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
+from clairvit.numerics import pick_cells, repeat_cells
 from clairvit.tracing.structure import model_structure
 from helpers.exact_models import TARGETS
 from helpers.method_conditions import METHODS, allow_declared_zeros
@@ -89,6 +91,44 @@ def test_cam_family_at_each_stage_of_a_resnet(name: str, layer: int) -> None:
     assert_same(cv.explain(model, images(), name, target=TARGETS, layer=layer).maps, expected.clamp(min=0))
     if layer == 3:
         assert_same(cv.explain(model, images(), name, target=TARGETS).maps, expected.clamp(min=0))
+
+
+@pytest.mark.parametrize("name", ["gradcam", "hirescam", "ixg"])
+def test_layers_of_a_cnn_are_its_stages_on_their_own_grids(name: str, tmp_path: Path) -> None:
+    model = cv.wrap(resnet())
+    explanation = cv.explain(model, images(), name, target=TARGETS, layers=True)
+    assert explanation.layer_names == ("layer1", "layer2", "layer3", "layer4")
+    assert explanation.layers is not None
+    assert explanation.layers.shape == (4, 2, 16, 24)
+    for layer in range(4):
+        text = f"{name}+layer:{layer}" if name == "ixg" else f"{name}(layer={layer})"
+        alone = cv.explain(model, images(), text, target=TARGETS)
+        assert_same(explanation.layer_map(layer), alone.maps)
+        assert alone.layer_grids == ()
+    if name == "gradcam":
+        assert torch.equal(explanation.layer_map(-1), explanation.maps)
+    grid = explanation.layer_grids[3]
+    assert (grid.name, grid.rows, grid.columns) == ("layer4", 2, 3)
+    assert explanation.to_dict()["layer_grids"][0] == {"name": "layer1", "rows": 16, "columns": 24}
+    loaded = cv.Explanation.load(explanation.save(tmp_path / "maps.npz"))
+    assert loaded.layer_grids == explanation.layer_grids
+    assert_same(loaded[1].layer_map(2), explanation.layer_map(2)[1:])
+    assert explanation.save(tmp_path / "strip.png", layers=True).stat().st_size > 0
+
+
+def test_cells_repeated_on_a_finer_grid_come_back() -> None:
+    for coarse in range(1, 9):
+        cells = torch.arange(float(2 * coarse * 3)).reshape(2, coarse, 3)
+        for fine in range(coarse, 20):
+            assert torch.equal(pick_cells(repeat_cells(cells, (fine, 7)), (coarse, 3)), cells)
+    assert repeat_cells(torch.tensor([[1.0, 2.0]]), (2, 4)).tolist() == [[1, 1, 2, 2], [1, 1, 2, 2]]
+
+
+def test_layers_that_were_not_asked_for_are_refused_in_words() -> None:
+    explanation = cv.explain(cv.wrap(resnet()), images(), "gradcam", target=TARGETS)
+    assert explanation.layer_names == ()
+    with pytest.raises(BadInput, match=r"computed without its layers; ask for them with .*layers=True"):
+        explanation.layer_map(0)
 
 
 def test_cam_is_the_classifier_row_on_the_last_map() -> None:

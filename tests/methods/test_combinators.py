@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -34,9 +35,10 @@ EVERY = list(METHODS)
 LAYERED = [name for name, method in METHODS.items() if method.output != "image"]
 MATRICES = [name for name, method in METHODS.items() if method.output == "matrix"]
 TYPED = {"from:M": ["from:1", "from:-2"], "layer:K": ["layer:0", "layer:-2"]}  # what stands for a number
-COMBINATIONS = [
+COMBINATIONS = [  # those of methods of the whole image are in test_tails.py
     f"{name}+{typed}"
     for name, method in METHODS.items()
+    if method.output != "image"
     for listed in method.combinators
     for typed in TYPED.get(listed[1:], [listed[1:]])
 ]
@@ -96,14 +98,14 @@ def test_listed_combinations_work(kind: str) -> None:
 
 
 SUMS = {"+plus", "+skipplus", "+from:M", "+last", "+layer:K"}
-COMBINED_BY = {"matrix": SUMS | {"+rollout", "+flow"}, "tokens": SUMS, "image": set()}  # what each kind of map allows
+COMBINED_BY = {"matrix": SUMS | {"+rollout", "+flow"}, "tokens": SUMS, "image": SUMS}  # what each kind of map allows
 
 
 @pytest.mark.parametrize("output", COMBINED_BY)
 def test_every_method_has_the_combinators_of_its_output(output: str) -> None:
     methods = [method for method in METHODS.values() if method.output == output]
     assert methods
-    assert all(set(method.combinators) == COMBINED_BY[output] for method in methods)
+    assert all(set(method.combinators) == (set() if method.no_tails else COMBINED_BY[output]) for method in methods)
 
 
 @pytest.mark.parametrize("name", LAYERED)
@@ -186,7 +188,8 @@ def test_layers_of_an_explanation() -> None:
     for name in EVERY:
         explanation, without = explained(short(name), layers=True), explained(short(name))
         last_block_only = METHODS[name].options.get("at") in ("norm", "output")
-        assert (explanation.layers is None) == (METHODS[name].output == "image" or last_block_only), name
+        whole_map_only = METHODS[name].output == "image" and name != "tam"
+        assert (explanation.layers is None) == (whole_map_only or last_block_only), name
         assert explanation.layers is None or explanation.layers.shape == (5, 2, 4, 4), name
         assert without.layers is None, name
         assert_same(without.maps, explanation.maps, label=name)
@@ -212,7 +215,7 @@ REFUSED = [
 
 
 def test_images_and_token_maps_cannot_do_everything() -> None:
-    assert {"saliency+plus", "random+last", "center+from:1", "ixg+rollout", "legrad+rollout"} <= set(REFUSED)
+    assert {"saliency+rollout", "random+last", "center+from:1", "ixg+rollout", "legrad+rollout"} <= set(REFUSED)
 
 
 @pytest.mark.parametrize("text", one_of_each(REFUSED, kinds_of_combination))
@@ -654,6 +657,11 @@ def test_unknown_presets(text: str, message: str) -> None:
 def test_presets_under_a_combinator(name: str, preset: str, combinator: str) -> None:
     """A preset of the layer map can be recombined; one that says how layers are combined cannot, and says so."""
     text = f"{name}(preset={preset})+{combinator}"
+    if METHODS[name].output == "image" and combinator != "rollout":
+        pixels_named = preset_settings(METHODS[name], preset).get("features") == "superpixels"
+        with pytest.raises(BadInput, match="speaks of pixels") if pixels_named else contextlib.nullcontext():
+            assert resolve_method(text).on_tails
+        return
     if f"+{combinator}" not in [c.replace(":M", ":1") for c in METHODS[name].combinators]:
         with pytest.raises(NotApplicable, match=rf"\+{combinator}"):
             resolve_method(text)

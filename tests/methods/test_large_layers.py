@@ -18,6 +18,7 @@ from clairvit.methods.flow import Flow
 from clairvit.methods.layer_product import LayerProduct
 from clairvit.methods.layer_view import LayerView, RunContext
 from clairvit.methods.spec import resolve_method
+from clairvit.tracing import attention_call as attention_calls
 from clairvit.tracing import attention_reductions
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.recorders.head_replay import HeadReplay
@@ -42,8 +43,8 @@ ROWS = 5  # of a tile
 
 def read_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every layer a large one, with tiles of `ROWS` query rows."""
-    monkeypatch.setattr(attention_reductions, "TILE_SHARE", 0.0)
-    monkeypatch.setattr(attention_reductions, "SMALLEST_TILE_BYTES", 1)
+    monkeypatch.setattr(attention_calls, "TILE_SHARE", 0.0)
+    monkeypatch.setattr(attention_calls, "SMALLEST_TILE_BYTES", 1)
     monkeypatch.setattr(attention_reductions, "SMALLEST_TILE_ROWS", ROWS)
 
 
@@ -121,7 +122,7 @@ def test_peak_memory_of_all_plain_methods_is_that_of_a_plain_pass(side: int, mon
     LeGrad took 1.15 when the head was run on the tokens of all layers at once, 1.11 where it reads the tokens
     themselves (`pool=model`) and the gradients of all layers were kept.
     """
-    monkeypatch.setattr(attention_reductions, "SMALLEST_TILE_BYTES", 1)
+    monkeypatch.setattr(attention_calls, "SMALLEST_TILE_BYTES", 1)
     module = timm.models.vision_transformer.VisionTransformer(
         img_size=4 * side, patch_size=4, embed_dim=32, depth=12, num_heads=2, num_classes=10
     )
@@ -151,7 +152,7 @@ def test_the_head_is_run_on_parts_of_the_layers(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(HeadReplay, "replay", watched)
     expected = cv.explain(model, image, "legrad", target=TARGET, layers=True)
     assert sizes == [5]
-    monkeypatch.setattr(attention_reductions, "SMALLEST_TILE_BYTES", 1)
+    monkeypatch.setattr(attention_calls, "SMALLEST_TILE_BYTES", 1)
     in_parts = cv.explain(model, image, "legrad", target=TARGET, layers=True)
     assert sizes == [5, 2, 2, 1]
     assert_same(in_parts.layers, expected.layers, dtype=torch.float64)
@@ -222,6 +223,6 @@ def test_a_layer_is_large_if_its_attention_outweighs_the_values(queries: int, la
     """ViT-B/16 at 224 pixels is not; ViT-L/14 at 518 and ViT-B/8 at 224 are. Meta tensors: only shapes count."""
     call, _ = attention_call(1, 1, 2, width=64)
     call.v = call.q = torch.empty(8, 16 if layers == 24 else 12, queries, 64, device="meta")
-    limit = attention_reductions.tile_bytes(call, layers)
-    assert attention_reductions.is_large(call, layers) == expected
+    limit = attention_calls.tile_bytes(call, layers)
+    assert attention_calls.is_large(call, layers) == expected
     assert limit == max(2**22, call.v.numel() * layers)  # a quarter of all values, 4 bytes each

@@ -419,6 +419,20 @@ def test_tam_of_a_shallow_model_says_where_its_chain_ends(depth: int, layer: int
     assert cv.explain(model, p.pixels, "tam(steps=2,first_state=true)", target=TARGETS).notes == ()
 
 
+def test_tam_by_layer_is_the_chain_that_ends_there() -> None:
+    model, p = proven("plain")
+    explanation = cv.explain(model, p.pixels, "tam(steps=2,start_layer=1)", target=TARGETS, layers=True)
+    assert explanation.layers is not None
+    assert len(explanation.layers) == p.depth
+    assert torch.equal(explanation.layers[1], explanation.maps)
+    for layer in range(p.depth - 1):
+        chain = cv.explain(model, p.pixels, f"tam(steps=2,start_layer={layer})", target=TARGETS)
+        assert_same(explanation.layers[layer], chain.maps)
+        assert chain.layers is None, "not asked for"
+    attention = cv.explain(model, p.pixels, "tam(steps=2,first_state=true)", target=TARGETS)
+    assert_same(explanation.layers[-1], attention.maps)
+
+
 def test_tam_of_windowed_attention_is_refused() -> None:
     strange = tiny.STRANGE["swin"]
     model = cv.wrap(tiny.strange(strange.make), size=strange.size)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.data.pipeline import THREAD_NAME
 from clairvit.errors import BadInput, ClairWarning
-from clairvit.methods import passes, runs
+from clairvit.methods import runs
 from clairvit.methods.runs import CHUNK_SIZE, Question, Run, TargetList, iter_runs
 from clairvit.methods.spec import resolve_method
 from clairvit.models.state_hash import state_hash
@@ -88,13 +88,13 @@ def test_a_run_has_the_targets_of_its_own_images() -> None:
 
 def test_each_group_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[int] = []
-    usual = passes.record_for
+    usual = runs.record_for
 
     def count(specs: Any, model: cv.Model, pixels: Tensor, *rest: Any) -> Any:
         recorded.append(len(pixels))
         return usual(specs, model, pixels, *rest)
 
-    monkeypatch.setattr(passes, "record_for", count)
+    monkeypatch.setattr(runs, "record_for", count)
     model, images = double(KIND, CHUNK + 1)
     cv.compare(model, Pictures(images), ["ixg", "rollout", "genatt"], targets=[1, 2])
     assert recorded == [CHUNK, 1]

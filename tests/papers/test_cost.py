@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,3 +83,10 @@ def test_a_method_that_does_not_fit_is_explained() -> None:
     assert measured == ()
     assert len(unmeasured) == 1
     assert "was not measured" in unmeasured[0]
+
+
+def test_images_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "torn.png").write_bytes(b"no picture")
+    unreadable = as_dataset(str(tmp_path / "torn.png"), wrapped("timm-vit"))
+    with pytest.raises(BadInput, match="None of the 1 images can be read"):
+        measure_costs(find_paper("joita"), "quick", wrapped("timm-vit"), unreadable)

@@ -156,6 +156,19 @@ def test_the_numbers_are_evaluates(results: dict[str, Reproduction]) -> None:
     assert cells["LeGrad (equation)"]["mPA"].ours == pytest.approx(100 * other.mean, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_means_are_those_of_the_single_images(name: str, results: dict[str, Reproduction]) -> None:
+    result = results[name]
+    assert len(result.by_image) == result.images
+    for row in result.rows:
+        for measure in result.config.paper.measures:
+            values = [image.values[row.entry.name, measure.name] for image in result.by_image]
+            valid = [value for value in values if not math.isnan(value)]
+            cell = row.cells[measure.name]
+            assert len(valid) == cell.images
+            assert not valid or cell.ours == pytest.approx(math.fsum(valid) / len(valid), rel=1e-9, abs=1e-9)
+
+
 def test_skipplus_scores_the_true_class_and_turns_two_measures(results: dict[str, Reproduction]) -> None:
     cells = {row.entry.name: row.cells for row in results["skipplus"].rows}
     scores = cv.evaluate(MODEL, dataset(), ["ixg+skipplus"], ["deletion(score=accuracy)", "ap"], target="label")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import clairvit as cv
-import clairvit.methods.passes as passes_module
+import clairvit.methods.runs as runs_module
 import clairvit.selection.choose as choose_module
 from clairvit._cost import Cost
 from clairvit.data.dataset import ImageDataset, Sample, as_dataset
@@ -281,7 +281,7 @@ def test_mean_ranks_are_ranks_on_each_image() -> None:
         ({"metrics": ["grid-pointing-game"]}, "'grid-pointing-game' is one number for all images"),
         ({"methods": ["rollout"]}, "This model has no attention"),
         ({"tune_start": ["genatt"]}, "This model has no attention"),
-        ({"tune_start": ["lime"]}, "'lime' makes its map from the whole image at once"),
+        ({"tune_start": ["random"]}, "'random' does not look at the model"),
         ({"tune_start": ["genatt+rollout"]}, r"'genatt\+rollout' cannot be tuned"),
     ],
 )
@@ -394,13 +394,13 @@ def test_the_best_start_may_be_the_lowest() -> None:
 
 def test_all_starts_come_from_one_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[int] = []
-    usual = passes_module.record_for
+    usual = runs_module.record_for
 
     def count(specs: Any, *rest: Any) -> Any:
         recorded.append(len(specs))
         return usual(specs, *rest)
 
-    monkeypatch.setattr(passes_module, "record_for", count)
+    monkeypatch.setattr(runs_module, "record_for", count)
     model, some = double(DEEP, 3)
     cv.choose(model, some, ["legrad"], [TUNE], tune_start=["focusvit", "genatt"])
     layers = len(cv.trace(model, some).layers)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from clairvit._cost import Cost
-from clairvit.bench.plan import Cell, CellSet, StoredPlan, image_set_hash, settings_of
-from clairvit.bench.specs import Specs
+from clairvit.bench.plan import Cell, CellSet, Specs, StoredPlan, image_set_hash, settings_of
 from clairvit.bench.store import Store, sql_text
 from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.metrics.accumulator import BASELINES

@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from clairvit.bench import METHODS, METRICS
 from clairvit.bench.config import ModelConfig, StudyConfig
-from clairvit.bench.plan import Study
-from clairvit.bench.specs import Specs
+from clairvit.bench.plan import Specs, Study
 from clairvit.errors import BadInput
 from clairvit.methods.explain import expand_all
 from clairvit.methods.parsing import split_at_commas

@@ -18,14 +18,13 @@ from clairvit.cli.calibrate import calibrate
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
 from clairvit.cli.console import print_json, print_message, print_note
-from clairvit.cli.declare import command_name, expand_groups, running
+from clairvit.cli.declare import add_import_option, command_name, expand_groups, running
 from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
 from clairvit.cli.explain import explain
 from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import with_options
-from clairvit.cli.imports import add_import_option
 from clairvit.cli.intervene import intervene
 from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
 from clairvit.cli.report import report

@@ -1,6 +1,7 @@
 """Declare options and arguments of commands, one line each, and turn groups of them into parameters of a command.
 
 A group is a frozen dataclass whose fields are options, or groups; `expand_groups` gives a command one option per field.
+`add_import_option` gives every command `--import FILE|MODULE`, for methods and metrics of the user's own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 import typer
 
 Group = TypeVar("Group")
+IMPORTS = "imports"  # the parameter of --import
 
 
 @dataclass(frozen=True)
@@ -170,3 +172,46 @@ def _filled(kind: Any, values: dict[str, Any]) -> Any:
             for entry in fields(kind)
         }
     )
+
+
+def _import(context: typer.Context, names: list[str] | None) -> None:
+    if names and not context.resilient_parsing:
+        from clairvit.plugins import import_code
+
+        import_code(names)
+
+
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE|MODULE",
+        callback=_import,
+        is_eager=True,  # before the names in other options are looked up
+        help="Import methods and metrics of your own first: my.py or package.module; may be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def add_import_option(app: typer.Typer) -> None:
+    """Give every command of an app the option `--import`, and what stands before the command too."""
+    for info in (*app.registered_commands, app.registered_callback):
+        if info is not None and info.callback is not None:
+            info.callback = _with_imports(info.callback)
+
+
+def _with_imports(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command with one more option, which the command itself does not see."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [item.replace(annotation=hints[item.name]) for item in inspect.signature(command).parameters.values()]
+    option = inspect.Parameter(IMPORTS, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Imports)
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        values.pop(IMPORTS)
+        return command(**values)
+
+    run.__signature__ = inspect.Signature([*parameters, option])  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, IMPORTS: Imports}
+    return run

@@ -60,9 +60,10 @@ def print_statistics(results: Sequence[WrittenResult]) -> None:
     rows = [(target, *_min_mean_max(values)) for target, values in zip(targets, record["statistics"], strict=True)]
     for target, values in zip(targets, record["standard_error"] or [], strict=False):
         rows.append((f"{target}, standard error", *_min_mean_max(values)))
+    names = [grid["name"] for grid in record["layer_grids"]]
     for layer, layer_maps in enumerate(record["layer_statistics"] or []):
         for target, values in zip(targets, layer_maps, strict=True):
-            rows.append((f"{target}, layer {layer}", *_min_mean_max(values)))
+            rows.append((f"{target}, {names[layer] if names else f'layer {layer}'}", *_min_mean_max(values)))
     columns = ["map", "min", "mean", "max"]
     if any(score is not None for score in scores):  # the value that is explained: a cosine, a logit, an activation
         columns.append("score" if record["score"] == "custom" else record["score"])

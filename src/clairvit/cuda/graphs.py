@@ -44,7 +44,7 @@ from clairvit.models.submodules import submodules, tensors_of
 from clairvit.numerics import widened
 from clairvit.targets.base import TargetBatch, class_agnostic_target, score_values
 from clairvit.targets.class_ import find_class
-from clairvit.tracing.attention_reductions import is_large
+from clairvit.tracing.attention_call import is_large
 from clairvit.tracing.fingerprint import Path, fingerprint
 from clairvit.tracing.recording import Recording
 from clairvit.tracing.structure import ModelStructure, model_structure

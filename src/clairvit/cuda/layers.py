@@ -19,8 +19,8 @@ from clairvit.cuda import kernels
 from clairvit.cuda.reductions import KernelReductions, reductions_of
 from clairvit.methods.layer_view import LayerView, RunContext
 from clairvit.numerics import widened
-from clairvit.tracing.attention_call import AttentionCall, Rows, are_alike, merged
-from clairvit.tracing.attention_reductions import AttentionReductions, is_large, tile_bytes
+from clairvit.tracing.attention_call import AttentionCall, Rows, are_alike, is_large, merged, tile_bytes
+from clairvit.tracing.attention_reductions import AttentionReductions
 from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.layer import Layer
 from clairvit.tracing.trace import Trace

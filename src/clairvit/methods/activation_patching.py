@@ -28,6 +28,7 @@ LayerNumber = Annotated[int, Range(ge=0, unit="(a layer) or None", example=4)]
     requires=FORWARD,
     extra_cost=ExtraCost(lambda patches, **_: Cost(patches + 1), slow=True),
     signed=True,
+    no_tails="replaces activations in a range of layers of the whole model, which start= and stop= choose",
 )
 def causal_activation_patching(
     trace: Trace,

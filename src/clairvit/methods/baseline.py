@@ -8,16 +8,26 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from clairvit._rng import image_seeds, make_generator
+from clairvit._rng import make_generator
 from clairvit.methods.registry import NOTHING, method
 from clairvit.option_types import Doc, Range
 from clairvit.tracing.trace import Trace
 
+NO_LAYERS = "does not look at the model, and has the same map for each of its layers"
 
-@method("random", family="baseline", paper="—", output="image", requires=NOTHING, class_specific=False)
+
+@method(
+    "random",
+    family="baseline",
+    paper="—",
+    output="image",
+    requires=NOTHING,
+    class_specific=False,
+    no_tails=NO_LAYERS,
+)
 def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
     """Uniform noise, fixed by the seed and the image: the score of a random map."""
-    seeds = image_seeds(trace.pixels, seed)
+    seeds = trace.image_seeds(seed)
     maps = [
         torch.rand(
             trace.layout.grid, generator=make_generator(image_seed, "random/map"), dtype=torch.float32, device="cpu"
@@ -27,7 +37,15 @@ def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
     return torch.stack(maps).to(trace.pixels.device)
 
 
-@method("center", family="baseline", paper="—", output="image", requires=NOTHING, class_specific=False)
+@method(
+    "center",
+    family="baseline",
+    paper="—",
+    output="image",
+    requires=NOTHING,
+    class_specific=False,
+    no_tails=NO_LAYERS,
+)
 def centre_gaussian(
     trace: Trace,
     sigma: Annotated[float, Range(gt=0, example=0.25), Doc("the width of the bell, in parts of a side")] = 0.25,

@@ -19,6 +19,7 @@ from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Comparison, Explanation, Origin, TextRelevance
 from clairvit.methods.spec import MethodSpec
+from clairvit.models.activation import activation_for, probabilities
 from clairvit.models.images import named_images
 from clairvit.models.model import Model
 from clairvit.models.readout import readout_text
@@ -58,7 +59,7 @@ def collect(
     repeated, names = logits.repeat(count, 1), batch.names * count
     classes = tuple(index for target in targets for index in target.classes)
     by_row = [target.by_row(recording.logits) for target in targets]
-    probabilities = model.probabilities(run.passes.logits.cpu().repeat(count, 1))
+    class_probabilities = probabilities(run.logits.cpu().repeat(count, 1), model.activation)
     activated = (f"{model.name}: {model.activation_reason}",) if model.activated else ()
     about_model = (*activated, *recording.structure.notes, *_model_notes(model, batch.notes))
     # Marks on a device, which methods share, and the properties of maps are read once each.
@@ -74,7 +75,7 @@ def collect(
         "targets": tuple(name for target in targets for name in target.names),
         "classes": classes,
         "logits": repeated,
-        "probabilities": _class_probabilities(probabilities if model.classifier else None, classes),
+        "probabilities": _of_classes(class_probabilities if model.classifier else None, classes),
         "pixels": batch.pixels if count == 1 else batch.pixels.repeat(count, *(1,) * (batch.pixels.ndim - 1)),
         "names": names,
         "model": model.name,
@@ -82,11 +83,12 @@ def collect(
         "preprocess": model.preprocess,
         "seed": seed,
         "classifier": model.classifier,
-        "activation": model.activation_of(logits),
-        "weights": run.passes.weights_hash,
+        "activation": activation_for(model.activation, logits.shape[-1]),
+        "weights": run.weights_hash,
         "versions": versions(),
         "origin": Origin.of(model, by_row[0] if count == 1 else TargetBatch.concat(by_row)),
     }
+    text = readout_text(model.module)  # whose tokens have relevance too
     comparison = Comparison()
     comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
     for spec in specs:
@@ -102,6 +104,7 @@ def collect(
         notes = _checked_notes(spec, of_targets, checked, rows_unmoved, names, len(recording.inputs))
         maps = _stored([result.maps for result in of_targets])
         assert maps is not None
+        of_text = _stored([result.other_tokens for result in of_targets]) if text else None
         own_seconds = sum(result.seconds for result in of_targets)
         passes = sum((result.own_cost for result in of_targets), Cost(1, count * spec.backwards))
         comparison[spec.text] = Explanation(
@@ -115,7 +118,8 @@ def collect(
             standard_error=_stored([result.standard_error for result in of_targets]),
             chosen=_stored([result.chosen for result in of_targets]),
             layers=_stored([result.layers for result in of_targets], axis=1),
-            text_relevance=_text_relevance(model, of_targets),
+            layer_grids=of_targets[0].layer_grids,
+            text_relevance=() if of_text is None else tuple(TextRelevance(text, row) for row in of_text),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
             notes=(*batch.notes, *recording.notes, *notes, *about_model),
@@ -139,13 +143,13 @@ def _model_notes(model: Model, notes: Sequence[str]) -> list[str]:
     return about_model
 
 
-def _class_probabilities(probabilities: Tensor | None, classes: Sequence[int | None]) -> tuple[float | None, ...]:
+def _of_classes(values: Tensor | None, classes: Sequence[int | None]) -> tuple[float | None, ...]:
     """Return the probability of each row's class; None where there is no class or no probability."""
-    if probabilities is None:
+    if values is None:
         return (None,) * len(classes)
     rows = [row for row, index in enumerate(classes) if index is not None]
-    values = iter(probabilities[rows, [index for index in classes if index is not None]].tolist() if rows else ())
-    return tuple(None if index is None else next(values) for index in classes)
+    of_rows = iter(values[rows, [index for index in classes if index is not None]].tolist() if rows else ())
+    return tuple(None if index is None else next(of_rows) for index in classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,13 +272,6 @@ def _stored(tensors: Sequence[Tensor | None], axis: int = 0) -> Tensor | None:
         kept = tensor.dtype in (torch.float64, torch.bool)
         stored.append(tensor.detach() if kept else tensor.detach().float())
     return stored[0] if len(stored) == 1 else torch.cat(stored, axis)
-
-
-def _text_relevance(model: Model, runs: Sequence[Result]) -> tuple[TextRelevance, ...]:
-    """Return the relevance of the text's tokens, one per map; () for a model without text, or a map of pixels."""
-    text = readout_text(model.module)
-    values = _stored([result.other_tokens for result in runs]) if text else None
-    return () if values is None else tuple(TextRelevance(text, row) for row in values)
 
 
 @functools.cache

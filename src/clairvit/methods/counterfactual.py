@@ -34,6 +34,7 @@ DECIMALS = 4  # of logits, when patches are ordered: rounding must not choose be
     requires=FORWARD,
     extra_cost=ExtraCost(lambda patches, effort, along, **_: _cost(patches, effort, along), at_most=True, slow=True),
     is_stochastic=False,
+    no_tails="selects one set of patches of the photo, and sets of several sub-networks have no sum",
     caveats=Caveats(
         zero_reason="there is nothing to flip, or no set of patches was found that flips it; the notes say which"
     ),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from clairvit.cuda import kernels
-from clairvit.cuda.kernels.token_products import products_and_norms
+from clairvit.cuda.kernels import products_and_norms
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.aggregation import Product, Single
 from clairvit.methods.alternatives import advice

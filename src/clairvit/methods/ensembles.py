@@ -277,7 +277,7 @@ def _resolve_average(name: str, function: Callable[..., MapResult], averaging: s
     if len(parsed.inner) != 1:
         raise BadInput(f"{name}(…) was given {len(parsed.inner)} methods; expected one: {name}(genatt, n=20).")
     inner = resolve_method(parsed.inner[0])
-    if any(spec.method.extra_cost.passes is not None for spec in inner.members or (inner,)):
+    if any(spec.method.extra_cost.passes is not None or spec.on_tails for spec in inner.members or (inner,)):
         raise NotApplicable(
             f"'{inner.text}' makes many passes itself, and {name}(…) would repeat them all. "
             f"Use a method of one trace: {name}(genatt)."

@@ -20,13 +20,15 @@ from clairvit.methods.aggregation import Aggregation, Total, VectorAggregation, 
 from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.layer_product import LayerProduct
 from clairvit.methods.layer_view import LayerView, RunContext, check_plane, tokens_to_grid
-from clairvit.methods.result import MapFunction, MapResult, NumbersNote, as_map_result
+from clairvit.methods.result import LayerGrid, MapFunction, MapResult, NumbersNote, as_map_result
 from clairvit.methods.spec import MethodSpec
-from clairvit.numerics import index_tensor, spread_evenly, widened
+from clairvit.numerics import index_tensor, repeat_cells, spread_evenly, widened
 from clairvit.tracing.attention_reductions import query_tiles
 from clairvit.tracing.gradient_barriers import blocked_gradient
+from clairvit.tracing.grid import on_grid
 from clairvit.tracing.rules import RuleTable
 from clairvit.tracing.rules.coverage import note_on
+from clairvit.tracing.structure import ModelStructure
 from clairvit.tracing.trace import Trace
 
 LAYER_MAP_FORMS = {"matrix": ("B", "rows", "N"), "tokens": ("B", "N")}
@@ -38,6 +40,7 @@ class Result:
 
     maps: Tensor | None = None  # [B, rows, cols]
     layers: Tensor | None = None  # [L, B, rows, cols]
+    layer_grids: tuple[LayerGrid, ...] = ()  # of layers of different sizes, whose cells `layers` repeats
     other_tokens: Tensor | None = None  # [B, T], of the tokens that are no patches, in their order
     error: ClairError | None = None
     seconds: float = 0.0
@@ -81,8 +84,8 @@ def run(
             with _timed(result):
                 result.notes += _check_fit(spec, trace)
                 if spec.aggregation is None:
-                    _run_image_method(spec, trace, seed, result)
-                elif reads_queries(spec, trace):
+                    _run_image_method(spec, trace, seed, result, layers=layers)
+                elif trace.decoder and reads_queries(spec, trace):
                     row = token_relevance(spec, trace, context)  # [B, N]
                     maps = tokens_to_grid(row, trace, len(trace.layers) - 1)
                     result.maps = maps.clamp(min=0) if spec.relu else maps
@@ -190,6 +193,18 @@ def _check_fit(spec: MethodSpec, trace: Trace) -> list[str]:
     return notes
 
 
+def no_layers(spec: MethodSpec, structure: ModelStructure, model: str) -> NotApplicable:
+    """Return why a method that combines layers does not fit a model in which none were seen."""
+    barriers = structure.barriers
+    return NotApplicable(
+        f"{model}: {structure.attention_seen}, and '{spec.text}' needs the layers of a Vision Transformer. Attention "
+        "of another form than softmax(q kᵀ) v (factorised, linear) is not read, nor queries in chunks, nor one inside "
+        "torch.vmap or outside torch (xformers, flash-attn kernels: switch that off).",
+        methods=() if barriers else ("saliency",),
+        alternative="a perturbation method" if barriers else None,
+    )
+
+
 class _LayerPass:
     """The state of one method while the layers are visited."""
 
@@ -197,16 +212,7 @@ class _LayerPass:
         self.spec, self.aggregation, self.result, self.trace = spec, aggregation, result, trace
         count = len(trace.layers)
         if not count:
-            structure = trace.recording.structure
-            barriers = structure.barriers
-            raise NotApplicable(
-                f"{trace.recording.model.name}: {structure.attention_seen}, and '{spec.text}' needs the layers of a "
-                "Vision Transformer. Attention of another form than softmax(q kᵀ) v (factorised, linear) is not read, "
-                "nor queries in chunks, nor one inside torch.vmap or outside torch (xformers, flash-attn kernels: "
-                "switch that off).",
-                methods=() if barriers else ("saliency",),
-                alternative="a perturbation method" if barriers else None,
-            )
+            raise no_layers(spec, trace.recording.structure, trace.recording.model.name)
         self.used = aggregation.used(count)
         if spec.method.output == "matrix":
             unfit = [layer for layer in trace.layers if layer.call is not None and layer.call.kind != "tokens"]
@@ -343,10 +349,30 @@ class _LayerPass:
             elif note is not None:
                 self.result.notes.append(f"{self.spec.text}: {note}")
         if self.keep_layers:
-            shapes = {r.shape for r in self.rows_of_layers.values()}
-            if len(shapes) == 1:
-                maps = [tokens_to_grid(row, self.trace, i) for i, row in sorted(self.rows_of_layers.items())]
-                self.result.layers = torch.stack([grid.expand(batch, *grid.shape[1:]) for grid in maps])
+            self._keep_layers(batch)
+
+    def _keep_layers(self, batch: int) -> None:
+        """Fill in the maps of single layers; those of different sizes on the finest grid, their cells repeated."""
+        indices = sorted(self.rows_of_layers)
+        grids = [
+            on_grid(self.rows_of_layers[i], self.trace.in_order, self.trace.layers[i].grid, self.trace.pixels)
+            for i in indices
+        ]
+        maps = [grid.expand(batch, *grid.shape[1:]) for grid in grids if grid is not None]
+        if not maps or len(maps) < len(grids):
+            return
+        sizes = {tuple(part.shape[1:]) for part in maps}
+        if len(sizes) > 1:
+            if any(part.ndim != 3 for part in maps):
+                return
+            named = zip(indices, maps, strict=True)
+            self.result.layer_grids = tuple(
+                LayerGrid(self.trace.layers[i].name or f"layer {i}", *part.shape[1:]) for i, part in named
+            )
+            finest = max(size[0] for size in sizes), max(size[1] for size in sizes)
+            maps = [repeat_cells(part, finest) for part in maps]
+        stacked = torch.stack(maps)
+        self.result.layers = stacked.clamp(min=0) if self.spec.relu else stacked
 
     def _sum_of_stages(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the sum of maps of several sizes on the finest grid, [B, rows, cols]; each cell is spread evenly."""
@@ -359,7 +385,7 @@ class _LayerPass:
         return torch.stack([spread_evenly(part, finest) for part in parts]).sum(0)
 
 
-def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result) -> None:
+def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result, *, layers: bool) -> None:
     """Run a method that makes its map from the whole trace, and fill in its result."""
     options = dict(spec.options)
     if trace.target is not None and spec.method.score != "logit":
@@ -377,6 +403,7 @@ def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result)
     dtype = widened(trace.logits).dtype
     result.maps = (output.maps.clamp(min=0) if spec.relu else output.maps).to(dtype)
     result.standard_error = None if output.standard_error is None else output.standard_error.to(dtype)
+    result.layers = output.layers().to(dtype) if layers and output.layers is not None else None
     result.unmoved, result.chosen = output.unmoved, output.chosen
     result.notes += dict.fromkeys(output.notes)
 

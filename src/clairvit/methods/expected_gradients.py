@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clairvit._cost import Cost
-from clairvit._rng import image_seeds, make_generator
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.methods.gradient import at_level
 from clairvit.methods.layer_view import tokens_to_grid
@@ -78,7 +79,7 @@ def expected_gradients(
         trace.recording.structure.check_members(trace.recording.model.name, "level=token")
     reference_scores, ends = run_references(trace, load_references(trace, references, samples, seed), tokens=by_token)
     x = widened(trace.layers[0].x if by_token else trace.pixels)
-    picks, alphas = draws(trace.pixels, len(ends), samples, seed)  # [n, B] each
+    picks, alphas = draws(trace.image_seeds(seed), len(ends), samples)  # [n, B] each
     images = torch.arange(len(x), device=x.device)
 
     def start(k: int) -> Tensor:
@@ -106,10 +107,10 @@ def expected_gradients(
     return MapResult(by_draw.mean(0), standard_error=error, notes=(f"{note}; the sum's standard error is {listed}",))
 
 
-def draws(pixels: Tensor, count: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+def draws(seeds: Sequence[int], count: int, samples: int) -> tuple[Tensor, Tensor]:
     """Return which of `count` references each draw takes for each image, and its alpha; [samples, B] each."""
     picks, alphas = [], []
-    for image_seed in image_seeds(pixels, seed):
+    for image_seed in seeds:
         generator = make_generator(image_seed, "expected-gradients/draws")
         alphas.append(torch.rand(samples, generator=generator, dtype=torch.float64, device="cpu"))
         picks.append(torch.randint(count, (samples,), generator=generator, device="cpu"))

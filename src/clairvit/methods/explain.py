@@ -17,13 +17,12 @@ from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.collect import collect
 from clairvit.methods.explanation import Comparison, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
-from clairvit.methods.passes import Replay
 from clairvit.methods.planner import misfits
 from clairvit.methods.recipe import method_text_for
 from clairvit.methods.recommended import default_method, defaults_for, kind_of_model, reason_for_default
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
-from clairvit.methods.runs import Question, Run, iter_runs
+from clairvit.methods.runs import Question, Replay, Run, iter_runs
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.coerce import ModelLike
 from clairvit.models.images import Batch, UnusualRange, unusual_notes
@@ -334,7 +333,7 @@ def _explain_run(
     heads = {spec.text: head_variants(spec, run.recording) for spec in specs} if by_head else {}
     by_text = {spec.text: spec for variants in heads.values() for spec in variants.values()}
     variants_and_specs = list((by_text | {spec.text: spec for spec in specs}).values())
-    results, checks = run.passes.run_all(variants_and_specs, targets, seed=seed, layers=layers or by_head)
+    results, checks = run.run_all(variants_and_specs, targets, seed=seed, layers=layers or by_head)
     comparison = collect(run, specs, targets, results, checks, seed=seed, skip=skip)
     if run.named:
         _add_regions(run, comparison)
@@ -346,6 +345,7 @@ def _explain_run(
         comparison[spec.text] = replace(
             explanation,
             layers=explanation.layers if layers else None,
+            layer_grids=explanation.layer_grids if layers else (),
             heads=spec_heads,
             notes=(*explanation.notes, *head_notes(spec, spec_heads)),
         )

@@ -19,11 +19,13 @@ from clairvit._cost import Cost
 from clairvit._io import to_json
 from clairvit._rows import Rows, RowSequence, first, joined, per_row, same, union
 from clairvit._tables import TableRow, Tabular
-from clairvit.errors import BadInput
+from clairvit.errors import BadInput, Verb
+from clairvit.methods.aggregation import layer_index
+from clairvit.methods.result import LayerGrid
 from clairvit.models.activation import Activation, probabilities
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import WeightsHash
-from clairvit.numerics import map_statistics
+from clairvit.numerics import map_statistics, pick_cells
 from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE, class_name
 
 if TYPE_CHECKING:
@@ -204,7 +206,9 @@ class Explanation(RowSequence, Tabular):
         chosen: bool [B, rows, cols], the patches that a search selected (counterfactual).
         regions: bool [B, H, W], the part of each image that its target is about: a region, or the box of a query; None
             for other targets. Figures outline it.
-        layers: [L, B, rows, cols], the map of each layer, if asked for and the method has layers.
+        layers: [L, B, rows, cols], the map of each layer, if asked for and the method has layers. Where layers differ
+            in size, the cells of the coarser ones are repeated on the finest grid; `layer_map` has each on its own.
+        layer_grids: Name, rows and columns of each layer, where they differ in size; empty where they do not.
         heads: The maps of each head, if asked for.
         text_relevance: The relevance of the text of a vision-language model, one per map; empty for other models, and
             for maps that are not read off the language model's tokens.
@@ -244,6 +248,7 @@ class Explanation(RowSequence, Tabular):
     chosen: Tensor | None = per_row(default=None)
     regions: Tensor | None = per_row(default=None)
     layers: Tensor | None = per_row(axis=1, default=None)
+    layer_grids: tuple[LayerGrid, ...] = first(default=())
     heads: Heads | None = per_row(default=None)
     text_relevance: tuple[TextRelevance, ...] = per_row(default=())
     family: str = first(default="")
@@ -282,6 +287,43 @@ class Explanation(RowSequence, Tabular):
             None if target.class_agnostic else float(target(self.logits[row : row + 1]))
             for row, target in enumerate(targets)
         )
+
+    def layer_map(self, layer: int) -> Tensor:
+        """Return the map of one layer on its own grid, [B, rows, cols].
+
+        Args:
+            layer: The number of the layer, from 0; negative numbers count from the end.
+
+        Returns:
+            The raw map; `layers[layer]` where all layers have one size.
+
+        Raises:
+            BadInput: The explanation has no layers, or not this one.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.explain("pets", "demo", "genatt", layers=True).layer_map(-1).shape
+            torch.Size([1, 14, 14])
+        """
+        if self.layers is None:
+            raise BadInput(
+                f"'{self.method}' was computed without its layers; ask for them with ",
+                Verb("explain", layers=True),
+                ".",
+            )
+        index = layer_index(layer, len(self.layers))
+        maps = self.layers[index]
+        if not self.layer_grids:
+            return maps
+        grid = self.layer_grids[index]
+        return pick_cells(maps, (grid.rows, grid.columns))
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Return the names of the layers: "layer 0" …, of a CNN those of its stages."""
+        if self.layer_grids:
+            return tuple(grid.name for grid in self.layer_grids)
+        return tuple(f"layer {index}" for index in range(0 if self.layers is None else len(self.layers)))
 
     def __repr__(self) -> str:
         """Return one line: method, model, shape of the maps and the first targets."""
@@ -445,7 +487,10 @@ class Explanation(RowSequence, Tabular):
             "chosen": None  # (row, column) of each
             if self.chosen is None
             else [patches.nonzero().tolist() for patches in self.chosen],
-            "layer_statistics": None if self.layers is None else [statistics(layer) for layer in self.layers],
+            "layer_grids": [vars(grid) for grid in self.layer_grids],
+            "layer_statistics": None
+            if self.layers is None
+            else [statistics(self.layer_map(layer)) for layer in range(len(self.layers))],
             "heads": None if self.heads is None else self.heads.to_dict(values=False),
             "text_relevance": [text.to_dict() for text in self.text_relevance] or None,
             "check": None if self.checked is None else self.checked.to_dict(),

@@ -18,6 +18,7 @@ from clairvit._io import dumps_json, parse_json
 from clairvit._rows import row_count
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Comparison, Explanation, Heads, TextRelevance
+from clairvit.methods.result import LayerGrid
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import WeightsHash
 
@@ -185,6 +186,7 @@ def _from_parts(arrays: Mapping[str, Any], start: str, about: Mapping[str, Any])
         weights=WeightsHash(about["weights_hash"]),
         classifier=about["classifier"],
         labels=tuple(about["labels"]),
+        layer_grids=tuple(LayerGrid(**grid) for grid in about.get("layer_grids", ())),
         targets=tuple(about["targets"]),
         classes=tuple(about["classes"]),
         probabilities=tuple(about["probabilities"]),

@@ -387,7 +387,7 @@ def _collect(question: Question, layer: int | str) -> _Collected:
             trace = run_backward(run.recording, None, None, keep=False)
             outputs = _selected(layer_outputs(trace), layer, trace)
             comparable = has_comparable_tokens(run.recording.structure)
-            weights = run.passes.weights_hash
+            weights = run.weights_hash
             parts.append([output for output in outputs if output.tokens is not None])
             skipped = [output.name for output in outputs if output.tokens is None]
             notes += [*run.batch.notes, *(f"The tokens of {name} lie on no grid and are left out." for name in skipped)]

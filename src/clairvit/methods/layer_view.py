@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from clairvit._entries import Entry, entry_values
-from clairvit.cuda.kernels.token_products import inner_products
+from clairvit.cuda.kernels import inner_products
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
 from clairvit.numerics import wide_product, widened
-from clairvit.tracing.attention_call import AttentionCall, Rows
-from clairvit.tracing.attention_reductions import AttentionReductions, is_large, tile_bytes
+from clairvit.tracing.attention_call import AttentionCall, Rows, is_large, tile_bytes
+from clairvit.tracing.attention_reductions import AttentionReductions
 from clairvit.tracing.block_decomposition import BlockDecomposition
 from clairvit.tracing.grid import on_grid
 from clairvit.tracing.layer import Layer
@@ -207,6 +207,12 @@ class LayerView:
     def A_mean(self) -> Tensor:
         """mean_h A, [B, rows, N]."""
         return self.weighted("A")
+
+    @property
+    def values(self) -> tuple[Tensor, Tensor]:
+        """v and dy/dv = Aᵀ dO, [B, H, N, dh] each."""
+        call = self._call
+        return widened(call.v.detach()), wide_product(call.A().transpose(-2, -1), self._dO.detach())
 
     @property
     def AG_positive(self) -> Tensor:

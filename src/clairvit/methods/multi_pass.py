@@ -6,6 +6,7 @@ variants are run at once. Their passes are counted by `Trace.rerun`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, TypeVar
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from clairvit._cost import Cost
 from clairvit._progress import report_progress
-from clairvit._rng import image_seeds, make_generator
+from clairvit._rng import make_generator
 from clairvit.errors import BadInput
 from clairvit.methods.aggregation import layer_index, reading
 from clairvit.methods.gradient import Level, at_level
@@ -116,7 +117,7 @@ def noisy_images(trace: Trace, sigma: float, seed: int) -> Callable[[int], Tenso
     x = widened(trace.pixels)
     axes = tuple(range(1, x.ndim))
     std = sigma * (x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True))  # [B, 1, 1, 1]
-    seeds = image_seeds(trace.pixels, seed)
+    seeds = trace.image_seeds(seed)
     return lambda k: x + std * torch.stack([normal_noise(image_seed, k, x) for image_seed in seeds])
 
 
@@ -266,7 +267,7 @@ def transition_attention(
 
     A are head means, G the last layer's gradient at paler images (alpha_k = 0 … 1, zero is the mean colour), both read
     as the head reads. The chain goes down to `start_layer`; `first_state` leaves it out. `with_integral=False` takes
-    the gradient at the image alone, as steps=1 does.
+    the gradient at the image alone, as steps=1 does. The map of layer l is that of the chain that ends there.
     """
     rows, count = trace.readout_rows, len(trace.layers)
     read = trace.readout_weights if rows is None else trace.readout_weights[:, rows]  # the head's weights of the rows
@@ -279,13 +280,24 @@ def transition_attention(
             G = G + by_variant(layer.between_tokens().G(layer.dO, rows), trace).sum(0)
         G = G / steps
     weight = reading(mean_of_heads(G.clamp(min=0)), read)  # [B, N]
-    state = reading(mean_of_heads(last.A(rows)), read)
-    notes: tuple[str, ...] = ()
-    if not first_state:
-        start, notes = chain_start(start_layer, count)
-        for index in reversed(range(start, count - 1)):
-            state = state + reading(mean_of_heads(trace.layers[index].A), state)
-    return MapResult(tokens_to_grid(state * weight, trace, 0), notes=notes)
+    attended = reading(mean_of_heads(last.A(rows)), read)  # [B, N]
+    start, notes = (count - 1, ()) if first_state else chain_start(start_layer, count)
+    state = next(itertools.islice(chain_states(trace, attended), count - 1 - start, None))
+
+    def layers() -> Tensor:
+        states = [tokens_to_grid(state * weight, trace, 0) for state in chain_states(trace, attended)]
+        return torch.stack(states[::-1])
+
+    return MapResult(tokens_to_grid(state * weight, trace, 0), notes=notes, layers=layers)
+
+
+def chain_states(trace: Trace, attended: Tensor) -> Iterator[Tensor]:
+    """Yield TAM's states [B, N] from the last layer's attention down: A_L prod_l (A + I) to each lower layer."""
+    state = attended
+    yield state
+    for index in reversed(range(len(trace.layers) - 1)):
+        state = state + reading(mean_of_heads(trace.layers[index].A), state)
+        yield state
 
 
 def chain_start(start_layer: int, count: int) -> tuple[int, tuple[str, ...]]:

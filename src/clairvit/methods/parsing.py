@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +28,13 @@ def parse_spec(text: str) -> ParsedSpec:
     if match is None:
         raise BadInput(f"'{text}' is not a method; {_EXPECTED}.")
     name, after_name = match.groups()
-    inside, tail = _parenthesis(after_name, text)
+    inside, tail = "", after_name
+    if after_name.startswith("("):
+        depths = itertools.accumulate((letter == "(") - (letter == ")") for letter in after_name)
+        end = next((position for position, depth in enumerate(depths) if depth == 0), None)
+        if end is None:
+            raise BadInput(f"'{text}' is not a method: its parenthesis is never closed; {_EXPECTED}.")
+        inside, tail = after_name[1:end], after_name[end + 1 :]
     if not re.fullmatch(r"\s*(?:\+[\w:-]+)*\s*", tail):
         raise BadInput(f"'{text}' is not a method; {_EXPECTED}.")
     combinators = tail.strip().split("+")[1:]
@@ -75,18 +82,6 @@ def split_at_commas(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return parts
-
-
-def _parenthesis(after_name: str, text: str) -> tuple[str, str]:
-    """Return what is inside the parenthesis that `after_name` begins with, if any, and what follows it."""
-    if not after_name.startswith("("):
-        return "", after_name
-    depth = 0
-    for position, letter in enumerate(after_name):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            return after_name[1:position], after_name[position + 1 :]
-    raise BadInput(f"'{text}' is not a method: its parenthesis is never closed; {_EXPECTED}.")
 
 
 def _literal(value: str) -> Any:

@@ -16,6 +16,7 @@ from clairvit.methods.alternatives import with_named_methods
 from clairvit.methods.executor import Result, run
 from clairvit.methods.result import as_map_result
 from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.methods.tails import run_on_tails
 from clairvit.models.model import Model
 from clairvit.targets.base import TargetBatch, class_agnostic_target
 from clairvit.tracing.module_state import own_grad_mode
@@ -64,9 +65,10 @@ def run_all(
     single = singles(specs)
     if not single:
         return {}
-    groups = by_rules(single)
     results: dict[str, list[Result]] = {spec.text: [] for spec in single}
-    last, count = list(groups)[-1], len(recording.inputs)
+    on_tails, single = [spec for spec in single if spec.on_tails], [spec for spec in single if not spec.on_tails]
+    groups = by_rules(single)
+    last, count = (list(groups) or [None])[-1], len(recording.inputs)
     for target in targets:
         others: dict[RuleTable, Trace] = {}  # those that a method of another group reads too
         for table, group in groups.items():
@@ -82,17 +84,41 @@ def run_all(
             recorders = {recorder for spec in readers for recorder in spec.requires.recorders}
             trace = run_backward(recording, target, rules, keep=keep, scope=scope, recorders=recorders)
             for spec, result in zip(group, run(group, trace, others, seed=seed, layers=layers), strict=True):
-                if isinstance(result.error, NotApplicable):
-                    result.error = with_named_methods(result.error, functools.partial(_fits, recording, target))
-                results[spec.text].append(result)
+                results[spec.text].append(_advised(result, recording, target))
             if len(readers) > len(group) and table is not None:
                 others[table] = trace
             del trace  # free its gradients before the next backward
+        if on_tails:
+            run_on = functools.partial(_run_on, recording.options, seed)
+            for text, result in run_on_tails(on_tails, recording, target, run_on, layers=layers).items():
+                results[text].append(_advised(result, recording, target))
     for spec in specs:
         if spec.members:
             columns = zip(*(results[member.text] for member in spec.members), strict=True)
             results[spec.text] = [_ensemble_result(spec, column) for column in columns]
     return results
+
+
+def _run_on(
+    options: ExecutionOptions,
+    seed: int,
+    specs: Sequence[MethodSpec],
+    model: Model,
+    pixels: Tensor,
+    photos: Tensor,
+    target: TargetBatch,
+) -> tuple[Recording, dict[str, list[Result]]]:
+    """Run methods on images of a sub-network, whose random draws depend on the photos that these were made of."""
+    recording = record_for(specs, model, pixels, options)
+    recording.photos = photos
+    return recording, run_all(specs, recording, [target], seed=seed)
+
+
+def _advised(result: Result, recording: Recording, target: TargetBatch) -> Result:
+    """Return a result whose error, if it has one, names methods that fit the model."""
+    if isinstance(result.error, NotApplicable):
+        result.error = with_named_methods(result.error, functools.partial(_fits, recording, target))
+    return result
 
 
 _asks_what_fits: ContextVar[bool] = ContextVar("_asks_what_fits", default=False)
@@ -183,7 +209,7 @@ def by_rules(specs: Sequence[MethodSpec]) -> dict[RuleTable | None, list[MethodS
     if local:
         groups[None] = local
     tables = {table for spec in specs for table in spec.tables}
-    for table in sorted(tables, key=lambda table: (table == PLAIN, str(table))):
+    for table in sorted(tables, key=lambda table: (table == PLAIN, table.name, table.parameters)):
         groups[table] = [spec for spec in specs if spec.rules == table]
     without_backward = [spec for spec in specs if spec.passes in ("none", "forward")]
     if without_backward:

@@ -44,6 +44,7 @@ COMBINATORS = {
 FAMILIES = ("attention", "gradient × attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 MATRIX_COMBINATORS = ("rollout", "flow")  # those that need an N×N matrix from each layer
 USUAL_PATCHES = 196  # of the costs in lists: 224 pixels in patches of 16
+USUAL_LAYERS = 12
 RELU = Option("relu", True, Annotated[bool, Doc("end the formula with a ReLU: keep only what is positive")])
 PLUS_MODE = Option(
     "plus_mode",
@@ -214,6 +215,7 @@ class Method(Registered):
     option_overrides: OptionOverrides = field(default=NO_OVERRIDES, repr=False)
     extra_cost: ExtraCost = field(default=NO_EXTRA_COST, repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
+    no_tails: str = ""  # of output "image": why it is not defined for the sub-networks of a model, in words
 
     @property
     def summary(self) -> str:
@@ -264,7 +266,7 @@ class Method(Registered):
     @property
     def combinators(self) -> tuple[str, ...]:
         """The combinators that it may be followed by, such as "+plus"."""
-        if self.output == "image":
+        if self.no_tails:
             return ()
         return tuple(f"+{name}" for name in COMBINATORS if self.output == "matrix" or name not in MATRIX_COMBINATORS)
 
@@ -308,6 +310,7 @@ def method(
     option_overrides: OptionOverrides = NO_OVERRIDES,
     extra_cost: ExtraCost = NO_EXTRA_COST,
     caveats: Caveats = NO_CAVEATS,
+    no_tails: str = "",
     slow: bool = False,
     overwrite: bool = False,
 ) -> Callable[[F], F]:
@@ -334,6 +337,8 @@ def method(
         option_overrides: Options that are not simply the function's and the aggregation's.
         extra_cost: What it spends on top of the shared trace.
         caveats: What a reader of its maps must know.
+        no_tails: Of output "image": why it is not defined for the sub-networks of a model, the end of a sentence that
+            begins with its name; "" lets it be combined by "+plus" and the like.
         slow: It takes much longer than one trace, so "all" leaves it out; the same as `ExtraCost(slow=True)`.
         overwrite: Replace a built-in method of the same name.
 
@@ -392,6 +397,7 @@ def method(
                 discrepancies=caveats.discrepancies or facts.discrepancies,
                 as_written=caveats.as_written or facts.as_written,
             ),
+            no_tails=no_tails,
             facts=facts,
         )
         METHODS.register(name, registered, module=function.__module__)

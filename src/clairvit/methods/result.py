@@ -20,6 +20,8 @@ class MapResult:
         chosen: Bool [B, rows, cols], the patches that a search selected.
         notes: Sentences for `Explanation.notes`.
         unmoved: [B] or empty: images whose score stayed the same whatever was removed.
+        layers: A function that returns the map of each layer, [L, B, rows, cols]; called only where layers are asked
+            for.
 
     Example:
         >>> import clairvit as cv, torch
@@ -32,6 +34,7 @@ class MapResult:
     chosen: Tensor | None = None  # bool [B, rows, cols]: the patches that a search selected
     notes: tuple[str, ...] = ()
     unmoved: Sequence[bool] = ()  # [B] or empty: images whose score stayed the same whatever was removed
+    layers: Callable[[], Tensor] | None = None  # gives [L, B, rows, cols]; called only where layers are asked for
 
     @classmethod
     def from_probe(
@@ -39,6 +42,21 @@ class MapResult:
     ) -> MapResult:
         """Return the result of a method that removed patches: the probe's notes come first."""
         return cls(maps, standard_error, notes=(*probe.notes, *notes), unmoved=probe.unmoved())
+
+
+@dataclass(frozen=True)
+class LayerGrid:
+    """A layer whose map has another size than those of the others.
+
+    Args:
+        name: Of the stage of a CNN ("layer4"), or "layer 3".
+        rows: Of its map.
+        columns: Of its map.
+    """
+
+    name: str
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,15 +21,18 @@ from typing import Any, Literal
 from torch import Tensor
 
 from clairvit._progress import report_progress
-from clairvit._rng import check_seed
+from clairvit.cuda.graphs import GRAPHS, PassesRequest, ReplayResult, graph_request
 from clairvit.data.dataset import ErrorHandler, ImageDataset, ImageSource, SampleBatch, as_dataset, iter_batches
 from clairvit.errors import Argument, BadInput, ClairError, ClairWarning, user_stacklevel
-from clairvit.execution import ExecutionOptions
-from clairvit.methods.passes import Passes, Replay, record_passes
+from clairvit.execution import ExecutionOptions, check_seed
+from clairvit.methods.collect import MapChecks, checks_of_maps
+from clairvit.methods.executor import Result
+from clairvit.methods.planner import record_for, run_all
 from clairvit.methods.spec import MethodSpec
 from clairvit.models.coerce import LabelledImages, ModelLike, StreamedImages, model_and_images
 from clairvit.models.images import Batch, prepare
 from clairvit.models.model import Model
+from clairvit.models.state_hash import WeightsHash
 from clairvit.targets.base import TargetBatch, class_agnostic_target
 from clairvit.targets.class_ import find_class
 from clairvit.targets.resolve import DIFFERENT_OUTPUTS, as_target, resolve_for
@@ -277,9 +280,20 @@ class Question:
         return first
 
 
+@dataclass(frozen=True)
+class Replay:
+    """What a CUDA graph depends on next to the passes: it may serve class targets of a classifier."""
+
+    score: str | None
+    seed: int
+    layers: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One recorded batch: images whose targets read the same output of the model.
+
+    On a GPU its passes may be a replay of a CUDA graph (`cuda/graphs.py`).
 
     Args:
         rows: The rows of the images among all images.
@@ -287,8 +301,9 @@ class Run:
         batch: The images.
         places: Which of the question's targets these are.
         named: The targets of these images as the user named them; None: none were named.
-        passes: The recorded passes, from which methods are run.
-        recording: The recorded forward pass.
+        recording: The recorded forward pass; after a replay without activations.
+        logits: The scores [B, C], on the CPU after a replay.
+        weights_hash: That of the weights that were used.
         targets: The targets, resolved; each is a function of the scores of these images.
         started: When the run began, in seconds of `time.perf_counter`.
     """
@@ -298,10 +313,24 @@ class Run:
     batch: SampleBatch
     places: tuple[int, ...]
     named: tuple[Any, ...] | None
-    passes: Passes
     recording: Recording
+    logits: Tensor
+    weights_hash: WeightsHash
     targets: tuple[TargetBatch, ...]
     started: float
+    _request: PassesRequest | None = None  # a graph could serve it
+    _replayed: ReplayResult | None = None
+
+    def run_all(
+        self, specs: Sequence[MethodSpec], targets: Sequence[TargetBatch], *, seed: int, layers: bool
+    ) -> tuple[dict[str, list[Result]], list[MapChecks]]:
+        """Return method text -> one result per target, and the checks of their maps."""
+        if self._replayed is not None:
+            return self._replayed.results, self._replayed.checks
+        results = run_all(specs, self.recording, targets, seed=seed, layers=layers)
+        if self._request is not None:
+            GRAPHS.count(self._request, targets[0], self.recording, results)
+        return results, checks_of_maps(results)
 
 
 def iter_runs(
@@ -365,13 +394,21 @@ def _run(
     structure: ModelStructure | None,
     replay: Replay | None,
 ) -> Run:
-    """Record a batch and resolve its targets, which are functions of its scores [B, C]."""
+    """Record all that the methods require, or replay the graph of such passes, and resolve the targets.
+
+    Targets are functions of the batch's scores [B, C].
+    """
     started = time.perf_counter()
-    passes = record_passes(model, specs, batch.pixels, question.execution, structure, named, replay)
-    logits = passes.logits
-    if named is None and not question.targets.needed and not model.classifier:
-        agnostic = _without_target(model, specs, len(logits))
-        return Run(batch.rows, model, batch, places, named, passes, passes.recording, (agnostic,), started)
+    request = replayed = None
+    if replay is not None:
+        request = graph_request(model, specs, batch.pixels, named, replay.score, replay.seed, replay.layers)
+        replayed = None if request is None else GRAPHS.replay(request)
+    if replayed is not None:
+        recording, logits, weights = replayed.recording, replayed.logits, WeightsHash(replayed.weights_hash())
+    else:
+        recording = record_for(specs, model, batch.pixels, question.execution, structure)
+        logits = recording.logits.detach()
+        weights = WeightsHash.of(model.module, model.name, recording.structure.weights)
     if named is not None and question.targets.kind == LABEL:
         classes = class_indices(batch.labels, model, logits.shape[-1])
         if classes is None or None in classes:
@@ -381,11 +418,16 @@ def _run(
                 ", the true class of each image.",
             )
         named = (classes,)
-    resolved = tuple(
-        item if isinstance(item, TargetBatch) else resolve_for(model, item, logits, score=question.score)[0]
-        for item in ((None,) if named is None else named)
+    if named is None and not question.targets.needed and not model.classifier:
+        resolved: tuple[TargetBatch, ...] = (_without_target(model, specs, len(logits)),)
+    else:
+        resolved = tuple(
+            item if isinstance(item, TargetBatch) else resolve_for(model, item, logits, score=question.score)[0]
+            for item in ((None,) if named is None else named)
+        )
+    return Run(
+        batch.rows, model, batch, places, named, recording, logits, weights, resolved, started, request, replayed
     )
-    return Run(batch.rows, model, batch, places, named, passes, passes.recording, resolved, started)
 
 
 def _groups(

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clairvit._cost import Cost
-from clairvit._rng import image_seeds
 from clairvit.errors import NotApplicable
 from clairvit.methods.cam import last_norm_features
 from clairvit.methods.gradient import Level, at_level
@@ -178,7 +177,7 @@ def vit_cx(
     from dominating. `repeats` draws the noise more than once, for a mean and its standard error.
     """
     repeats = repeats if noise > 0 else 1
-    maps, seeds = feature_maps(trace), image_seeds(trace.pixels, seed)
+    maps, seeds = feature_maps(trace), trace.image_seeds(seed)
     size = (int(trace.pixels.shape[-2]), int(trace.pixels.shape[-1]))
     merged = [merge_maps(image_maps, size, threshold, samples) for image_maps in maps]
     passes = repeats * (2 if causal and noise > 0 else 1) * sum(len(cells) for cells, _ in merged)

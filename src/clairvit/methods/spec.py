@@ -26,6 +26,7 @@ from clairvit.methods.registry import (
     METHODS,
     PLUS_MODE,
     RELU,
+    USUAL_LAYERS,
     USUAL_PATCHES,
     Method,
     Passes,
@@ -80,10 +81,24 @@ class MethodSpec(Spec):
         """Two specs with the same key have the same layer map."""
         return (self.method.function, self.options)
 
+    @property
+    def on_tails(self) -> bool:
+        """Whether it is run on sub-networks: a method of the whole image, combined over the layers they begin with."""
+        return self.method.output == "image" and self.aggregation is not None
+
+    @functools.cached_property
+    def whole(self) -> MethodSpec:
+        """The same method without its combinator, as it is run on a sub-network; a ReLU follows the sum."""
+        own = function_options(self.method.function)
+        options = {name: value for name, value in self.canonical.options.items() if name in (*own, "preset")}
+        canonical = replace(self.canonical, combinator="", options=options)
+        return replace(self, aggregation=None, relu=False, canonical=canonical)
+
     @functools.cached_property
     def requires(self) -> Requires:
         """What it needs of the shared trace with these options."""
-        return self.method.requirements(**dict(self.options))
+        requires = self.method.requirements(**dict(self.options))
+        return Requires(passes="forward", fitted_to=requires.fitted_to) if self.on_tails else requires
 
     @functools.cached_property
     def needs_all_rows(self) -> bool:
@@ -113,14 +128,22 @@ class MethodSpec(Spec):
         """Passes for one target, on an image of 14 × 14 patches."""
         return self.cost_for(USUAL_PATCHES)
 
-    def cost_for(self, patches: int) -> Cost:
-        """Return the passes for one target, on an image of so many patches."""
-        return Cost(1, self.backwards) + self.own_cost(patches)
+    def cost_for(self, patches: int, layers: int = USUAL_LAYERS) -> Cost:
+        """Return the passes for one target, on an image of so many patches.
 
-    def own_cost(self, patches: int = USUAL_PATCHES) -> Cost:
+        A pass through a sub-network counts as a pass.
+        """
+        return Cost(1, self.backwards) + self.own_cost(patches, layers)
+
+    def own_cost(self, patches: int = USUAL_PATCHES, layers: int = USUAL_LAYERS) -> Cost:
         """Return the passes that it makes itself, on top of shared traces."""
-        specs = self.members or (self,)
-        return sum((spec.method.own_cost(patches, **dict(spec.options)) for spec in specs), Cost())
+        if self.members:
+            return sum((spec.own_cost(patches, layers) for spec in self.members), Cost())
+        own = self.method.own_cost(patches, **dict(self.options))
+        if not self.on_tails or self.aggregation is None:
+            return own
+        on_tail = Cost(1, self.whole.backwards) + own
+        return sum((on_tail for _ in self.aggregation.used(layers)), Cost())
 
     @functools.cached_property
     def tables(self) -> tuple[RuleTable, ...]:
@@ -165,6 +188,15 @@ class MethodSpec(Spec):
         start, name = self.aggregation.used(count).start, self.method.name
         return (Message(f"{name}: m is ceil(L/2) = {start}; ", start_search(name), " looks for m*"),)
 
+
+# Values of options that speak of pixels. They mean nothing for a sub-network, whose images are tokens.
+PIXEL_OPTIONS: dict[str, tuple[str, ...]] = {
+    "level": ("pixel",),
+    "baseline": ("black", "white"),
+    "features": ("superpixels",),
+    "removal": ("black", "minimum", "noise", "road"),
+}
+TOKEN_REFERENCES = ("copies", "mean", "blur")  # of expected gradients: made of the tokens themselves
 
 Wrapper = Callable[[ParsedSpec], MethodSpec]
 # smooth(…), ensemble(…), and recipes
@@ -252,13 +284,27 @@ def resolve_parsed(parsed: ParsedSpec) -> MethodSpec:
         changed[PLUS_MODE.name] = plus_mode
     if method.preset:
         changed["preset"] = method.preset
-    return MethodSpec(
+    spec = MethodSpec(
         method=method,
         options=tuple(sorted(values.items())),
         aggregation=aggregation,
         relu=relu,
         canonical=ParsedSpec(method.name, (), changed, combinator),
     )
+    if spec.on_tails:
+        _check_tokens_only(spec)
+    return spec
+
+
+def _check_tokens_only(spec: MethodSpec) -> None:
+    """Raise BadInput for options that speak of pixels: tokens have neither colours nor places within a patch."""
+    for name, value in spec.options:
+        if value in PIXEL_OPTIONS.get(name, ()) or (name == "references" and value not in TOKEN_REFERENCES):
+            combinator, method = spec.canonical.combinator, spec.method.name
+            raise BadInput(
+                f"{name}={value} was given with '+{combinator}', which runs '{method}' on the tokens of a block, and "
+                f"{name}={value} speaks of pixels; expected another {name}. Or use '{method}' alone."
+            )
 
 
 def _plus_mode(method: Method, combinator: str, options: dict[str, Any]) -> str:
@@ -291,16 +337,16 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         raise UnknownName(
             f"There is no combinator '+{combinator}'; expected one of {listed}.{did_you_mean(kind, names)}"
         )
-    if method.output == "image":
+    if method.no_tails:
         raise NotApplicable(
-            f"'{method.name}' makes its map from the whole image at once, so '+{combinator}' has no layers to combine. "
-            f"Use '{method.name}' alone, or a layer-wise method such as "
-            f"{'genatt' if kind in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
+            f"'{method.name}' {method.no_tails}, so that '+{combinator}' has nothing to combine. Use '{method.name}' "
+            f"alone, or another method, such as {'genatt' if kind in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
         )
     if kind in MATRIX_COMBINATORS and method.output != "matrix":
+        what = "patch" if method.output == "image" else "token"
         raise NotApplicable(
             f"'+{kind}' goes from token to token through N×N matrices, and '{method.name}' says one number for each "
-            f"token. Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+{kind}."
+            f"{what}. Use {method.name}+plus or {method.name}+skipplus, or a matrix method such as genatt+{kind}."
         )
     if colon and not re.fullmatch(r"-?\d+", number):
         raise BadInput(f"'+{combinator}' needs a layer number; expected +{kind}:6, say.")

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from clairvit._cost import Cost
-from clairvit._rng import check_seed
 from clairvit.errors import BadInput, ClairWarning, UnknownName
-from clairvit.execution import ExecutionOptions
+from clairvit.execution import ExecutionOptions, check_seed
 from clairvit.methods.collect import varies
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Explanation

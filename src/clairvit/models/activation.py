@@ -187,26 +187,20 @@ def _from_last_module(module: nn.Module) -> StatedActivation | None:
 def _from_losses(module: nn.Module) -> StatedActivation | None:
     """Return the activation that all losses held by a module and its submodules agree on."""
     by_activation: dict[str, StatedActivation] = {}
-    for part in module.modules():
-        for value in (part, *vars(part).values()):
-            stated = _from_loss(value)
-            if stated is not None:
-                by_activation.setdefault(stated.activation, stated)
+    for value in (value for part in module.modules() for value in (part, *vars(part).values())):
+        is_function = value is binary_cross_entropy_with_logits or value is multilabel_soft_margin_loss
+        name = value.__name__ if is_function else type(value).__name__ if isinstance(value, nn.Module) else ""
+        reason = f"the module holds the loss {name}"
+        if is_function or name in _SIGMOID_LOSSES:
+            stated = StatedActivation("sigmoid", reason)
+        elif name in _SOFTMAX_LOSSES:
+            stated = StatedActivation("softmax", reason)
+        elif name in _RAW_LOSSES:
+            stated = StatedActivation("raw", reason)
+        elif name in _ACTIVATED_LOSSES:
+            reason += ", which takes probabilities, so its outputs are taken as they are"
+            stated = StatedActivation("raw", reason, activated=True)
+        else:
+            continue
+        by_activation.setdefault(stated.activation, stated)
     return next(iter(by_activation.values())) if len(by_activation) == 1 else None
-
-
-def _from_loss(value: Any) -> StatedActivation | None:
-    """Return the activation that a loss is made for; None for what is no known loss."""
-    name = type(value).__name__ if isinstance(value, nn.Module) else ""
-    if value is binary_cross_entropy_with_logits or value is multilabel_soft_margin_loss:
-        return StatedActivation("sigmoid", f"the module holds the loss {value.__name__}")
-    if name in _SIGMOID_LOSSES:
-        return StatedActivation("sigmoid", f"the module holds the loss {name}")
-    if name in _SOFTMAX_LOSSES:
-        return StatedActivation("softmax", f"the module holds the loss {name}")
-    if name in _RAW_LOSSES:
-        return StatedActivation("raw", f"the module holds the loss {name}")
-    if name in _ACTIVATED_LOSSES:
-        reason = f"the module holds the loss {name}, which takes probabilities, so its outputs are taken as they are"
-        return StatedActivation("raw", reason, activated=True)
-    return None

@@ -72,12 +72,38 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 
     A plain path is kept even if there is no file: `read_image` raises the error, and other images are not affected.
     """
-    listed = [paths] if isinstance(paths, str | Path) else list(paths)
-    return list(dict.fromkeys(image for path in listed for image in _expand(path)))
+    images: list[Path] = []
+    for text in [paths] if isinstance(paths, str | Path) else paths:
+        path = as_path(text)
+        if path.is_dir():
+            below = files_below(path)
+            if not below:
+                raise BadInput(
+                    f"There are no images in the folder '{path}' or below; looked for files ending in "
+                    f"{', '.join(SUFFIXES)}."
+                )
+        elif path.exists() or not glob.has_magic(str(path)):
+            below = [path]
+        else:
+            matches = glob_files(str(path))
+            named = [p for p in matches if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
+            below = [p for p in named if _may_be_image(p)]
+            # a pattern may name folders ("pets/*"), but those inside a ** are in the list already
+            folders = [p for p in matches if p.is_dir()] if "**" not in str(path) else []
+            below += [p for folder in folders for p in files_below(folder)]
+            if not below:
+                raise BadInput(f"No image matches '{text}'; looked for files ending in {', '.join(SUFFIXES)}.")
+        images += below
+    return list(dict.fromkeys(images))
 
 
 def as_path(text: str | Path) -> Path:
-    """Return the path, ~ replaced; raise BadInput for what cannot be the name of a file."""
+    """Return the path, ~ replaced; raise BadInput for a URL, and for what cannot be the name of a file."""
+    if isinstance(text, str) and _URL.match(text):
+        raise BadInput(
+            f"'{text}' is an address, and images are read from files only; download it first, then give the path of "
+            "the file."
+        )
     if text == "":  # an unset variable of the shell; Path("") would be the current folder
         raise BadInput("The path is empty; expected that of an image or a folder, such as '.' for the current folder.")
     try:
@@ -87,15 +113,6 @@ def as_path(text: str | Path) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"'{str(text)[:80]}' is no path ({reason}); give the path of an image or a folder.") from error
     return path
-
-
-def refuse_url(source: str | Path) -> None:
-    """Raise BadInput for a URL: images are read from files only."""
-    if isinstance(source, str) and _URL.match(source):
-        raise BadInput(
-            f"'{source}' is an address, and images are read from files only; download it first, then give the path of "
-            "the file."
-        )
 
 
 def files_below(folder: Path, suffixes: Sequence[str] = SUFFIXES, *, deep: bool = True) -> list[Path]:
@@ -182,30 +199,6 @@ def glob_files(pattern: str) -> list[Path]:
     return sorted(set(matches), key=natural_order)
 
 
-def _expand(text: str | Path) -> list[Path]:
-    """Return the images that one path, folder or pattern stands for."""
-    refuse_url(text)
-    path = as_path(text)
-    if path.is_dir():
-        images = files_below(path)
-        if not images:
-            raise BadInput(
-                f"There are no images in the folder '{path}' or below; looked for files ending in "
-                f"{', '.join(SUFFIXES)}."
-            )
-        return images
-    if path.exists() or not glob.has_magic(str(path)):
-        return [path]
-    matches = glob_files(str(path))
-    images = [p for p in matches if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and _may_be_image(p)]
-    # a pattern may name folders ("pets/*"), but those inside a ** are in the list already
-    folders = [p for p in matches if p.is_dir()] if "**" not in str(path) else []
-    images += [p for folder in folders for p in files_below(folder)]
-    if not images:
-        raise BadInput(f"No image matches '{text}'; looked for files ending in {', '.join(SUFFIXES)}.")
-    return images
-
-
 def natural_order(path: Path | str) -> list[tuple[int, int, str]]:
     """Return the sort key that puts cat2 before cat10."""
     parts = re.split(r"(\d+)", str(path).lower())
@@ -281,11 +274,11 @@ def read_with_notes(source: Any, channels: int) -> Reading:
     if isinstance(source, np.ndarray):
         return Reading(_bands(source, channels, "the image array"))
     if isinstance(source, EncodedImage):
-        return Reading(_read_bands(io.BytesIO(source.content), source.name, channels, f"'{source.name}'"))
+        return Reading(_read_bands(source, channels, f"'{source.name}'"))
     if isinstance(source, str | Path) and str(source) != DEMO:
-        refuse_url(source)
-        check_file(as_path(source))
-        return Reading(_read_bands(as_path(source), str(as_path(source)), channels, f"'{source}'"))
+        path = as_path(source)
+        check_file(path)
+        return Reading(_read_bands(path, channels, f"'{source}'"))
     return Reading(_bands(np.asarray(_read_rgb(source)[0]), channels, f"{source!r}"))
 
 
@@ -299,18 +292,22 @@ def picture_size(picture: Picture) -> tuple[int, int]:
     return picture.size if isinstance(picture, Image.Image) else (int(picture.shape[1]), int(picture.shape[0]))
 
 
-def _read_bands(source: Path | io.BytesIO, name: str, channels: int, quoted: str) -> NDArray[Any]:
+def _read_bands(source: Path | EncodedImage, channels: int, quoted: str) -> NDArray[Any]:
     """Return the bands of a file, upright, as [H, W, C]: TIFF by tifffile, which reads any number of them."""
+    opened: Any = source
+    name = str(source)
+    if isinstance(source, EncodedImage):
+        name, opened = source.name, io.BytesIO(source.content)
     if Path(name).suffix.lower() not in (".tif", ".tiff"):
-        _decode(source, name)  # raise BadInput for what cannot be decoded
-        with open_image(source) as image:
+        _read_rgb(source)  # raise BadInput for what cannot be decoded
+        with open_image(opened) as image:
             load_pixels(image)
             return _bands(np.asarray(upright(image, quoted)), channels, quoted)
     with importing(f"The TIFF '{name}' of {channels} channels", extra="tiff", error=BadInput):
         import tifffile
 
     try:
-        with tifffile.TiffFile(source) as file:
+        with tifffile.TiffFile(opened) as file:
             bands = np.asarray(file.asarray())
             tag = getattr(file.pages[0], "tags", {}).get(ORIENTATION) if file.pages else None
         if bands.size == 0:
@@ -349,30 +346,27 @@ def read_image(source: Source) -> Image.Image:
 
 
 def _read_rgb(source: Source) -> tuple[Image.Image, tuple[str, ...]]:
-    """Return any picture as an upright 8-bit RGB image, and notes."""
+    """Return any picture as an upright 8-bit RGB image, and notes; raise BadInput if it cannot be decoded."""
     if isinstance(source, Image.Image):
         return to_rgb(source, "the PIL image")
-    if isinstance(source, EncodedImage):
-        return _decode(io.BytesIO(source.content), source.name)
     if isinstance(source, np.ndarray):
         return _from_array(source)
-    if not isinstance(source, str | Path):
+    file: Path | io.BytesIO
+    if isinstance(source, EncodedImage):
+        file, name = io.BytesIO(source.content), source.name
+    elif isinstance(source, str | Path):
+        path = as_path(source)
+        is_demo = str(source) == DEMO and not path.exists()
+        file, name = (DEMO_FILE, DEMO) if is_demo else (path, str(path))
+        if not is_demo:
+            check_file(path)
+    else:
         raise BadInput(
             f"An image was given as {type(source).__name__}; expected a path, a PIL image, a uint8 array [H, W, 3] or "
             "a preprocessed float tensor [3, H, W]."
         )
-    refuse_url(source)
-    path = as_path(source)
-    if str(source) == DEMO and not path.exists():
-        return _decode(DEMO_FILE, DEMO)
-    check_file(path)
-    return _decode(path, str(path))
-
-
-def _decode(source: Path | io.BytesIO, name: str) -> tuple[Image.Image, tuple[str, ...]]:
-    """Return the picture of a file, or of its bytes, as upright 8-bit RGB; raise BadInput if it cannot be decoded."""
     try:
-        with open_image(source) as image:
+        with open_image(file) as image:
             return to_rgb(image, f"'{name}'")
     except BadInput:  # a ValueError too
         raise
@@ -382,7 +376,7 @@ def _decode(source: Path | io.BytesIO, name: str) -> tuple[Image.Image, tuple[st
             f"ImageMagick: convert '{Path(name).name}' -resize 2000x2000 small.png."
         ) from error
     except UnidentifiedImageError as error:
-        raise _not_an_image(_first_bytes(source), name) from error
+        raise _not_an_image(_first_bytes(file), name) from error
     except OSError as error:
         raise BadInput(f"'{name}' cannot be opened ({error.strerror or error}); give an image you may read.") from error
     except (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, struct.error) as error:  # by its header

@@ -1,17 +1,23 @@
-"""Walk a module once, without recursion: `nn.Module.modules()` and its relatives cost milliseconds per walk.
+"""Submodules: walk a module once, and name its parts without keeping it alive.
 
-A verb asks a model several questions per call (devices, flags, names of tensors), so that these walks add up to a tenth
-of the time of a small model.
+`nn.Module.modules()` and its relatives cost milliseconds per walk. A verb asks a model several questions per call
+(devices, flags, names of tensors), so that these walks add up to a tenth of the time of a small model.
+
+What is remembered about a model names its blocks. A block may refer to its model (`block.owner = [model]`), which a
+strong reference would keep alive for ever: `weak_modules` makes such fields of a dataclass weak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 COMPILED_ADVICE = "Build the model again without .compile(), or use torch.compile(module), which is removed."
 MOST_NAMED = 3  # compiled submodules that a message lists
+Class = TypeVar("Class", bound=type)
 
 
 def submodules(module: nn.Module) -> list[nn.Module]:
@@ -63,3 +69,34 @@ def tensors_of(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in tensors.items():
             if tensor is not None:
                 yield name, tensor
+
+
+def weak_modules(*names: str) -> Callable[[Class], Class]:
+    """Return a decorator of a dataclass whose fields of these names hold a module, or None, by a weak reference.
+
+    Reading a field when its module is gone raises ReferenceError.
+    """
+
+    def decorate(kind: Class) -> Class:
+        for name in names:
+            setattr(kind, name, _WeakModule(name))
+        return kind
+
+    return decorate
+
+
+class _WeakModule:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        reference = instance.__dict__[self._name]
+        module = None if reference is None else reference()
+        if reference is not None and module is None:
+            raise ReferenceError(f"The {self._name} of a {owner.__name__} is no longer there.")
+        return module
+
+    def __set__(self, instance: Any, value: nn.Module | None) -> None:
+        instance.__dict__[self._name] = None if value is None else weakref.ref(value)

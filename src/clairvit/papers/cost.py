@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from clairvit._cost import Cost
-from clairvit.data.dataset import ImageDataset, iter_batches
+from clairvit.data.dataset import ImageDataset
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.explain import explain
 from clairvit.methods.spec import MethodSpec, resolve_method
@@ -19,6 +19,7 @@ from clairvit.metrics.confidence_intervals import mean_interval
 from clairvit.models.images import Batch
 from clairvit.models.model import Model
 from clairvit.papers.paper import CostClaim, Paper
+from clairvit.papers.setup import first_readable
 
 ROUNDS = 15  # in each of them both methods run once
 WARM_UP = 3  # rounds that are not counted
@@ -85,7 +86,7 @@ def measure_costs(
     Returns:
         The results, and why a claim has none: a method that does not fit the model.
     """
-    images = next(iter_batches(dataset, model, 1, on_error=lambda image, error: None))
+    images = first_readable(model, dataset)
     batch = Batch(images.pixels, images.names, single=True)
     methods = {entry.name: resolve_method(paper.at_effort(effort, entry.method)) for entry in paper.methods}
     results, reasons = [], []

@@ -14,7 +14,7 @@ from clairvit.bench.results import read_scores, unreadable_images
 from clairvit.bench.run import Outcome, run_study
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
-from clairvit.data.dataset import ImageDataset, iter_batches, masks_on_patches, void_as_object
+from clairvit.data.dataset import ImageDataset, masks_on_patches, void_as_object
 from clairvit.errors import Argument, BadInput
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
@@ -35,8 +35,9 @@ from clairvit.papers.cost import CostResult, check_costs, measure_costs
 from clairvit.papers.multiverse import ModelLoader, Multiverse, run_multiverse
 from clairvit.papers.needed_images import NeededImages, needed_images
 from clairvit.papers.paper import Measure, Paper, Table, check_effort
+from clairvit.papers.per_image import ImageScores, scores_by_image
 from clairvit.papers.preparation import patch_grid, prepared
-from clairvit.papers.setup import LoadedData, ReproductionConfig, differences
+from clairvit.papers.setup import LoadedData, ReproductionConfig, differences, first_readable
 from clairvit.papers.tuning import TunedStart, tune
 
 
@@ -74,6 +75,7 @@ class Reproduction:
     training: Mapping[str, Any] = field(default_factory=dict)  # how the model was fine-tuned, where it was
     needed: tuple[NeededImages, ...] = ()  # how many images the differences that the paper prints need
     multiverse: Multiverse | None = None  # the claims under other protocols, where they were asked for
+    by_image: tuple[ImageScores, ...] = ()
 
 
 def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
@@ -131,9 +133,7 @@ def check_data(config: ReproductionConfig, data: LoadedData) -> tuple[Measure, .
 
 def depth(model: Model, dataset: ImageDataset) -> int:
     """Return the number of layers of a model, counted on the first image that can be read."""
-    batch = next(iter_batches(dataset, model, 1, on_error=lambda image, error: None), None)  # the study reports errors
-    if batch is None:
-        raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
+    batch = first_readable(model, dataset)
     return len(record_for([resolve_method("raw-attention")], model, batch.pixels).calls)
 
 
@@ -243,6 +243,7 @@ def reproduce(
         costs,
         needed=needed_images(paper, by_name),
         multiverse=universes,
+        by_image=scores_by_image(paper, by_name, scores.predictions, model.labels, table),
     )
 
 

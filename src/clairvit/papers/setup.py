@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from clairvit.bench.plan import DataConfig, ModelConfig
-from clairvit.data.dataset import ImageDataset
+from clairvit.data.dataset import ImageDataset, SampleBatch, iter_batches
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.accumulator import BASELINES
@@ -92,6 +92,18 @@ class LoadedData:
 
 
 Notes = Iterator[tuple[str, str]]  # topic and sentence
+
+
+def first_readable(model: Model, dataset: ImageDataset) -> SampleBatch:
+    """Return the first image of a data set that can be read; the study reports those that cannot.
+
+    Raises:
+        BadInput: None of them can be read.
+    """
+    batch = next(iter_batches(dataset, model, 1, on_error=lambda image, error: None), None)
+    if batch is None:
+        raise BadInput(f"None of the {len(dataset)} images can be read; expected at least one.")
+    return batch
 
 
 def differences(

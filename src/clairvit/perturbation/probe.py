@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from clairvit._progress import report_progress
-from clairvit._rng import image_seeds
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.execution import ExecutionOptions
 from clairvit.models.model import Layout
@@ -166,7 +165,7 @@ class Probe:
     @functools.cached_property
     def image_seeds(self) -> list[int]:
         """One seed per image, from its content."""
-        return image_seeds(self.pixels, self.seed)
+        return self.trace.image_seeds(self.seed)
 
     @property
     def original(self) -> Tensor:

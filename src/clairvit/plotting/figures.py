@@ -198,8 +198,7 @@ def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> F
             Verb("explain", layers=True),
             " (methods that have no layers cannot show any).",
         )
-    layers = to_numpy(explanation.layers)  # [L, B, rows, cols]
-    count, maps = layers.shape[:2]
+    count, maps = explanation.layers.shape[:2]
     columns = _strip_columns(count + 2)  # the photo, the layers, the map they make together
     lines = math.ceil((count + 2) / columns)
     check_rows(lines * maps)
@@ -211,7 +210,7 @@ def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> F
         top = MARGIN + item * (block + GAP)
         heading, width = target_label(explanation, item), canvas.width - 2 * MARGIN
         canvas.write(heading, MARGIN, top + 0.03, width, TITLE, bold=True, align="left")
-        for number, (name, picture) in enumerate(_layer_tiles(explanation, layers[:, item], item, style)):
+        for number, (name, picture) in enumerate(_layer_tiles(explanation, item, style)):
             row, column = divmod(number, columns)
             left, down = MARGIN + column * (tile + GAP), top + title + row * (tile_height + label + 0.06)
             canvas.write(name, left, down + 0.04, tile, SMALL, PALE)
@@ -222,15 +221,17 @@ def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> F
     return canvas.figure
 
 
-def _layer_tiles(
-    explanation: Explanation, layer_maps: Array, item: int, style: PlotStyle
-) -> Iterator[tuple[str, Array]]:
-    """Yield the names and images of a strip: the photo, the layers [L, rows, cols], the whole map."""
+def _layer_tiles(explanation: Explanation, item: int, style: PlotStyle) -> Iterator[tuple[str, Array]]:
+    """Yield the names and images of a strip: the photo, the layers, the whole map."""
+    assert explanation.layers is not None
     photo, method_map = explanation_photo(explanation, item), to_numpy(explanation.maps[item])
     yield short_name(explanation, item), photo
-    scales = map_scales(explanation, layer_maps, style)
-    for layer, (values, scale) in enumerate(zip(layer_maps, scales, strict=True)):
-        yield f"layer {layer}", overlay(photo, values, scale, style.opacity, style.smooth)
+    scales = map_scales(explanation, to_numpy(explanation.layers[:, item]), style)
+    for layer, (name, scale) in enumerate(zip(explanation.layer_names, scales, strict=True)):
+        values = to_numpy(explanation.layer_map(layer)[item])
+        if explanation.layer_grids:
+            name = f"{name} · {values.shape[0]} × {values.shape[1]}"
+        yield name, overlay(photo, values, scale, style.opacity, style.smooth)
     scale = map_scale(explanation, method_map, style)
     yield explanation.method, overlay(photo, method_map, scale, style.opacity, style.smooth)
 

@@ -1,14 +1,15 @@
-"""Parts of a reproduction beside the numbers: the chosen start layer, right and wrong predictions, what it costs."""
+"""Parts of a reproduction beside its means: images, the chosen start layer, right and wrong predictions, cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from clairvit._cost import Cost
 from clairvit.papers.correctness import CorrectnessSplit
 from clairvit.papers.cost import CostResult
+from clairvit.papers.per_image import ImageScores
 from clairvit.papers.reproduce import Reproduction
 from clairvit.papers.tuning import TunedStart
 from clairvit.plotting.labels import ARROWS, UNDEFINED
@@ -17,9 +18,13 @@ from clairvit.reports.multiverse import multiverse_json, multiverse_tables
 from clairvit.reports.needed_images import needed_table
 from clairvit.reports.text_tables import short_number, text_table
 
+MOST_IMAGES = 40  # in a table; the JSON has all
+
 
 def extra_tables(result: Reproduction) -> Iterator[Table]:
     """Yield the tables of what this reproduction has."""
+    if result.table is not None and result.table.per_image and result.by_image:
+        yield _image_table(result)
     if result.tuned is not None:
         yield _start_table(result.tuned)
     if result.by_correctness:
@@ -46,7 +51,50 @@ def extra_json(result: Reproduction) -> dict[str, Any]:
         document["images_needed"] = [needed.to_dict() for needed in result.needed]
     if result.multiverse is not None:
         document["multiverse"] = multiverse_json(result.multiverse)
+    if result.by_image:
+        document["by_image"] = [_image_json(image) for image in result.by_image]
     return document
+
+
+def _image_table(result: Reproduction) -> Table:
+    """Return a row per image with what the paper prints by image; its own numbers beside ours of images it names."""
+    table = result.table
+    assert table is not None
+    keys = [(method, measure) for method in table.methods for measure in table.per_image]
+    named = any(image.printed for image in result.by_image)
+    rows = []
+    for image in result.by_image[:MOST_IMAGES]:
+        sure = "" if image.probability is None else f" ({image.probability:.0%})"
+        texts = [short_number(image.values.get(key, math.nan), 3) for key in keys]
+        if named:
+            printed = [short_number(image.printed.get(key, math.nan), 3) for key in keys]
+            texts = [f"{text} / {value}" for text, value in zip(texts, printed, strict=True)]
+        rows.append((image.image, f"{image.predicted}{sure}", *texts))
+    count = len(result.by_image)
+    shown = f"the first {MOST_IMAGES} of {count} images, all are in the JSON" if count > MOST_IMAGES else ""
+    beside = f"ours / the paper's of its image of that name ({table.source})" if named else ""
+    parts = [part for part in ("By image", shown, beside) if part]
+    columns = [f"{measure}, {method}" for method, measure in keys]
+    return text_table("; ".join(parts), ("image", "predicted", *columns), rows, columns)
+
+
+def _image_json(image: ImageScores) -> dict[str, Any]:
+    return {
+        "image": image.image,
+        "predicted": image.predicted,
+        "probability": image.probability,
+        "label": image.label,
+        "scores": _by_method(image.values),
+        "paper": None if image.printed_as is None else {"image": image.printed_as, "scores": _by_method(image.printed)},
+    }
+
+
+def _by_method(values: Mapping[tuple[str, str], float]) -> dict[str, dict[str, float]]:
+    """Return method -> measure -> value."""
+    nested: dict[str, dict[str, float]] = {}
+    for (method, measure), value in values.items():
+        nested.setdefault(method, {})[measure] = value
+    return nested
 
 
 def _start_table(tuned: TunedStart) -> Table:

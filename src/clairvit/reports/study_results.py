@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from clairvit.bench.plan import DataConfig, ModelConfig, StoredPlan, Study
+from clairvit.bench.plan import DataConfig, ModelConfig, Specs, StoredPlan, Study
 from clairvit.bench.results import Missing, combinations, find_missing, missing_warnings, read_scores
-from clairvit.bench.specs import Specs
 from clairvit.bench.store import Store
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.score import Score, Scores

@@ -363,7 +363,7 @@ def _set_up(request: CalibrationRequest) -> Setup:
             raise NotApplicable(
                 f"{model.name} cannot be calibrated, as '{PRIOR_METHOD}' does not fit it: {error}"
             ) from error
-    if reference.layers is None:
+    if reference.layers is None or reference.layer_grids:
         raise NotApplicable(
             f"{model.name} cannot be calibrated: its layers have maps of different sizes; expected a Vision "
             "Transformer whose blocks all see the same tokens. Use cv.choose(model, images)."

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
-from clairvit.targets.base import ScoreContext, Target, TargetBatch
+from clairvit.targets.base import ScoreContext, Target, TargetBatch, class_name
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class ClassTarget(Target):
     def resolve(self, context: ScoreContext) -> TargetBatch:
         """Return the target of the class."""
         classes = resolve_classes(self.label, context)
-        return context.target([context.name(c) for c in classes], classes, [((c, 1.0),) for c in classes])
+        names = [class_name(context.labels, index) for index in classes]
+        return context.target(names, classes, [((index, 1.0),) for index in classes])
 
 
 def resolve_classes(label: Any, context: ScoreContext) -> list[int]:

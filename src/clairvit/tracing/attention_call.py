@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -33,6 +34,9 @@ Kind = Literal[
 ]
 DECODER_KINDS: tuple[Kind, ...] = ("query", "cross", "reverse")
 Rows = Tensor | slice  # query rows: their indices, or a tile of them
+TILE_SHARE = 0.25  # how large a tile [B, H, tile, N] may be, as a share of the values v of all layers
+SUMS_TILE_SHARE = 0.03  # the same where only sums are wanted: the graph of the forward may still be there
+SMALLEST_TILE_BYTES = 2**22  # 4 MiB: smaller tiles cost more in calls than they save
 
 
 @dataclass(eq=False)
@@ -77,10 +81,16 @@ class AttentionCall:
         raise IndexError(head)
 
     @property
-    def queries(self) -> int:
+    def shape(self) -> tuple[int, int, int, int]:
+        """That of A: (sequences, heads, queries, keys)."""
         of_queries = self.q if self.weights is None else self.weights
         assert of_queries is not None
-        return int(of_queries.shape[-2])
+        lead, heads, keys = self.v.shape[:3]
+        return lead, heads, int(of_queries.shape[-2]), keys
+
+    @property
+    def queries(self) -> int:
+        return self.shape[2]
 
     @property
     def keys(self) -> int:
@@ -217,6 +227,23 @@ def scaled_scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None
         return scores
     mask = mask.detach() if mask.shape[-2] == 1 else _select(mask.detach(), rows)
     return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+
+
+def tile_bytes(call: AttentionCall, layers: int, *, sums_only: bool = False) -> int:
+    """Return how many bytes a tile [B, H, tile, N] of one of `layers` such attentions may take.
+
+    A trace keeps x, q, k, v and their gradients, about a third of what a plain forward + backward holds at its peak; a
+    handful of tiles of this size fit into the rest.
+    """
+    share = min(SUMS_TILE_SHARE, TILE_SHARE) if sums_only else TILE_SHARE
+    values = call.v.numel() * max(4, call.v.dtype.itemsize)  # their bytes in float32 at least
+    return max(SMALLEST_TILE_BYTES, int(share * layers * values))
+
+
+def is_large(call: AttentionCall, layers: int) -> bool:
+    """Return whether A of one of `layers` such attentions is more than two tiles: better not computed as a whole."""
+    whole = math.prod(call.shape) * max(4, call.v.dtype.itemsize)  # bytes of A
+    return whole > 2 * tile_bytes(call, layers)
 
 
 def common_form(tensor: Tensor, batch: int) -> Tensor:

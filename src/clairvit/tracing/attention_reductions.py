@@ -22,27 +22,7 @@ from clairvit.numerics import widened
 from clairvit.tracing.attention_call import AttentionCall, Rows
 from clairvit.tracing.layer import gradient_at
 
-TILE_SHARE = 0.25  # how large a tile [B, H, tile, N] may be, as a share of the values v of all layers
-SUMS_TILE_SHARE = 0.03  # the same where only sums are wanted: the graph of the forward may still be there
-SMALLEST_TILE_BYTES = 2**22  # 4 MiB: smaller tiles cost more in calls than they save
 SMALLEST_TILE_ROWS = 16
-
-
-def tile_bytes(call: AttentionCall, layers: int, *, sums_only: bool = False) -> int:
-    """Return how many bytes a tile [B, H, tile, N] of one of `layers` such attentions may take.
-
-    A trace keeps x, q, k, v and their gradients, about a third of what a plain forward + backward holds at its peak; a
-    handful of tiles of this size fit into the rest.
-    """
-    share = min(SUMS_TILE_SHARE, TILE_SHARE) if sums_only else TILE_SHARE
-    values = call.v.numel() * max(4, call.v.dtype.itemsize)  # their bytes in float32 at least
-    return max(SMALLEST_TILE_BYTES, int(share * layers * values))
-
-
-def is_large(call: AttentionCall, layers: int) -> bool:
-    """Return whether A of one of `layers` such attentions is more than two tiles: better not computed as a whole."""
-    whole = call.lead * call.v.shape[1] * call.queries * call.keys * max(4, call.v.dtype.itemsize)  # bytes of A
-    return whole > 2 * tile_bytes(call, layers)
 
 
 def query_tiles(call: AttentionCall, limit: int) -> Iterator[slice]:

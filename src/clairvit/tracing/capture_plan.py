@@ -23,12 +23,11 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode
 from torch.utils.hooks import RemovableHandle
 
-from clairvit.models.submodules import submodules
+from clairvit.models.submodules import submodules, weak_modules
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.capture import Capture
 from clairvit.tracing.module_state import this_thread_only
-from clairvit.tracing.weak_module import weak_modules
 
 # These decide by themselves whether they run as one fused call, and a function mode is part of that decision.
 _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer)

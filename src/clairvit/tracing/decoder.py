@@ -14,7 +14,7 @@ from torch import Tensor
 from clairvit.errors import NotApplicable
 from clairvit.models.model import Layout
 from clairvit.tracing.attention_call import AttentionCall, Kind
-from clairvit.tracing.autograd_errors import translate_autograd_errors
+from clairvit.tracing.module_state import translate_autograd_errors
 
 
 def decoder_kinds(calls: Sequence[AttentionCall]) -> dict[int, Kind]:
@@ -22,7 +22,9 @@ def decoder_kinds(calls: Sequence[AttentionCall]) -> dict[int, Kind]:
 
     Learned queries that read the image without attending to each other are an attention pool, not a decoder.
     """
-    first = next((index for index, call in enumerate(calls) if _has_learned_queries(call)), None)
+    # Learned queries do not depend on the image, and read values that do.
+    learned = (call.q is not None and not call.q.requires_grad and call.v.requires_grad for call in calls)
+    first = next((index for index, is_learned in enumerate(learned) if is_learned), None)
     if first is None:
         return _queries_without_cross_attention(calls)
     queries = calls[first].queries
@@ -57,11 +59,6 @@ def _queries_without_cross_attention(calls: Sequence[AttentionCall]) -> dict[int
         elif call.queries == call.keys and call.queries in unseen:
             kinds[index] = "query"
     return kinds
-
-
-def _has_learned_queries(call: AttentionCall) -> bool:
-    """Return whether queries that do not depend on the image read values that do."""
-    return call.q is not None and not call.q.requires_grad and call.v.requires_grad
 
 
 def _depends_on(tensor: Tensor, sources: Sequence[Tensor]) -> bool:

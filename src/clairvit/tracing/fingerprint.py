@@ -148,10 +148,8 @@ class _Reader:
         self._seen[id(value)] = path
         if isinstance(value, Tensor | np.ndarray):
             self._read_tensor(path, value)
-        elif isinstance(value, dict):
-            self._read_dictionary(path, kind, value)
-        elif isinstance(value, list | tuple | set | frozenset | collections.deque):
-            self._read_sequence(path, kind, value)
+        elif isinstance(value, dict | list | tuple | set | frozenset | collections.deque):
+            self._read_container(path, kind, value)
         elif isinstance(value, types.FunctionType):
             self._read_function(path, value)
         elif isinstance(value, types.MethodType):
@@ -192,23 +190,21 @@ class _Reader:
         if value.grad_fn is None and not value.is_meta:  # else it is a result, and no part of the model
             self.tensors.append(value)
 
-    def _read_dictionary(self, path: Path, kind: type, value: dict[Any, Any]) -> None:
+    def _read_container(self, path: Path, kind: type, value: Collection[Any]) -> None:
+        """Tell the entries of a container; of a very large one its identity and length."""
         if len(value) > MOST_ENTRIES:
             self.values[path] = (kind, id(value), len(value))
             return
-        keys, entries = tuple(dict.keys(value)), tuple(dict.values(value))
-        plain_keys = _PLAIN.issuperset(map(type, keys))
-        if plain_keys and _PLAIN.issuperset(map(type, entries)):
-            self.values[path] = (kind, keys, entries)
-        else:
-            names = keys if plain_keys else tuple(map(_identity, keys))
-            self._read_items(path, kind, zip(names, entries, strict=True))
-        if kind is not dict and _holds_values(kind):
-            self._read_object((*path, "attributes"), kind, value)
-
-    def _read_sequence(self, path: Path, kind: type, value: Collection[Any]) -> None:
-        if len(value) > MOST_ENTRIES:
-            self.values[path] = (kind, id(value), len(value))
+        if isinstance(value, dict):
+            keys, entries = tuple(dict.keys(value)), tuple(dict.values(value))
+            plain_keys = _PLAIN.issuperset(map(type, keys))
+            if plain_keys and _PLAIN.issuperset(map(type, entries)):
+                self.values[path] = (kind, keys, entries)
+            else:
+                names = keys if plain_keys else tuple(map(_identity, keys))
+                self._read_items(path, kind, zip(names, entries, strict=True))
+            if kind is not dict and _holds_values(kind):
+                self._read_object((*path, "attributes"), kind, value)
             return
         entries = tuple(value)
         if _PLAIN.issuperset(map(type, entries)):
@@ -330,26 +326,14 @@ def _is_of_library(function: Any, libraries: Collection[str] = _LIBRARIES) -> bo
 
 
 def _identity(value: Any) -> Any:
-    """Return what stands for an object in comparisons: itself if plain, a weak reference, or its address."""
+    """Return what stands for an object in comparisons: itself if plain, its address with a weak reference, or its type.
+
+    The address is compared first, so that no `__eq__` of the user's is called; the reference tells whether the object
+    there is still the same one, and keeps nothing alive.
+    """
     if type(value) in _PLAIN or isinstance(value, enum.Enum):
         return value
     try:
-        return _Identity(weakref.ref(value), id(value))
+        return id(value), weakref.ref(value)
     except TypeError:
         return type(value), id(value)
-
-
-@dataclass(eq=False, slots=True)
-class _Identity:
-    """An object by identity, without keeping it alive."""
-
-    _reference: weakref.ref[Any]
-    _number: int
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity) or self._number != other._number:
-            return False
-        return self._reference() is not None and self._reference() is other._reference()
-
-    def __hash__(self) -> int:
-        return hash(self._number)

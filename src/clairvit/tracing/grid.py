@@ -10,8 +10,8 @@ from torch import Tensor
 
 from clairvit.models.model import Layout
 from clairvit.numerics import index_tensor
-from clairvit.tracing.autograd_errors import translate_autograd_errors
 from clairvit.tracing.image_region import Cell, ImageRegion, quarter_cells, region_of_patches
+from clairvit.tracing.module_state import translate_autograd_errors
 
 MOST_PREFIX_TOKENS = 64  # CLS, distillation, registers: no model has more
 MOST_OTHER_TOKENS = 128  # detection tokens included, of which YOLOS has 100

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from clairvit.errors import CaptureError, NotApplicable
 from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall
-from clairvit.tracing.autograd_errors import no_attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,11 @@ class Layer:
     def attention(self) -> AttentionCall:
         """The block's attention; raise NotApplicable for a CNN."""
         if self.call is None:
-            raise no_attention(self.name, self.index)
+            raise NotApplicable(
+                f"This model has no attention that can be read (a CNN, say): its layer {self.index} is the feature map "
+                f"of '{self.name}', and attention between image tokens was asked for.",
+                alternative="a gradient method",
+            )
         return self.call
 
     @property

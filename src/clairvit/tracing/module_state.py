@@ -1,4 +1,4 @@
-"""Module state: what a trace needs of the user's model is set inside `with frozen_eval(module)` and restored."""
+"""How the user's model is run: what a trace needs of it is set inside `with frozen_eval(module)` and restored."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
 from clairvit.errors import CaptureError
 from clairvit.models.submodules import submodules
@@ -39,6 +40,10 @@ _this_thread = threading.local()
 INFERENCE_WEIGHTS = (
     "The model's weights were made under torch.inference_mode(), and their flags could not be put back afterwards; "
     "expected ordinary ones. Build or load the model outside inference_mode."
+)
+CHECKPOINTED = (
+    "An attention call is not part of the gradient graph; expected a plain differentiable forward. "
+    "Switch off gradient checkpointing (torch.utils.checkpoint) and torch.no_grad() inside the model."
 )
 # timm and transformers recompute blocks in the backward pass when these are set; a trace could not see that.
 _CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing")
@@ -115,6 +120,25 @@ def frozen_eval(module: nn.Module) -> Iterator[None]:
         with _changed:
             _running.pop(token, None)
             _changed.notify_all()
+
+
+@contextmanager
+def translate_autograd_errors() -> Iterator[None]:
+    """Translate errors of a backward through the user's model."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CaptureError(
+            "The model runs parts of its forward again in the backward pass (torch.utils.checkpoint), where a trace "
+            "cannot follow; expected a plain forward. Switch off gradient checkpointing inside the model."
+        ) from error
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise CaptureError(
+            "The model overwrites a tensor that its own gradient needs; expected a differentiable forward. "
+            "Look for x += … in its blocks and write x = x + …."
+        ) from error
 
 
 def this_thread_only(hook: Callable[..., Result]) -> Callable[..., Result | None]:

@@ -15,9 +15,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 from clairvit.errors import NotApplicable, UnknownName, did_you_mean
 from clairvit.numerics import equal_along, index_tensor
-from clairvit.tracing.attention_reductions import tile_bytes
-from clairvit.tracing.autograd_errors import translate_autograd_errors
+from clairvit.tracing.attention_call import tile_bytes
 from clairvit.tracing.capture import Capture
+from clairvit.tracing.module_state import translate_autograd_errors
 from clairvit.tracing.recorders.head_replay import HeadReplay, LastLinear, LinearEdges
 from clairvit.tracing.rules import PLAIN
 from clairvit.tracing.trace import Trace

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,16 @@ from clairvit.models.model import Model
 from clairvit.models.readout import unwrap_readout
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import AttentionCall
-from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.capture_plan import CapturePlan, WindowSwitch, same_calls
 from clairvit.tracing.gradient_barriers import blocked_gradient
-from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only, traced_forward
+from clairvit.tracing.module_state import (
+    CHECKPOINTED,
+    frozen_eval,
+    own_grad_mode,
+    this_thread_only,
+    traced_forward,
+)
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.rules import ActiveRuleTable, RuleTable, rule_table
 from clairvit.tracing.rules.coverage import uncovered_operations
@@ -54,6 +59,7 @@ class Recording:
     _without_rule: dict[RuleTable, tuple[str, ...]] = field(default_factory=dict)  # names of operations
     fitting: dict[str, bool] = field(default_factory=dict)  # method -> whether it fits the model, of those asked about
     notes: tuple[str, ...] = ()  # about the pass, for every result that is made of it
+    photos: Tensor | None = None  # what random draws for each image depend on, where that are not the pixels
 
     def __repr__(self) -> str:
         """Return one line: model, images and passes."""
@@ -100,30 +106,6 @@ class Recording:
         if rules not in self._without_rule:
             self._without_rule[rules] = uncovered_operations(self.logits, self._output_nodes, rules)
         return self._without_rule[rules]
-
-    def gradients(
-        self, score: Callable[[Tensor], Tensor], rules: RuleTable, of: Sequence[Tensor], *, keep: bool
-    ) -> tuple[Tensor | None, ...]:
-        """Return d(sum of the images' scores)/d(of), by one backward under a rule table."""
-        if not self.differentiable or rules not in self.rules:
-            recorded = ", ".join(map(str, self.rules)) if self.differentiable else "no gradients"
-            raise CaptureError(
-                f"This recording has a graph for {recorded}; '{rules}' was asked of it. "
-                f"Record again with rules='{rules}'."
-            )
-        if self.switch is not None:
-            self.switch.table = rules
-        y = score(self.logits)
-        y = (y / y.detach().where(y != 0, torch.ones_like(y))).sum() if rules.unit else y.sum()
-        if not y.requires_grad:
-            raise CaptureError(
-                "The target's score does not depend on the image in a differentiable way; expected a score computed "
-                "from the logits with torch operations. Check the target function, or look for torch.no_grad() in the "
-                "model."
-            )
-        self.backwards += 1
-        with translate_autograd_errors():
-            return torch.autograd.grad(y, of, retain_graph=keep, allow_unused=True)
 
 
 def recorder_of(recorders: Mapping[type[Recorder], Recorder], kind: type[R]) -> R:
@@ -172,7 +154,7 @@ def record(
     with frozen_eval(model.module), torch.set_grad_enabled(differentiable):
         structure = structure or model_structure(model, pixels)
         forward = _run_forward(model, structure, pixels, tables, kinds, start, differentiable=differentiable)
-        if forward.sizes_differ() or forward.blocks_differ():
+        if forward.difference() is not None:
             forget_structures(model.module)
             structure = model_structure(model, pixels)
             forward = _run_forward(model, structure, pixels, tables, kinds, start, differentiable=differentiable)
@@ -316,7 +298,7 @@ class _ForwardPass:
     def run(self, model: Model, *, planned: bool) -> Tensor:
         """Return the logits; with `planned` the capture is on only where attention is computed, if that is known."""
         plan = self.structure.plan if planned and not self.capture.sees_operations else None
-        hooks = self.stages.hooks()
+        hooks = self.stages.hooks() if self.structure.stages else []
         try:
             enter = this_thread_only(self._enter)
             blocks = {id(site.block): site.block for site in self.structure.layers if site.block is not None}
@@ -341,7 +323,7 @@ class _ForwardPass:
     def _run_planned(self, model: Model, plan: CapturePlan) -> Tensor:
         with plan.installed(WindowSwitch(self.capture)):
             logits = model.logits(self.pixels)
-        self.has_left_plan = self.sizes_differ()
+        self.has_left_plan = self.difference() is not None
         if self.has_left_plan:
             plan.holds = False
         return logits
@@ -354,19 +336,17 @@ class _ForwardPass:
         plan.holds = same_calls(self.capture.calls, second.calls)
         return logits
 
-    def sizes_differ(self) -> bool:
-        """Return whether the pass made other attention calls than the structure says."""
-        sizes = [(call.queries, call.keys) for call in self.capture.calls]
-        return sizes != [(site.queries, site.keys) for site in self.structure.sites]
-
-    def blocks_differ(self) -> bool:
-        """Return whether the pass entered other blocks than the structure says, of as many attention calls."""
+    def difference(self) -> Literal["count", "blocks", "sizes"] | None:
+        """Return what the pass did otherwise than the structure says: how many attention calls, where, or how large."""
         calls, sites = self.capture.calls, self.structure.sites
-        return any(
-            sites[i].block is not None
-            and not (0 <= calls[i].block < len(self._entered) and self._entered[calls[i].block] is sites[i].block)
-            for i in self.structure.layer_calls
-        )
+        if len(calls) != len(sites):
+            return "count"
+        for i in self.structure.layer_calls:
+            number, block = calls[i].block, sites[i].block
+            if block is not None and not (0 <= number < len(self._entered) and self._entered[number] is block):
+                return "blocks"
+        same = all(call.shape[-2:] == (site.queries, site.keys) for call, site in zip(calls, sites, strict=True))
+        return None if same else "sizes"
 
     def _enter(self, module: Any, args: Any, kwargs: Any) -> Any:
         tokens = tokens_among(args, kwargs)
@@ -407,13 +387,14 @@ class _ForwardPass:
 
     def check_path(self) -> None:
         """Raise CaptureError if the model went another way than the structure, which was just found, says."""
-        calls, sites = self.capture.calls, self.structure.sites
-        if len(calls) != len(sites):
+        difference = self.difference()
+        if difference == "count":
+            calls, sites = self.capture.calls, self.structure.sites
             raise CaptureError(
                 f"The model made {len(calls)} attention calls, {len(sites)} in the pass before it over an image of the "
                 "same size; expected the same path every time. Switch off random depth or early exits, then try again."
             )
-        if self.blocks_differ():
+        if difference == "blocks":
             raise CaptureError(
                 "The model went through other blocks than in the pass before it over an image of the same size; "
                 "expected the same path every time. Explain its parts by themselves."

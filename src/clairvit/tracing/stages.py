@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from clairvit.errors import CaptureError
+from clairvit.models.submodules import weak_modules
 from clairvit.tracing.grid import MOST_PREFIX_TOKENS, channels_first, fits_image
 from clairvit.tracing.module_state import this_thread_only
-from clairvit.tracing.weak_module import weak_modules
 
 _GLOBAL_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # part of the head, no feature map
 Grid = tuple[int, int]

@@ -27,13 +27,13 @@ from torch.utils.hooks import RemovableHandle
 from clairvit.errors import BadInput, CaptureError, ClairError, NotApplicable
 from clairvit.models.forward_errors import forward_failure
 from clairvit.models.model import Layout, Model, Pooling
-from clairvit.models.readout import Readout, token_stream
+from clairvit.models.readout import BoundInputs, Readout, token_stream
 from clairvit.models.state_hash import weights_check
+from clairvit.models.submodules import weak_modules
 from clairvit.models.through_no_grad import ThroughNoGrad
 from clairvit.numerics import widened
 from clairvit.tracing import ops
 from clairvit.tracing.attention_call import DECODER_KINDS, AttentionCall, Kind, joined
-from clairvit.tracing.autograd_errors import CHECKPOINTED, translate_autograd_errors
 from clairvit.tracing.call_graph import CallGraph, TokensRead
 from clairvit.tracing.capture import Capture, stream_hooks
 from clairvit.tracing.capture_plan import CapturePlan, PlanLearner
@@ -52,14 +52,20 @@ from clairvit.tracing.grid import (
     square_patches,
 )
 from clairvit.tracing.image_region import ImageRegion, region_of_pixels
-from clairvit.tracing.module_state import frozen_eval, own_grad_mode, this_thread_only, traced_forward
+from clairvit.tracing.module_state import (
+    CHECKPOINTED,
+    frozen_eval,
+    own_grad_mode,
+    this_thread_only,
+    traced_forward,
+    translate_autograd_errors,
+)
 from clairvit.tracing.output_source import UNKNOWN, OutputSourceFinder, check_output
 from clairvit.tracing.recorders.base import Op, Recorder
 from clairvit.tracing.residual_sums import without_views
 from clairvit.tracing.rows_by_value import rows_by_value
 from clairvit.tracing.rules.table import HeadsJoin, RuleTable
 from clairvit.tracing.stages import ModuleCall, Stage, find_stages
-from clairvit.tracing.weak_module import weak_modules
 
 
 @weak_modules("block")
@@ -210,6 +216,12 @@ _structures: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, _Remembered]] = 
 @own_grad_mode()
 def model_structure(model: Model, pixels: Tensor) -> ModelStructure:
     """Return the structure: found by one forward of the first image, remembered until the module is changed."""
+    module = model.module
+    while isinstance(module, BoundInputs):
+        module = module.module
+    stated = module.__dict__.get("structure")  # of a sub-network, which has it from the model that it is a part of
+    if isinstance(stated, ModelStructure):
+        return stated
     with frozen_eval(model.module):
         if isinstance(model.module, Readout):
             model.module.prepare(pixels[:1])
@@ -300,16 +312,12 @@ class _ModuleVisits(Recorder):
             self.grad_enabled.append(torch.is_grad_enabled())
             self.read_by_head.clear()
         if op.kind == ops.CONV and not op.calls:
-            self.grids.append(self._conv_grid(op.output))
+            is_clip = self.pixels.ndim == 5 and op.output.ndim == 4  # whose frames are a batch
+            sides = (len(op.output), *op.output.shape[-2:]) if is_clip else op.output.shape[2:]
+            self.grids.append(tuple(map(int, sides)))  # rows and columns, or frames, rows and columns
             self.embedded = len(op.output)
         if op.kind == ops.LINEAR and op.args and op.args[0].ndim == 2 and len(op.args[0]) == 1:
             self.read_by_head.append(op.args[0])
-
-    def _conv_grid(self, output: Tensor) -> tuple[int, ...]:
-        """Return (rows, cols) of a convolution's output, or (frames, rows, cols): a clip's frames may be a batch."""
-        if self.pixels.ndim == 5 and output.ndim == 4:
-            return len(output), *map(int, output.shape[-2:])
-        return tuple(map(int, output.shape[2:]))
 
     def hooks(self) -> list[RemovableHandle]:
         handles: list[RemovableHandle] = []

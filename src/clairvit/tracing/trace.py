@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clairvit.errors import BadInput, NotApplicable
+from clairvit._rng import image_seeds
+from clairvit.errors import BadInput, CaptureError, NotApplicable
 from clairvit.models.coerce import ModelLike, model_and_images
 from clairvit.models.images import prepare
 from clairvit.models.model import Layout, Model
@@ -26,7 +27,7 @@ from clairvit.targets.resolve import check_same_readout, readout_model, resolve_
 from clairvit.tracing.attention_call import AttentionCall
 from clairvit.tracing.decoder import check_decoder, cross_attention_row, query_weights
 from clairvit.tracing.layer import Layer, gradient_at
-from clairvit.tracing.module_state import own_grad_mode
+from clairvit.tracing.module_state import own_grad_mode, translate_autograd_errors
 from clairvit.tracing.recorders.base import Recorder
 from clairvit.tracing.recording import R, Recording, record, recorder_of
 from clairvit.tracing.rules import PLAIN, RuleTable, rule_table
@@ -120,6 +121,11 @@ class Trace:
     def dpixels(self) -> Tensor:
         """dy/dpixels, [B, 3, H, W]."""
         return gradient_at(self.pixels_gradient, "pixels")
+
+    def image_seeds(self, seed: int) -> list[int]:
+        """Return one seed per image, from its content; of a sub-network from the photo, not from rounded tokens."""
+        photos = self.recording.photos
+        return image_seeds(self.pixels if photos is None else photos, seed)
 
     @functools.cached_property
     def zero_gradient(self) -> Tensor:
@@ -394,7 +400,7 @@ def _gradients(
     *,
     keep: bool,
 ) -> dict[int, Tensor | None]:
-    """Return tensor id -> gradient, one backward; None where no gradient arrives."""
+    """Return tensor id -> gradient of the sum of the images' scores, one backward; None where no gradient arrives."""
     calls = (*recording.calls[scope.first :], *recording.decoder) if scope.attention else ()
     wanted = [output for call in calls for output in call.outputs]
     wanted += [x for x in recording.inputs[scope.first :] if x is not None] if scope.tokens else []
@@ -412,6 +418,22 @@ def _gradients(
         return dict.fromkeys(tensors)
     for recorder in recorders:
         recorder.before_backward()
-    gradients = recording.gradients(target, rules, dependent, keep=keep)
+    if not recording.differentiable or rules not in recording.rules:
+        recorded = ", ".join(map(str, recording.rules)) if recording.differentiable else "no gradients"
+        raise CaptureError(
+            f"This recording has a graph for {recorded}; '{rules}' was asked of it. Record again with rules='{rules}'."
+        )
+    if recording.switch is not None:
+        recording.switch.table = rules
+    y = target(recording.logits)
+    y = (y / y.detach().where(y != 0, torch.ones_like(y))).sum() if rules.unit else y.sum()
+    if not y.requires_grad:
+        raise CaptureError(
+            "The target's score does not depend on the image in a differentiable way; expected a score computed from "
+            "the logits with torch operations. Check the target function, or look for torch.no_grad() in the model."
+        )
+    recording.backwards += 1
+    with translate_autograd_errors():
+        gradients = torch.autograd.grad(y, dependent, retain_graph=keep, allow_unused=True)
     by_id: dict[int, Tensor | None] = dict.fromkeys(tensors)
     return by_id | {id(tensor): gradient for tensor, gradient in zip(dependent, gradients, strict=True)}

@@ -326,7 +326,7 @@ def _curve_of_run(
     """Return the curves of one recorded photo."""
     resolved = run.targets[0]
     trace = run_backward(run.recording, resolved, None)
-    maps = explanation.maps.to(run.passes.logits.device)
+    maps = explanation.maps.to(run.logits.device)
     random_maps = [_random_map(trace.layout.plane, request.seed, k).to(maps) for k in range(RANDOM_ORDERS)]
     context = EvalContext(trace=trace, specs=(spec,), raw=(maps, *random_maps), seed=request.seed)
     schedule = RemovalSchedule(steps=request.steps, ends=True)

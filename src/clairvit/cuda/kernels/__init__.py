@@ -1,4 +1,4 @@
-"""Triton kernels, each next to nothing but numerics, and what says where they can be used.
+"""Triton kernels, each next to nothing but numerics, what says where they can be used, and products of tokens.
 
 `attention`, `decomposition`, `rollout` and `tokens` import Triton and are imported only where a kernel is launched;
 each gives, up to rounding, what the torch code that calls it gives on a CPU.
@@ -12,6 +12,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
+
+from clairvit.numerics import widened
 
 MOST_ROLLOUT_TOKENS = 256  # whose matrix fits into the registers of a program on a GPU
 
@@ -69,3 +72,20 @@ def rollout_applies(layer_maps: Tensor) -> bool:
     """Return whether the kernel can multiply several layers [layers, B, N, N]: on CUDA, in float32."""
     fits = len(layer_maps) > 1 and layer_maps.shape[-2] == layer_maps.shape[-1] <= MOST_ROLLOUT_TOKENS
     return fits and layer_maps.is_cuda and layer_maps.dtype == torch.float32 and has_triton()
+
+
+def inner_products(a: Tensor, b: Tensor) -> Tensor:
+    """Return sum_d a_d b_d of every token, [B, N], in float32 at least."""
+    if tokens_apply(a, b):
+        return products_and_norms(a, b)[:, 0]
+    return (widened(a) * widened(b)).sum(-1)
+
+
+def products_and_norms(a: Tensor, b: Tensor) -> Tensor:
+    """Return a·b, ||a|| and ||b|| of every token, [B, 3, N], in float32 at least."""
+    if tokens_apply(a, b):
+        from clairvit.cuda.kernels import tokens
+
+        return tokens.products_and_norms(a, b)
+    a, b = widened(a), widened(b)
+    return torch.stack([torch.linalg.vecdot(a, b), vector_norm(a, dim=-1), vector_norm(b, dim=-1)], 1)

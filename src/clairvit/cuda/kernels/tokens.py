@@ -1,4 +1,4 @@
-"""A Triton kernel for `token_products.py`: reads two tensors in half precision once and adds up in float32.
+"""A Triton kernel for `products_and_norms`: reads two tensors in half precision once and adds up in float32.
 
 This file imports Triton and is imported only where the kernel is launched.
 """
