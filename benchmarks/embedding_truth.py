@@ -81,7 +81,7 @@ def questions(kind: str, scenes: Sequence[Scene]) -> list[cv.targets.Target]:
     """Return the targets for the first object of each scene, then those for the second."""
     names = [*(item.class_name for item in scenes), *(str(item.other_class_name) for item in scenes)]
     if kind == "prompt":
-        return [cv.Text(name) for name in names]
+        return [cv.Text(name, against=None) for name in names]
     classes = [(item.class_name, str(item.other_class_name)) for item in scenes] * 2
     return [
         cv.Similar(scene_with(name, both, number).picture)

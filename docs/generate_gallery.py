@@ -3,6 +3,7 @@
 python docs/generate_gallery.py              # everything; offline, one to two minutes; the page needs Chromium
 python docs/generate_gallery.py why layers   # these pictures and the texts
 python docs/generate_gallery.py --texts      # the texts only
+CLAIRVIT_CLIP=FOLDER python docs/generate_gallery.py prompt    # with clip-vitb16-{visual,text-features}.safetensors
 
 The code that is shown is the code that draws the picture, except where the caption says otherwise.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import html
 import os
 import re
@@ -51,6 +53,7 @@ class Item:
     names: Callable[[], Names] | None = None  # what the code reads, beyond `cv`
     made_by: str | None = None  # Python that draws the picture, where the code shown needs the reader's own photos
     readme: bool = True
+    needs: str = ""  # an environment variable; where it is not set, the picture that is there stays
     page: str = ""  # where to read on, of the site
 
     @property
@@ -59,14 +62,30 @@ class Item:
         return f"```{self.language}\n{self.code}\n```"
 
 
-def stand_in() -> Names:
-    """Return a stand-in for CLIP, whose text embeddings are the rows of a classifier's head, and a generated scene."""
-    from generate_targets import scene_pair  # the script next to this one
+CLIP_WEIGHTS = "CLAIRVIT_CLIP"  # of a folder with the two files that benchmarks/clip_truth.py reads
+TABBY, ESPRESSO = 281, 967  # rows of "a photo of a …" in ImageNet's order
 
-    from clairvit.data.scenes import scene
 
-    clip = scene_pair("a stand-in for CLIP")
-    return {"clip": clip, "photo": scene(5, 3, objects=2).picture}
+def real_clip() -> Names:
+    """Return the image tower of OpenAI's CLIP ViT-B/16, two texts, and the demo photo above one of a cup."""
+    from safetensors.torch import load_file
+    from skimage.data import coffee
+
+    import clairvit as cv
+    from clairvit.models.image_files import read_image
+
+    folder = Path(os.environ[CLIP_WEIGHTS])
+    clip = cv.load(f"file:{folder}/clip-vitb16-visual.safetensors", arch="timm:vit_base_patch16_clip_quickgelu_224")
+    texts = load_file(folder / "clip-vitb16-text-features.safetensors")["imagenet1k_a_photo_of_a"]
+    prompts = [
+        cv.Text(name, embedding=texts[row], against=texts[[k for k in range(len(texts)) if k != row]])
+        for name, row in (("a photo of a tabby", TABBY), ("a photo of an espresso", ESPRESSO))
+    ]
+    photo = Image.new("RGB", (448, 448), "white")
+    for top, picture in ((0, read_image("demo")), (224, Image.fromarray(coffee()))):
+        photo.paste(ImageOps.fit(picture.convert("RGB"), (448, 224), Image.Resampling.BICUBIC), (0, top))
+    photo.save("a cat and a cup.png")
+    return {"clip": dataclasses.replace(clip, name="CLIP ViT-B/16"), "photo": "a cat and a cup.png", "prompts": prompts}
 
 
 def other_photo() -> Names:
@@ -98,15 +117,17 @@ ITEMS = (
     Item(
         "prompt",
         "Where is what the prompt describes?",
-        'prompts = [cv.Text("a disc with a ring"), cv.Text("a disc with a dot")]\n'
+        'clip = cv.load("open_clip:ViT-B-16:openai")\n'
+        'prompts = [cv.Text("a photo of a tabby"), cv.Text("a photo of an espresso")]\n'
         'cv.explain(clip, photo, targets=prompts).save("prompt.png")',
-        'Your CLIP or SigLIP: `cv.load("open_clip:ViT-B-32:openai")`. No trained CLIP comes with the package,'
-        " so this picture is "
-        "made with a stand-in: the built-in model of generated scenes, its classes' weights in place of text "
-        "embeddings.",
-        "A scene with two discs; each prompt lights up the disc that it describes",
+        "OpenAI's CLIP ViT-B/16, each prompt compared with neutral ones. The photo is the demo photo above"
+        " scikit-image's `coffee`. The weights do not come with the package; here the texts were given as embeddings,"
+        " and compared with the other 999 classes of ImageNet.",
+        "A cat above a cup of coffee: one prompt lights up the cat, the other one the cup",
         wide=True,
-        names=stand_in,
+        names=real_clip,
+        made_by='cv.explain(clip, photo, targets=prompts).save("prompt.png")',
+        needs=CLIP_WEIGHTS,
         page="targets.md",
     ),
     Item(
@@ -354,6 +375,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for item in ITEMS:
         if not arguments.texts and (not arguments.names or item.name in arguments.names):
+            if item.needs and item.needs not in os.environ:
+                print(f"{item.name}: kept as it is, {item.needs} is not set", flush=True)
+                continue
             path = draw(item)
             print(f"{path.relative_to(HERE.parent)}  {path.stat().st_size // 1000} kB", flush=True)
     PAGE.write_text(gallery_page(), encoding="utf-8")

@@ -61,6 +61,20 @@ FUNCTIONS = """
 A rollout under `+plus`, `+skipplus` or `+from:M` adds up what each layer says, as SkipPLUS does in practice. Read
 literally, PLUS is the sum of the rollouts of all sub-networks: `genatt(plus_mode=subnetwork)+plus`.
 
+A method that makes its map from the whole image (`saliency`, `lime`, `rise`, `lrp`, `tam`, …) is summed literally, by
+SkipPLUS's equation 3: it is run on each sub-network f_l, the blocks from l on, whose image is the grid of tokens at
+block l. `lime+layer:6` is `lime` on `cv.tail(model, 6)`, `lime+plus` the sum over all l, `lime+skipplus` over the l
+from ceil(L/2) on; the maps are added as they are, none is scaled. What is removed, changed or followed is a patch's
+token; the class token and registers stay as they are. So `removal=mean` and a baseline of zero are a token of zeros,
+noise is as large as a part of the tokens' range, layer numbers in options count from l on, and options that speak of
+pixels (`level=pixel`, `features=superpixels`, `removal=black`) are refused. `leave-one-out+layer:0` is `leave-one-out`,
+since that drops tokens too; `saliency+layer:0` is not `saliency`: it reads tokens, not pixels. Each l takes the passes
+of the method and a forward more, through fewer blocks the larger l is; the blocks before it run once per image. Models
+whose layers work on other tokens (windows, stages), or whose head reads earlier blocks, are refused.
+
+`METHOD(normalise=first)+rollout` is SkipPLUS's equation 2 for every method with a matrix per layer: rows add up to 1
+before the identity is added. `normalise=rows`, the default, divides them after it is added.
+
 Functions on methods, in a method string or in Python (`smooth`, `shift` and `ensemble` of `cv.ensembles`):
 
 * `smooth(METHOD, n=20, sigma=0.1)`: the mean of a method over n noisy images, noise as in SmoothGrad.
@@ -199,10 +213,15 @@ def section(method: Method) -> None:
         sets = ", ".join(f"`{key}={value}`" for key, value in preset_settings(method, name).items())
         print(f"* Preset `{name}`: " + "; ".join(part for part in (sets, preset_formula(method, name)) if part))
     if not method.combinators:
-        print("* Combinators: none (it sees the whole image at once)")
+        print(f"* Combinators: none (it {method.no_tails})")
     elif method.output != "matrix":
         without = " and ".join(f"`+{name}`" for name in MATRIX_COMBINATORS)
-        print(f"* Combinators: all but {without} (it says one number for each token)")
+        why = (
+            "it is run on the sub-network from each layer on"
+            if method.output == "image"
+            else "it says one number for each token"
+        )
+        print(f"* Combinators: all but {without} ({why})")
 
 
 if __name__ == "__main__":

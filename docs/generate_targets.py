@@ -26,7 +26,7 @@ def main() -> None:
     names = [str(item.marker.class_name) for item in first.objects if item.marker is not None]
     third = next(name for name in CLASSES if name not in names)
     pictures = [draw(first).picture, draw(with_class(with_class(second, names[0]), third, 1)).picture]
-    prompts = [cv.Text(f"a disc with {name}") for name in names]
+    prompts = [cv.Text(f"a disc with {name}", against=None) for name in names]
     by_prompt = cv.explain(pair, pictures[0], "attnlrp", targets=[*prompts, cv.Contrast(*prompts)])
     print(by_prompt.save(FOLDER / "targets-text.png", dpi=DPI))
     print(by_prompt.targets, by_prompt.target_scores)

@@ -48,7 +48,7 @@ ENTRIES: list[tuple[Sequence[str], tuple[str, ...], str]] = [
 TINY = ("--model", "timm:vit_tiny_patch16_224", "--no-pretrained", "--size", "32", "--with", "patch_size=8,depth=1")
 # What each command does without any extra; those that need one are in ENTRIES.
 CORE_COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("explain", "demo", "--check", "--out", "one.png"),
+    ("explain", "demo", "--model", "scenes", "--check", "--out", "one.png"),
     ("compare", "demo", "--method", "saliency,rollout", "--out", "two.png"),
     ("evaluate", *SCENES, "--metric", "deletion", "--out", "scores"),
     ("choose", "--model", "scenes", "--data", "scenes", "--limit", "2"),

@@ -112,6 +112,11 @@ class Unknown(str):
     def __truediv__(self, other: float) -> float:
         return 1 / other
 
+    def __getattr__(self, name: str) -> Unknown:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unknown("x")
+
 
 class Locals(dict[str, Any]):
     """Stand for all of its local variables."""

@@ -2,6 +2,7 @@
 
 from clairvit._cost import Cost
 from clairvit.diagnostics.report import Check, Diagnosis
+from clairvit.methods.compare_models import ModelComparison
 from clairvit.methods.explanation import Comparison, Explanation, Heads, TextRelevance
 from clairvit.methods.features import PatchFeatures
 from clairvit.methods.intervention import InterventionScores, InterventionSweep
@@ -26,6 +27,7 @@ __all__ = [
     "InterventionScores",
     "InterventionSweep",
     "MapCheck",
+    "ModelComparison",
     "PatchFeatures",
     "Recipe",
     "Recommendation",

@@ -79,11 +79,25 @@ def waited(ready: Callable[[], bool], seconds: float) -> bool:
 # processes ------------------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_give_the_same_numbers(home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path) -> None:
+def test_processes_on_two_devices_give_the_numbers_of_one(
+    home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit; two names of one processor stand for two GPUs."""
     folder, expected = home
+    started: list[str | None] = []
+    start = WorkerProcess.start.__func__  # type: ignore[attr-defined]
+
+    def noted(cls: type[WorkerProcess], config: WorkerConfig, unit: Unit) -> WorkerProcess:
+        started.append(config.device)
+        process: WorkerProcess = start(cls, config, unit)
+        return process
+
+    monkeypatch.setattr(WorkerProcess, "start", classmethod(noted))
+    monkeypatch.setattr("clairvit.bench.executors.worker_devices", lambda device, workers: ["cpu", "cpu:0"][:workers])
     store = Store.open(tmp_path / "store")
     outcome = run_study(study(folder, at_once=1), store, local(2))
     assert (outcome.computed, outcome.failed) == (6, ())
+    assert started == ["cpu", "cpu:0"]
     assert table(store) == expected
 
 
@@ -304,24 +318,3 @@ def test_workers_share_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker_devices(None, 2) == [None, None]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert worker_devices("cuda", 2) == ["cuda", "cuda"], "the error about a missing GPU is that of one process"
-
-
-def test_processes_on_two_devices_give_the_numbers_of_one(
-    home: tuple[Path, list[tuple[Any, ...]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two names of one processor stand for two GPUs."""
-    folder, alone = home
-    started: list[str | None] = []
-    start = WorkerProcess.start.__func__  # type: ignore[attr-defined]
-
-    def noted(cls: type[WorkerProcess], config: WorkerConfig, unit: Unit) -> WorkerProcess:
-        started.append(config.device)
-        process: WorkerProcess = start(cls, config, unit)
-        return process
-
-    monkeypatch.setattr(WorkerProcess, "start", classmethod(noted))
-    monkeypatch.setattr("clairvit.bench.executors.worker_devices", lambda device, workers: ["cpu", "cpu:0"][:workers])
-    store = Store.open(tmp_path / "store")
-    assert run_study(study(folder, at_once=1), store, local(2)).computed == 6
-    assert started == ["cpu", "cpu:0"]
-    assert table(store) == alone

@@ -266,32 +266,34 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}, {folder!r}]
 import own_methods
-from clairvit.bench.executors import local
+from clairvit.bench.executors import in_process, local
 from clairvit.bench.run import plan_study, run_study
 from clairvit.bench.store import Store
 from helpers.small_study import study
 
 if __name__ == "__main__":
     own = study(Path({folder!r}), images=4, methods={methods!r}, metrics={metrics!r}, at_once=2)
-    outcome = run_study(own, Store.open({folder!r} + "/store"), local(1))
+    engine = local(1) if "worker" in sys.argv else in_process
+    outcome = run_study(own, Store.open({folder!r} + "/store"), engine)
     print(len(outcome.plan.units), outcome.computed, len(outcome.failed))
 """
 
 
 @pytest.mark.slow
 def test_worker_processes_compute_edited_code_again(tmp_path: Path) -> None:
-    """As users do it: a file of own methods is edited, and the same script runs again, with a worker process."""
+    """As users do it: a file of own methods is edited, and the script runs again, now with a worker process."""
     tests = str(Path(__file__).parents[1])
     script, methods_file = tmp_path / "run.py", tmp_path / "own_methods.py"
     script.write_text(SCRIPT.format(tests=tests, folder=str(tmp_path), methods=METHODS, metrics=METRICS))
 
-    def run_script() -> tuple[str, str]:
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=True)
+    def run_script(*arguments: str) -> tuple[str, str]:
+        command = [sys.executable, str(script), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         return done.stdout.strip(), done.stderr
 
     methods_file.write_text(textwrap.dedent(METHODS_SOURCE))
     assert run_script()[0] == "2 2 0"
     methods_file.write_text(textwrap.dedent(METHODS_SOURCE).replace("SHARPNESS = 2.0", "SHARPNESS = 3.0"))
-    output, errors = run_script()
+    output, errors = run_script("worker")
     assert output == "2 2 0"
     assert "The code of 'own-norm' changed" in errors

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+import clairvit.bench.plan as plan_module
 from clairvit.bench.plan import (
     Cell,
     DataConfig,
@@ -37,8 +39,14 @@ def study(**others: Any) -> Study:
     return Study((ModelConfig("pets"),), (DataConfig("folder:x"),), **usual | others).resolved()
 
 
-def planned(small_study: Study, marks: Sequence[str], done: frozenset[Cell] = frozenset(), weights: str = "w") -> Plan:
-    return make_plan(small_study, [weights], [dataset(marks)], done)
+def planned(
+    small_study: Study,
+    marks: Sequence[str],
+    done: frozenset[Cell] = frozenset(),
+    weights: str = "w",
+    most_forwards: float = math.inf,
+) -> Plan:
+    return make_plan(small_study, [weights], [dataset(marks)], done, most_forwards=most_forwards)
 
 
 def cells(small_study: Study, plan: Plan) -> list[Cell]:
@@ -195,3 +203,38 @@ def test_the_cost_is_of_maps_and_metrics() -> None:
 def test_a_study_that_makes_no_sense(change: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         study(**change)
+
+
+# The size of a unit
+
+
+def test_a_unit_that_costs_much_has_fewer_images_and_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = study(at_once=8, metrics=("deletion(steps=9)",))
+    cost = forwards_of(whole.methods, whole.metrics)
+    assert [unit.rows for unit in planned(whole, "abcdefgh").units] == [tuple(range(8))]
+    pairs = planned(whole, "abcdefgh", most_forwards=2 * cost)
+    assert [unit.rows for unit in pairs.units] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    monkeypatch.setattr(plan_module, "MOST_REPEATED", 0.1)
+    plan = planned(whole, "abc", most_forwards=cost // 2 + 1)
+    assert [(unit.rows, unit.methods) for unit in plan.units[:2]] == [
+        ((0,), ("legrad", "rollout")),
+        ((0,), ("random", "center")),
+    ]
+    plan_cells = cells(whole, plan)
+    assert len(plan_cells) == len(set(plan_cells)) == plan.cells
+    assert planned(whole, "abc", frozenset(plan_cells)).units == ()
+    assert plan.forwards <= 1.1 * 3 * cost
+
+
+def test_methods_that_share_what_is_dear_stay_together() -> None:
+    explained_again = study(metrics=("max-sensitivity(samples=50)",))
+    units = planned(explained_again, "ab", most_forwards=10).units
+    assert [(unit.rows, unit.methods) for unit in units] == [((row,), explained_again.methods) for row in (0, 1)]
+
+
+def test_stores_with_larger_units_are_read() -> None:
+    small_study = study(at_once=8)
+    everything = frozenset(cells(small_study, planned(small_study, "abcde")))
+    assert planned(small_study, "abcde", everything, most_forwards=1).units == ()
+    (unit,) = planned(study(at_once=8, metrics=("sparseness",)), "abcdef", everything).units
+    assert unit.rows == (5,)

@@ -16,6 +16,8 @@ import torch
 from PIL import Image
 
 import clairvit as cv
+import clairvit.bench.plan as plan_module
+import clairvit.bench.run as run_module
 import clairvit.bench.worker as worker_module
 from clairvit.bench.plan import ModelConfig, Shard, Study, Unit, image_set_hash, settings_of
 from clairvit.bench.results import combinations, read_scores, unreadable_images
@@ -296,6 +298,28 @@ def test_claims_and_failures_leave_no_files(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(small_study, store, Stopped)
     assert [file.name for file in (store.path / "claims").iterdir()] == ["store"]
+
+
+def test_a_run_that_is_stopped_within_an_image_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_study, store = study(tmp_path, images=2, at_once=2), Store.open(tmp_path / "store")
+    monkeypatch.setattr(run_module, "FORWARDS_PER_UNIT", 1)  # a method of an image is a unit
+    monkeypatch.setattr(plan_module, "MOST_REPEATED", 9)
+
+    class Stopped(Counting):
+        def rows(self, unit: Unit) -> list[Row]:
+            if len(computed_units) == 3:
+                raise KeyboardInterrupt
+            return super().rows(unit)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_study, store, Stopped)
+    before = list(computed_units)
+    outcome = run(small_study, store)
+    assert outcome.plan.done == sum(unit.cells for unit in before) > 0
+    assert {len(unit.methods) for unit in before} == {1}
+    assert not {unit.key for unit in before} & {unit.key for unit in computed_units}
+    assert doubled(store) == 0
+    assert len(store.cells()) == outcome.plan.cells
 
 
 def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,17 @@ def test_one_file_and_all_layers(photos: Path, capsys: pytest.CaptureFixture[str
     assert "Wrote cat-layers.png" in printed
 
 
+def test_channels_of_a_cnn_are_drawn_for_each_layer(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", "torchvision:resnet18", "--no-pretrained"]
+    command = ["features", "photos", *model, "--layer", "all", "--channels", "3", "--out", "all.png", "--json"]
+    assert main(command) == 0
+    names = {path.name for path in photos.glob("*.png")}
+    assert names == {"all.png", "all-layers.png", "all-channels-1.png", "all-channels-2.png"}
+    cat, human = json.loads(capsys.readouterr().out)["results"]
+    assert list(cat["strongest_channels"]) == ["layer1", "layer2", "layer3", "layer4"]
+    assert [len(channels) for channels in human["strongest_channels"]["layer1"]] == [3]
+
+
 def test_an_unreadable_image_is_reported_and_the_rest_shown(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (photos / "photos" / "broken.png").write_bytes(b"no picture")
     assert main(["features", "photos", "--layer", "-9", "--foreground", "positive", "--json"]) == 2

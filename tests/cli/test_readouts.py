@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -29,7 +30,8 @@ def test_prompts_side_by_side(clip: list[str], capsys: Captured) -> None:
     assert main(["explain", "cat-0.png", *clip, *typed, "--out", "cat.png", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["targets"] == ["a red car", "a dog"]
-    assert result["score"] == "cosine"
+    assert result["score"] == "difference of cosines"
+    assert sum("minus the mean cosine of 20 neutral prompts" in note for note in result["notes"]) == 2
     assert all(-1 <= value <= 1 for value in result["target_scores"])
     assert result["probabilities"] == [None, None]
     assert main(["compare", "cat-0.png", *clip, "--method", "ixg,rollout", "--text", "a dog", "--json"]) == 0
@@ -51,13 +53,33 @@ def test_neutral_prompts_are_subtracted(clip: list[str], capsys: Captured) -> No
         return list(result["target_scores"])
 
     prompts = ["--text", "a red car", "--text", "a dog"]
-    car, dog, photo, street = scores(*prompts, "--text", "a photo", "--text", "a street")
+    car, dog, photo, street = scores(*prompts, "--text", "a photo", "--text", "a street", "--no-neutral")
     against = scores(*prompts, "--against", "a photo", "--against", "a street")
     neutral = (photo + street) / 2
     assert against == pytest.approx([car - neutral, dog - neutral], abs=16 * 1.2e-7)  # cosines in float32
     options = ["--method", "ixg", "--metric", "deletion(steps=2)", "--json", "--text", "a dog", "--against", "a photo"]
     assert main(["evaluate", "cat-0.png", *clip, *options]) == 0
     assert json.loads(capsys.readouterr().out)["target"] == "a dog against a photo"
+    assert main(["evaluate", "cat-0.png", *clip, *options[:-2], "--no-neutral"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == "a dog alone"
+
+
+def test_texts_are_read_from_a_file_of_embeddings(clip: list[str], capsys: Captured, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((3, 12))
+    np.savez(tmp_path / "texts.npz", **dict(zip(("cat", "dog", "car"), vectors, strict=True)))
+    typed = ["explain", "cat-0.png", *clip, "--method", "ixg", "--out", "cat.png", "--json", "--text-features"]
+
+    def score(name: str, *options: str) -> float:
+        assert main([*typed, str(tmp_path / "texts.npz"), "--text", name, *options]) == 0
+        (result,) = json.loads(capsys.readouterr().out)["results"]
+        assert result["targets"] == [name]
+        return float(result["target_scores"][0])
+
+    cat, dog, car = (score(name, "--no-neutral") for name in ("cat", "dog", "car"))
+    assert score("cat") == pytest.approx(cat - (dog + car) / 2, abs=16 * 1.2e-7)  # cosines in float32
+    assert score("cat", "--against", "dog") == pytest.approx(cat - dog, abs=16 * 1.2e-7)
+    assert main([*typed, str(tmp_path / "texts.npz"), "--text", "cta"]) == 2
+    assert "'texts.npz' has no text 'cta'. Did you mean 'cat'" in capsys.readouterr().err
 
 
 def test_channels_that_pictures_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -91,8 +113,9 @@ def test_the_value_that_is_explained_is_printed(clip: list[str], capsys: Capture
     assert main([*typed, "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     for options, heading, value in (
-        ([], "cosine", result["target_scores"][0]),
-        (["--score", "logit"], "logit", None),
+        ([], "difference of cosines", result["target_scores"][0]),
+        (["--no-neutral"], "cosine", None),
+        (["--score", "logit"], "difference of logits", None),
     ):
         assert main([*typed, *options]) == 0
         printed = capsys.readouterr().out
@@ -124,6 +147,9 @@ def test_neurons_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         (["--text", " "], "An empty prompt was given"),
         (["--text", "a cat"], "pets has no text tower"),
         (["--against", "a photo"], "--against was given without a prompt"),
+        (["--no-neutral"], "--no-neutral was given without a prompt"),
+        (["--text", "a", "--against", "b", "--no-neutral"], "--against and --no-neutral were given"),
+        (["--text", "a cat", "--text-features", "nowhere.npz"], "'nowhere.npz' is not there"),
         (["--model", "open_clip:ViT-Z-99", "--text", "a cat"], "open_clip has no model 'ViT-Z-99'"),
         (["--similar-to", "nowhere.jpg"], "nowhere.jpg"),
     ],

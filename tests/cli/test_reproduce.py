@@ -96,7 +96,8 @@ def test_tables_and_files(folder: Path, capsys: Captured) -> None:
     assert "legrad(preset=joita)" in printed
     assert "0 of them there already" in errors
     kept = folder / "kept"
-    assert {file.name for file in kept.iterdir()} == {"joita-store", "joita.md", "joita.json", "joita-radar.png"}
+    names = {"joita-store", "joita.html", "joita.md", "joita.json", "joita-radar.png"}
+    assert {file.name for file in kept.iterdir()} == names
     text = (kept / "joita.md").read_text(encoding="utf-8")
     assert "| mIoU ↑ | LeGrad (code) | 42.96 | 1 |" in text
     assert "ViT-B/16, pretrained on ImageNet-1k" in text
@@ -247,6 +248,70 @@ def test_cost_is_measured_where_that_is_asked_for(capsys: Captured) -> None:
 
 
 # Mistakes
+
+
+# Figures, and every paper
+
+
+def test_figures_are_files_and_parts_of_the_page(folder: Path, capsys: Captured) -> None:
+    options = ("--figures", "--figure-images", "2", "--out", "kept")
+    assert main(["reproduce", "joita", *DATA, *options]) == 0
+    assert "joita-figure-5.png" in capsys.readouterr().out
+    with Image.open(folder / "kept" / "joita-figure-5.png") as picture:
+        assert picture.width > picture.height / 2 > 100
+    page = (folder / "kept" / "joita.html").read_text(encoding="utf-8")
+    assert page.count('<img src="data:image/png;base64,') == 1
+    assert "Figure 5: four methods" in page
+    assert "are not in this data" in page
+    assert 'src="http' not in page
+    assert "photos" in (folder / "kept" / "joita.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--figures",), "expected --out DIR"),
+        (("--figure-images", "2", "--out", "kept"), "expected it with --figures"),
+        (("--second-model", "timm:resnet50", "--out", "kept"), "expected it with --figures"),
+    ],
+)
+def test_options_of_figures_need_others(options: tuple[str, ...], words: str, capsys: Captured) -> None:
+    assert words in refusal(capsys, "joita", *DATA, *options)
+
+
+def test_all_papers_on_one_page(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = tuple(find_paper(name) for name in ("cmi", "joita", "skipplus"))
+    monkeypatch.setattr("clairvit.papers.paper.list_papers", lambda: some)
+    assert main(["reproduce", "all", *DATA, "--out", "kept"]) == 0
+    printed, errors = capsys.readouterr()
+    assert "Each claim of each paper" in printed
+    assert "not testable here" in printed
+    assert "skipplus on folder:photos is left out: " in errors
+    assert "2 of 3: joita on folder:photos, about " in errors
+    kept = folder / "kept"
+    assert {"papers.html", "papers.json", "cmi", "joita"} <= {file.name for file in kept.iterdir()}
+    page = (kept / "papers.html").read_text(encoding="utf-8")
+    assert "Which claims hold" in page
+    assert "Left out" in page
+    assert "hold when computed again" in page
+    content = json.loads((kept / "papers.json").read_text(encoding="utf-8"))
+    assert content["papers"] == ["cmi", "joita", "skipplus"]
+    assert [entry["paper"] for entry in content["left_out"]] == ["skipplus"]
+    verdicts = {entry["verdict"] for entry in content["claims"] if entry["paper"] == "skipplus"}
+    assert verdicts == {"not testable here"}
+    assert {run["paper"]["name"] for run in content["runs"]} == {"cmi", "joita"}
+    again = document(capsys, "all", *DATA, "--out", "kept")
+    assert [run["rows"] for run in again["runs"]] == [run["rows"] for run in content["runs"]]
+
+
+def test_every_check_at_once(capsys: Captured) -> None:
+    content = document(capsys, "all", "--check")
+    assert [entry["paper"] for entry in content["papers"]] == list(NAMES)
+
+
+@pytest.mark.parametrize("options", [("--method", "CAM=rollout"), ("--finetune", "--out", "x"), ("--join", "x")])
+def test_options_of_one_paper_are_refused_for_all(options: tuple[str, ...], capsys: Captured) -> None:
+    assert "is of one paper, and 'all' was given" in refusal(capsys, "all", *DATA, *options)
 
 
 def test_mistakes_are_one_sentence(folder: Path, capsys: Captured) -> None:

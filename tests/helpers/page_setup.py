@@ -220,6 +220,13 @@ PAGES: dict[str, PageSetup] = {
             'cv.load("torchvision:resnet50")': 'cv.load("torchvision:resnet18", pretrained=False)',
         },
     ),
+    "howto-own-module.md": PageSetup(
+        replace={
+            '"vit_tiny_patch16_224", num_classes=3': '"vit_tiny_patch16_224", num_classes=3, depth=2, img_size=64',
+            "cv.wrap(net, size=224": "cv.wrap(net, size=64",
+        }
+    ),
+    "perturbation.md": PageSetup(replace={"samples=300": "samples=24"}),
     "planted-truth.md": PageSetup(replace={"part_scenes(240)": "part_scenes(8)"}),
     "planted-truth-trigger.md": PageSetup(planted_trigger, {"limit=200": "limit=2"}),
     "scenes.md": PageSetup(replace={"scenes(200": "scenes(4"}),
@@ -229,6 +236,7 @@ PAGES: dict[str, PageSetup] = {
         {
             'cv.load("open_clip:ViT-B-32:openai")': "clip_of_the_tests",
             "hf:llava-hf/llava-1.5-7b-hf": "hf:./llava",
+            '"What is on the sofa?")         # the greedy answer': '"What is on the sofa?", max_tokens=3)  # it',
         },
     ),
     "testing.md": PageSetup(testing),

@@ -171,6 +171,11 @@ def rollout(p: Proof, alpha: float = 0.5, fuse: Callable[[Tensor], Tensor] | Non
     return rolled(p, layers, weight=alpha, residual=1 - alpha, normalise=row_normalised)
 
 
+def rollout_of_equation_2(p: Proof, matrices: list[Tensor]) -> Tensor:
+    """SkipPLUS's: prod_l (0.5 I + 0.5 M̄_l), the rows of M̄ add up to 1 before the identity is added."""
+    return rolled(p, [row_normalised(M) for M in matrices], weight=0.5, residual=0.5)
+
+
 def rollout_with_discard(p: Proof, ratio: float, protect: str) -> Tensor:
     return rollout(p, fuse=lambda A: discarded(A.mean(1), ratio, protect))
 

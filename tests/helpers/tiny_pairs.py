@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 import clairvit as cv
+from clairvit.targets.text import NEUTRAL_PROMPTS
 from helpers.tiny_models import shaken
 
 SIZE, PATCH, GRID = 24, 8, (3, 3)
 WORDS = ("<pad>", "<end>", "?", "a", "cat", "dog", "red", "car", "photo", "of", "the")
+WORDS += tuple(dict.fromkeys(word for prompt in NEUTRAL_PROMPTS for word in prompt.split() if word not in WORDS))
 VISION = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 TEXT = {**VISION, "vocab_size": len(WORDS), "max_position_embeddings": 8}
 TEXT |= {"eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 0}

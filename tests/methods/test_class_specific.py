@@ -18,10 +18,10 @@ import clairvit as cv
 from clairvit.methods.explanation import Comparison
 from helpers.method_conditions import METHODS, home_of
 
-pytestmark = pytest.mark.slow  # all methods on eight images, at once
+pytestmark = pytest.mark.slow  # all methods on four images, at once
 RED, BLUE = 0, 1  # classes, and the places of the two objects: red is on the left in every other image
 SIZE, PATCH, GRID, WIDTH, HEADS = 48, 8, 6, 32, 2
-IMAGES = 8
+IMAGES = 4
 # Axes of the token stream. Each is a pair (+, −), so that LayerNorm's mean stays zero.
 SEES = {RED: 0, BLUE: 2}  # how red, how blue a patch is
 DETECTS = {RED: 4, BLUE: 6}  # how much red, how much blue a layer has found

@@ -72,6 +72,15 @@ FORMULAS: dict[str, Callable[[Proof], Tensor]] = {
     "rollout(preset=cmi,fusion=max)": lambda p: ref.rollout_cmi(p, lambda A: A.max(1).values),
     "rollout(preset=cmi,fusion=min)": lambda p: ref.rollout_cmi(p, lambda A: A.min(1).values),
     "rollout(preset=chefer)": lambda p: ref.rollout(p, start=1),
+    "rollout(preset=skipplus)": lambda p: ref.rollout_of_equation_2(p, mean_heads(p)),
+    "rollout(fusion=max,normalise=first)": lambda p: ref.rollout_of_equation_2(p, [A.max(1).values for A in p.A]),
+    "rollout(preset=skipplus,fusion=min)": lambda p: ref.rollout_of_equation_2(p, [A.min(1).values for A in p.A]),
+    "raw-attention(fusion=max,normalise=first)+rollout": lambda p: ref.rollout_of_equation_2(
+        p, [A.max(1).values for A in p.A]
+    ),
+    "attention-gradient": lambda p: p.read(p.G[-1].mean(1)),
+    "attention-gradient+plus": lambda p: total(p, [G.mean(1) for G in p.G]),
+    "attention-gradient+skipplus": lambda p: total(p, [G.mean(1) for G in p.G], ref.half(p)),
     "genatt": ref.genatt,
     "genatt+plus": lambda p: total(p, ref.positive(p)),
     "genatt+skipplus": lambda p: total(p, ref.positive(p), ref.half(p)),

@@ -13,6 +13,7 @@ import clairvit as cv
 from clairvit.cli import main
 from clairvit.errors import BadInput
 from clairvit.methods.recommended import (
+    COMPARED,
     DefaultMethod,
     default_method,
     default_methods,
@@ -61,6 +62,22 @@ def test_a_cnn_has_a_default_of_its_own() -> None:
     assert torch.equal(explanation.maps, cv.explain(model, images, "saliency", target=1).maps)
 
 
+def test_texts_and_similar_images_have_a_default_of_their_own() -> None:
+    """On a plain ViT; a class of the same model keeps the usual one, and what is compared says why."""
+    images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    expected = next(item.method for item in default_methods() if item.models == COMPARED)
+    vector = torch.randn(192, generator=torch.Generator().manual_seed(2))
+    cat, dog = cv.Text("cat", embedding=vector), cv.Text("dog", embedding=vector.flip(0))
+    for target in (cat, cv.Contrast(cat, dog), cv.Similar(images.flip(-1)), [cat]):
+        explanation = cv.explain("pets", images, target=target)
+        assert explanation.method == expected
+        assert f"{expected} was used, the default for this target" in explanation.notes[-1]
+    assert cv.explain("pets", images).method == default_method()
+    swin = cv.wrap(strange(STRANGE["swin"].make), name="swin")
+    pixels = torch.randn(1, 3, *STRANGE["swin"].size, generator=torch.Generator().manual_seed(1))
+    assert kind_of_model(model_structure(swin, pixels), compares=True) == "hierarchical"
+
+
 def quick(*methods: str) -> tuple[DefaultMethod, ...]:
     return tuple(DefaultMethod("plain", method, "reason") for method in methods)
 
@@ -70,12 +87,12 @@ def test_a_quantised_model_is_explained_as_a_black_box(monkeypatch: pytest.Monke
     images = torch.randn(1, 3, *model.preprocess.size, generator=torch.Generator().manual_seed(0))
     chosen = defaults_for(model_structure(model, images))
     assert [item.method for item in chosen] == ["lime"]
-    monkeypatch.setattr("clairvit.methods.explain.defaults_for", lambda _: quick("lime(samples=24)"))
+    monkeypatch.setattr("clairvit.methods.explain.defaults_for", lambda *_, **__: quick("lime(samples=24)"))
     assert cv.explain(model, images, target=1).method == "lime(samples=24)"
 
 
 def test_a_method_that_does_not_fit_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clairvit.methods.explain.defaults_for", lambda _: quick("cam", "ixg", "lime"))
+    monkeypatch.setattr("clairvit.methods.explain.defaults_for", lambda *_, **__: quick("cam", "ixg", "lime"))
     explanation = cv.explain("pets", ["demo", "demo"])
     assert explanation.method == "ixg"
     assert "The default cam does not fit this model" in explanation.notes[-2]
@@ -190,7 +207,17 @@ def test_the_default_without_gradients_is_the_most_faithful_on_photos_and_shows_
 
 
 def test_the_default_has_the_evidence_of_the_faithful_method() -> None:
-    assert default_methods()[0].evidence == evidence_of(default_method())
+    plain = next(item for item in default_methods() if item.models == "plain")
+    assert plain.evidence == evidence_of(default_method())
+
+
+def test_the_evidence_for_texts_is_that_of_the_page() -> None:
+    item = next(item for item in default_methods() if item.models == COMPARED)
+    rows = [line.split("|")[1:-1] for line in (DOCS / "clip.md").read_text("utf-8").splitlines() if "| `" in line]
+    ap = {name.strip(" `"): cells[1].strip() for name, *cells in rows}
+    assert re.findall(r"0\.\d{3}", item.evidence) == [ap[item.method], ap["attnlrp+plus"], ap["center"]]
+    assert item.evidence in (DOCS / "which-method.md").read_text("utf-8")
+    assert max(ap, key=ap.__getitem__) == item.method
 
 
 def test_the_list_of_methods_says_what_is_used_where_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:

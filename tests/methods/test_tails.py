@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.rise import random_masks
 from clairvit.methods.spec import resolve_method
+from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, short
 from helpers.module_fingerprint import differences, fingerprint
 from helpers.rounding import assert_same
 from helpers.tiny_models import STRANGE, ZOO, pixels, strange, wrapped
@@ -169,6 +171,31 @@ def test_plus_adds_up_the_maps_of_the_sub_networks(text: str, kind: str) -> None
     same(start, by_layer[2:].sum(0))
     same(last, by_layer[-1])
     same(single, by_layer[1])
+
+
+SHORT = {name: short(name) for name, method in METHODS.items() if method.output == "image" and method.combinators}
+MODELS = ["timm-vit", "timm-reg4-gap", "timm-siglip-map", "hf-dinov2-registers-sdpa", "open_clip-nonsquare"]
+MODELS += ["home-sequence-first", "home-mean-pool", "timm-deit-distilled-explicit", "timm-cait", "open_clip-coca"]
+ON_MODELS = [(text, MODELS[index % len(MODELS)]) for index, text in enumerate(SHORT.values())]
+
+
+@pytest.mark.parametrize(("text", "kind"), ON_MODELS, ids=lambda value: value)
+def test_every_method_of_the_whole_image_can_be_summed(text: str, kind: str) -> None:
+    """One model each: the sweep reads the registry, so that a new method is in it at once."""
+    if not fits(text, kind):
+        kind = home_of(text, *MODELS)
+    model, photos = wrapped(kind, torch.float64), pixels(kind, dtype=torch.float64)
+    with warnings.catch_warnings():
+        allow_declared_zeros()
+        explanation = cv.explain(model, photos, f"{text}+plus", target=TARGET)
+    assert explanation.maps.shape == (2, *ZOO[kind].grid)
+    assert explanation.maps.isfinite().all()
+    assert explanation.method == f"{text}+plus"
+    spec = resolve_method(f"{text}+plus")
+    planned = spec.cost_for(math.prod(ZOO[kind].grid), ZOO[kind].layers)
+    assert explanation.cost.backwards == planned.backwards
+    if not spec.method.extra_cost.at_most:
+        assert explanation.cost.forwards == planned.forwards
 
 
 @pytest.mark.parametrize(

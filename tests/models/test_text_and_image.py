@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 import clairvit as cv
-from clairvit.errors import BadInput, ModelUnavailable, UnknownName
+from clairvit.errors import BadInput, ModelUnavailable, NotApplicable, UnknownName
 from clairvit.models.image_files import read_image
 from clairvit.models.images import to_pixels
 from clairvit.models.load_options import seeded
@@ -193,7 +193,7 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         open_clip, "create_model", lambda name, **options: (loaded.append(name), create(name, **options))[1]
     )
-    assert cv.explain(model, "demo", "ixg", target=cv.Text("a dog")).targets == ("a dog",)
+    assert cv.explain(model, "demo", "ixg", target=cv.Text("a dog", against=None)).targets == ("a dog",)
     assert not loaded  # the labels' embeddings are known
     tower = cv.load("open_clip:tiny", pretrained=False)
     assert not tower.classifier
@@ -210,3 +210,40 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     ).maps.shape == (1, 6, 6)
     assert scores(tower).shape == (1, 32)
     assert tower.preprocess.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+
+
+def test_an_image_tower_alone_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights without a text tower give an embedding of images, by open_clip and by timm; prompts are refused."""
+    open_clip = pytest.importorskip("open_clip")
+    vision = {"image_size": 224, "layers": 10, "width": 256, "patch_size": 16, "head_width": 64}
+    small = {"embed_dim": 24, "vision_cfg": vision}
+    small["text_cfg"] = {"context_length": 77, "vocab_size": 100, "width": 16, "heads": 2, "layers": 1}
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", small)
+    torch.manual_seed(0)
+    pair = open_clip.create_model("tiny", pretrained=None).eval()
+    path = tmp_path / "tower.safetensors"
+    tower = {key: value for key, value in pair.state_dict().items() if key.startswith("visual.")}
+    save_file(tower, path)
+    pixels = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        expected = pair.encode_image(pixels)
+    for model in (cv.load(f"open_clip:tiny:{path}"), cv.load(f"file:{path}", arch="timm:vit_xsmall_patch16_clip_224")):
+        assert not model.classifier
+        assert model.text_encoder is None
+        assert_same(scores_of(model, pixels), expected, growth=growth(10, 1024))
+        with pytest.raises(NotApplicable, match="has no text tower, so it cannot compare an image with 'a cat'"):
+            cv.explain(model, "demo", "ixg", target=cv.Text("a cat"))
+    with pytest.raises(NotApplicable, match="no text tower, so it cannot encode labels"):
+        cv.load(f"open_clip:tiny:{path}", labels=["a cat", "a dog"])
+    with pytest.raises(BadInput, match="the image tower of a CLIP, which has no classes"):
+        cv.load(f"file:{path}", arch="timm:vit_xsmall_patch16_clip_224", labels=["a cat", "a dog"])
+    del tower["visual.proj"]
+    save_file(tower, path)
+    with pytest.raises(ModelUnavailable, match=r"1 missing \(proj\)"):
+        cv.load(f"open_clip:tiny:{path}")
+
+
+def scores_of(model: cv.Model, pixels: Tensor) -> Tensor:
+    """Return the embeddings of images."""
+    with torch.no_grad():
+        return model.logits(pixels)

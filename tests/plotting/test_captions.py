@@ -129,8 +129,8 @@ def test_the_value_of_a_target_that_is_no_class_is_stated() -> None:
     pair, images = tiny_pairs.wrapped("CLIPModel"), tiny_pairs.pixels(1)
     model, photos = double("timm-vit", batch=1)
     for explanation, word in (
-        (cv.explain(pair, images, "ixg", target=cv.Text("a dog")), "cosine"),
-        (cv.explain(pair, images, "ixg", target=cv.Text("a dog"), score="logit"), "logit"),
+        (cv.explain(pair, images, "ixg", target=cv.Text("a dog")), "difference of cosines"),
+        (cv.explain(pair, images, "ixg", target=cv.Text("a dog"), score="logit"), "difference of logits"),
         (cv.explain(model, photos, "ixg", target=cv.Neuron(1, 3)), "activation"),
         (cv.explain(model, photos, "ixg", target=cv.Output(lambda output: output[:, 1] ** 2)), "score"),
         (cv.explain(model, photos, "ixg", targets=[3, cv.Output(lambda output: output[:, 1])]), "score"),

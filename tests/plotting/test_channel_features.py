@@ -7,7 +7,7 @@ import torch
 
 import clairvit as cv
 from clairvit.errors import BadInput, NotApplicable
-from clairvit.methods.channel_features import channel_features, spread
+from clairvit.methods.channel_features import channel_features, channels_of, spread
 from clairvit.plotting.channel_features import channel_features_figure
 from helpers.rounding import assert_same
 from helpers.tiny_models import cnn, double, pixels, strange, wrapped
@@ -43,6 +43,28 @@ def test_by_relevance_ranks_for_a_target() -> None:
     best = (layer.x * layer.dx)[0].abs().mean(0).argsort(descending=True)[:3].tolist()
     layers = channel_features(model, image, 2, by="relevance", count=3)[0].layers[-1]
     assert [k for k, _ in layers.channels] == best
+
+
+def test_of_features_that_are_there_already() -> None:
+    module, image = strange(cnn).double(), pixels("timm-vit", dtype=torch.float64)
+    features = cv.features(cv.wrap(module, name="mine"), image, layer="all")
+    expected = channel_features(cv.wrap(module, name="mine"), image, count=5)
+    actual = channels_of(features, 5)
+    for first, second in zip(expected, actual, strict=True):
+        assert [layer.name for layer in first.layers] == [layer.name for layer in second.layers]
+        for layer, again in zip(first.layers, second.layers, strict=True):
+            assert_same(again.mean, layer.mean)
+            assert [k for k, _ in again.channels] == [k for k, _ in layer.channels]
+    a = module[:5](image).detach()
+    assert features.strongest_channels(5).tolist() == a.abs().mean((2, 3)).argsort(1, descending=True)[:, :5].tolist()
+    assert features.strongest_channels(99).shape == (2, 12)
+    assert (
+        features.to_dict(values=False, channels=2)["strongest_channels"]["4"] == features.strongest_channels(2).tolist()
+    )
+    assert features.to_dict(values=False)["strongest_channels"] is None
+    for count in (0, True, 2.5):
+        with pytest.raises(BadInput, match=r"channels were asked for; expected a whole number of 1 or more"):
+            features.strongest_channels(count)
 
 
 def test_the_figure_has_a_row_for_each_layer_of_each_image() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit.targets.text import NEUTRAL_PROMPTS
 from helpers import tiny_pairs
 from helpers.rounding import assert_same, same
 from helpers.tiny_pairs import PAIRS, blocks, cosines, pixels, wrapped
@@ -22,15 +23,16 @@ every_pair = pytest.mark.parametrize("name", PAIRS)
 def test_the_score_is_the_cosine(name: str) -> None:
     pair, images = tiny_pairs.build(name), pixels()
     model = wrapped(name, pair)
-    trace = cv.trace(model, images, target=cv.Text(PROMPT))
+    trace = cv.trace(model, images, target=cv.Text(PROMPT, against=None))
     expected = cosines(name, pair, images, [PROMPT, OTHER, *NEUTRAL]).detach()
     assert trace.target.score == "cosine"
     assert trace.target.names == (PROMPT, PROMPT)
     assert_same(trace.target(trace.logits), expected[:, 0])
     for target, values in (
         (cv.Contrast(cv.Text(PROMPT), cv.Text(OTHER)), expected[:, 0] - expected[:, 1]),
+        (cv.Text(PROMPT), expected[:, 0] - cosines(name, pair, images, list(NEUTRAL_PROMPTS)).detach().mean(1)),
         (cv.Text(PROMPT, against=NEUTRAL), expected[:, 0] - expected[:, 2:].mean(1)),
-        (cv.Text(PROMPT, score="logit"), logits(pair, expected[:, 0])),
+        (cv.Text(PROMPT, score="logit", against=None), logits(pair, expected[:, 0])),
         (
             cv.Text(PROMPT, against=NEUTRAL, score="logit"),
             logits(pair, expected[:, 0]) - logits(pair, expected[:, 2:]).mean(1),
@@ -53,18 +55,20 @@ def test_a_score_that_is_named_is_the_models_logit(name: str) -> None:
     for against in ((), NEUTRAL):
         explanation = cv.explain(model, images, "ixg", target=cv.Text(PROMPT, against=against), score="logit")
         stated = cv.explain(model, images, "ixg", target=cv.Text(PROMPT, against=against, score="logit"))
-        assert explanation.score == stated.score == "logit"
+        assert explanation.score == stated.score == ("difference of logits" if against else "logit")
         assert_same(torch.tensor(explanation.target_scores), torch.tensor(stated.target_scores))
         assert_same(explanation.maps, stated.maps)
-    cosine = cv.explain(model, images, "ixg", target=cv.Text(PROMPT))
+    cosine = cv.explain(model, images, "ixg", target=cv.Text(PROMPT, against=None))
     assert cosine.score == "cosine"
-    assert not same(cosine.maps, cv.explain(model, images, "ixg", target=cv.Text(PROMPT), score="logit").maps)
+    assert not same(
+        cosine.maps, cv.explain(model, images, "ixg", target=cv.Text(PROMPT, against=None), score="logit").maps
+    )
 
 
 @every_pair
 def test_gradients_are_those_of_the_cosine(name: str) -> None:
     pair, images = tiny_pairs.build(name), pixels()
-    trace = cv.trace(wrapped(name, pair), images, target=cv.Text(PROMPT))
+    trace = cv.trace(wrapped(name, pair), images, target=cv.Text(PROMPT, against=None))
     inputs: list[Tensor] = []
     hooks = [block.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for block in blocks(pair)]
     pixel_input = images.clone().requires_grad_()
@@ -75,10 +79,10 @@ def test_gradients_are_those_of_the_cosine(name: str) -> None:
     for layer, x, dx in zip(trace.layers, inputs, gradients[:-1], strict=True):
         assert_same(layer.x, x.detach())
         assert_same(layer.dx, dx, magnitude=float(dx.abs().max()))
-    ixg = cv.explain(wrapped(name, pair), images, "ixg", target=cv.Text(PROMPT)).maps
+    ixg = cv.explain(wrapped(name, pair), images, "ixg", target=cv.Text(PROMPT, against=None)).maps
     products = (inputs[0] * gradients[0]).detach()[:, -9:]
     assert_same(ixg.flatten(1), products.sum(-1), magnitude=float(products.abs().max()))
-    saliency = cv.explain(wrapped(name, pair), images, "saliency", target=cv.Text(PROMPT))
+    saliency = cv.explain(wrapped(name, pair), images, "saliency", target=cv.Text(PROMPT, against=None))
     assert saliency.score == "cosine"
     assert saliency.maps.shape == (2, 3, 3)
 
@@ -86,7 +90,7 @@ def test_gradients_are_those_of_the_cosine(name: str) -> None:
 @every_pair
 def test_linear_rules_distribute_the_cosine(name: str) -> None:
     pair, images = without_biases(tiny_pairs.build(name)), pixels()
-    trace = cv.trace(wrapped(name, pair), images, target=cv.Text(PROMPT), rules="linear")
+    trace = cv.trace(wrapped(name, pair), images, target=cv.Text(PROMPT, against=None), rules="linear")
     expected = cosines(name, pair, images, [PROMPT])[:, 0].detach()
     for layer in trace.layers:
         products = layer.x * layer.dx
@@ -105,7 +109,7 @@ def without_biases(pair: nn.Module) -> nn.Module:
 @every_pair
 def test_leave_one_out_by_hand(name: str) -> None:
     pair, images = tiny_pairs.build(name), pixels(1)
-    maps = cv.explain(wrapped(name, pair), images, "leave-one-out", target=cv.Text(PROMPT)).maps
+    maps = cv.explain(wrapped(name, pair), images, "leave-one-out", target=cv.Text(PROMPT, against=None)).maps
     full = cosines(name, pair, images, [PROMPT])[0, 0]
     drops = [full - score_without(name, pair, images, patch) for patch in range(9)]
     assert_same(maps.flatten(), torch.stack(drops).detach(), magnitude=1.0)
@@ -128,7 +132,7 @@ def score_without(name: str, pair: nn.Module, images: Tensor, patch: int) -> Ten
 
 def test_removed_tokens_are_masked_keys() -> None:
     pair, images = tiny_pairs.build("CLIPModel"), pixels(1)
-    maps = cv.explain(wrapped("CLIPModel", pair), images, "leave-one-out", target=cv.Text(PROMPT)).maps
+    maps = cv.explain(wrapped("CLIPModel", pair), images, "leave-one-out", target=cv.Text(PROMPT, against=None)).maps
     text = tiny_pairs.text_features("CLIPModel", pair, [PROMPT])
     tower: Any = pair.vision_model
     hidden = tower.pre_layrnorm(tower.embeddings(images))
@@ -150,7 +154,7 @@ def test_removed_tokens_are_masked_keys() -> None:
 def test_legrad_by_the_authors_protocol(name: str) -> None:
     """LeGrad of CLIP: mean of all tokens, final norm, projection, cosine with the text; the last two blocks."""
     pair, images = tiny_pairs.build(name), pixels(1)
-    maps = cv.explain(wrapped(name, pair), images, "legrad(preset=official)", target=cv.Text(PROMPT)).maps
+    maps = cv.explain(wrapped(name, pair), images, "legrad(preset=official)", target=cv.Text(PROMPT, against=None)).maps
     expected = sum(legrad_layer(name, pair, images, layer) for layer in (1, 2))
     assert_same(maps.flatten(), expected)
 
@@ -204,13 +208,15 @@ def test_several_prompts_cost_one_forward(name: str) -> None:
 @every_pair
 def test_a_module_in_training_mode_is_left_so(name: str) -> None:
     pair, images = tiny_pairs.build(name), pixels(1)
-    expected = cv.explain(wrapped(name, pair), images, "ixg", target=cv.Text(PROMPT)).maps
+    expected = cv.explain(wrapped(name, pair), images, "ixg", target=cv.Text(PROMPT, against=None)).maps
     for part in pair.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.5
     pair.train()
     before = copy.deepcopy(pair.state_dict())
-    assert torch.equal(cv.explain(wrapped(name, pair), images, "ixg", target=cv.Text(PROMPT)).maps, expected)
+    assert torch.equal(
+        cv.explain(wrapped(name, pair), images, "ixg", target=cv.Text(PROMPT, against=None)).maps, expected
+    )
     assert all(part.training for part in pair.modules())
     assert all(parameter.requires_grad for parameter in pair.parameters())
     assert all(torch.equal(value, before[key]) for key, value in pair.state_dict().items())
@@ -235,7 +241,7 @@ def test_prompts_are_encoded_once_until_weights_change(monkeypatch: pytest.Monke
 
 @every_pair
 def test_every_verb_takes_prompts(name: str) -> None:
-    model, images, target = wrapped(name), pixels(2), cv.Text(PROMPT)
+    model, images, target = wrapped(name), pixels(2), cv.Text(PROMPT, against=None)
     scores = cv.evaluate(model, images, ["ixg", "random"], ["deletion(steps=3)", "sparseness"], target=target)
     assert scores["ixg", "deletion(steps=3)"].n_valid == 2
     assert list(cv.compare(model, images, ["ixg", "saliency"], target=target)) == ["ixg", "saliency"]
@@ -274,7 +280,7 @@ def test_models_that_cannot_read_prompts() -> None:
     with pytest.raises(cv.errors.BadInput, match="tokenizer= was given for Linear, which has no text tower"):
         cv.wrap(nn.Linear(2, 2), tokenizer=tiny_pairs.open_clip_tokenizer)
     with pytest.raises(cv.errors.BadInput, match=r"The tokenizer failed on \['newt'\] \(ValueError"):
-        cv.explain(wrapped("open_clip", pair), pixels(1), "ixg", target=cv.Text("newt"))
+        cv.explain(wrapped("open_clip", pair), pixels(1), "ixg", target=cv.Text("newt", against=None))
     with pytest.raises(cv.errors.BadInput, match="has 10 tokens, and the text tower reads 8"):
         cv.explain(wrapped("CLIPModel"), pixels(1), "ixg", target=cv.Text("a cat " + "a dog " * 3 + "?"))
     with pytest.raises(cv.errors.BadInput, match="The score 'prob'"):
@@ -297,3 +303,79 @@ def test_tokenizers_that_hold_another() -> None:
         assert encoder is not None
         expected = nn.functional.normalize(tiny_pairs.text_features(name, pair, [PROMPT]).detach(), dim=-1)
         assert_same(encoder.encode([PROMPT]), expected)
+
+
+def test_what_the_score_of_a_prompt_is_said_to_be() -> None:
+    """The kind of score and a note name what is subtracted; a map that does not depend on the prompt has no note."""
+    model, images = wrapped("open_clip"), pixels(1)
+    for target, score, note in (
+        (
+            cv.Text(PROMPT),
+            "difference of cosines",
+            "minus the mean cosine of 20 neutral prompts ('a photo of a plane', …)",
+        ),
+        (cv.Text(PROMPT, against=["a photo"]), "difference of cosines", "minus the mean cosine of 'a photo'"),
+        (cv.Text(PROMPT, against=None), "cosine", "the score is the cosine of image and text alone."),
+        (cv.Text(PROMPT, score="logit"), "difference of logits", "minus the mean logit of 20 neutral prompts"),
+    ):
+        explanation = cv.explain(model, images, "ixg", target=target)
+        assert explanation.score == score
+        assert any(note in text for text in explanation.notes), explanation.notes
+        assert explanation.to_dict()["score"] == score
+        assert not any("the score is" in text for text in cv.explain(model, images, "rollout", target=target).notes)
+    assert cv.explain(model, images, "ixg", target=cv.Contrast(cv.Text(PROMPT), cv.Text(OTHER))).score == (
+        "difference of cosines"
+    )
+
+
+def image_tower(dtype: torch.dtype = torch.float64) -> tuple[Any, cv.Model]:
+    """Return an open_clip pair and its image tower as a model without a text tower."""
+    pair = tiny_pairs.build("open_clip").to(dtype)
+    return pair, cv.wrap(pair.visual, size=24, mean=0.5, std=0.5, classifier=False)
+
+
+def test_given_embeddings_are_compared_like_prompts() -> None:
+    pair, tower = image_tower()
+    images = pixels()
+    features = tiny_pairs.text_features("open_clip", pair, [PROMPT, OTHER, *NEUTRAL]).detach()
+    whole = wrapped("open_clip", pair)
+    for given, prompt in (
+        (cv.Text(PROMPT, embedding=3 * features[0], against=None), cv.Text(PROMPT, against=None)),
+        (cv.Text(PROMPT, embedding=features[0].numpy(), against=features[2:]), cv.Text(PROMPT, against=NEUTRAL)),
+        (
+            cv.Contrast(cv.Text(PROMPT, embedding=features[0]), cv.Text(OTHER, embedding=features[1].tolist())),
+            cv.Contrast(cv.Text(PROMPT), cv.Text(OTHER)),
+        ),
+    ):
+        actual = cv.explain(tower, images, "attnlrp+plus", target=given)
+        expected = cv.explain(whole, images, "attnlrp+plus", target=prompt)
+        assert actual.score == expected.score
+        assert_same(torch.tensor(actual.target_scores), torch.tensor(expected.target_scores), magnitude=1.0)
+        assert_same(actual.maps, expected.maps, magnitude=float(expected.maps.abs().max()))
+
+
+def test_given_embeddings_say_what_they_lack() -> None:
+    _, tower = image_tower()
+    vector = torch.ones(12)
+    alone = cv.explain(tower, pixels(1), "ixg", target=cv.Text("cat", embedding=vector))
+    assert alone.score == "cosine"
+    assert any("No other texts were given to compare it with: add against=." in note for note in alone.notes)
+    with pytest.raises(cv.errors.NotApplicable, match=r"no text tower, so it cannot compare .*embedding="):
+        cv.explain(tower, pixels(1), "ixg", target=cv.Text("a cat"))
+    with pytest.raises(cv.errors.NotApplicable, match="to which the scale of a logit belongs"):
+        cv.explain(tower, pixels(1), "ixg", target=cv.Text("cat", embedding=vector, score="logit"))
+    with pytest.raises(cv.errors.NotApplicable, match="has 12 numbers and the one it is compared with 5"):
+        cv.explain(tower, pixels(1), "ixg", target=cv.Text("cat", embedding=torch.ones(5)))
+    for bad, message in (
+        (torch.zeros(12), "holds NaN, infinity or zeros alone"),
+        ([1.0, float("nan")], "holds NaN, infinity or zeros alone"),
+        (torch.ones(2, 12), "2 embeddings were given for 'cat'"),
+        (torch.ones(1, 2, 3), r"has shape \[1, 2, 3\]"),
+        ("cat", "is a str; expected numbers"),
+    ):
+        with pytest.raises(cv.errors.BadInput, match=message):
+            cv.Text("cat", embedding=bad)
+    with pytest.raises(cv.errors.BadInput, match="which no text tower encodes"):
+        cv.Text("cat", embedding=vector, against=["a photo"])
+    assert cv.Text("cat", embedding=vector) == cv.Text("cat", embedding=2 * vector)
+    assert cv.Text("cat", embedding=vector) != cv.Text("cat", embedding=vector + torch.arange(12))

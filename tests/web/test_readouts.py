@@ -63,7 +63,7 @@ def test_prompts(client: TestClient, clip: cv.Model) -> None:
     expected = cv.explain(clip, "demo", "ixg", targets=[cv.Text(prompt) for prompt in prompts])
     assert reply["targets"] == prompts
     assert_same(reply["target_scores"], expected.target_scores)
-    assert reply["explanations"][0]["score"] == "cosine"
+    assert reply["explanations"][0]["score"] == "difference of cosines"
     assert_same(array(reply["explanations"][0]["maps"]), expected.maps.float().numpy(), growth=SENT)
     other = client.post("/api/explain", data={"method": "ixg", "text": "a cat"}).json()
     assert other["targets"] == ["a cat"]  # not the cached answer of another prompt

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from clairvit.models.model import Model
 
-IMAGES_PER_UNIT = 8  # images per unit: what is lost when a run is killed
+IMAGES_PER_UNIT = 8  # at most; on a CPU a unit that costs much has fewer
 _STRICT: Any = {"extra": "forbid"}  # pydantic: an unknown key is an error
 
 

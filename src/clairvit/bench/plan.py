@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from clairvit.bench.config import IMAGES_PER_UNIT
 from clairvit.bench.config import DataConfig as DataConfig
@@ -26,6 +28,9 @@ from clairvit.metrics.registry import METRICS, MetricSpec, resolve_metric
 
 _NO_CODES = Codes()
 USUAL_PATCHES = 196  # of an image, by which costs are estimated
+FORWARDS_PER_UNIT = 1000  # about, on a CPU: ten to twenty seconds of one core
+MOST_REPEATED = 0.02  # of the passes, for the sake of smaller units
+Item = TypeVar("Item")
 MethodGroups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # methods, and the metrics that all of them lack
 
 
@@ -77,7 +82,7 @@ class Study:
         seed: Of everything random.
         target: None for the predicted class, "label" for the true one.
         maps: The normalisation of each map before it is scored.
-        at_once: Images in one unit of work: what is lost when a run is killed.
+        at_once: Images in one unit of work at most; on a CPU a unit that costs much has fewer.
         autocast: The precision of perturbed passes; None for that of the weights.
 
     Example:
@@ -328,16 +333,30 @@ def settings_of(study: Study) -> str:
 
 
 def make_plan(
-    study: Study, hashes: Sequence[str], datasets: Sequence[ImageDataset], done: Set[Cell], codes: Codes = _NO_CODES
+    study: Study,
+    hashes: Sequence[str],
+    datasets: Sequence[ImageDataset],
+    done: Set[Cell],
+    codes: Codes = _NO_CODES,
+    most_forwards: float = math.inf,
 ) -> Plan:
-    """Return units for all cells of a resolved study that are not done; `hashes` are those of its models."""
+    """Return units for all cells of a resolved study that are not done.
+
+    Args:
+        study: The study.
+        hashes: Of its models.
+        datasets: Its images.
+        done: The cells that are computed.
+        codes: Of own methods and metrics.
+        most_forwards: About as many passes of the model in one unit, where that is possible.
+    """
     images = tuple(tuple(zip(dataset.names, image_hashes(dataset), strict=True)) for dataset in datasets)
     computed = CellSet.of(done)
     units = [
         unit
         for model, weights in enumerate(hashes)
         for data, names in enumerate(images)
-        for unit in _units(study, model, data, weights, [hashed for _, hashed in names], computed, codes)
+        for unit in _units(study, model, data, weights, [hashed for _, hashed in names], computed, codes, most_forwards)
     ]
     cells = len(hashes) * sum(map(len, images)) * len(study.methods) * len(study.metrics)
     return Plan(tuple(units), cells, cells - sum(unit.cells for unit in units), tuple(hashes), images)
@@ -364,9 +383,20 @@ def image_set_hash(image_hashes: Sequence[str]) -> str:
 
 
 def _units(
-    study: Study, model: int, data: int, weights: str, images: Sequence[str], done: CellSet, codes: Codes
+    study: Study,
+    model: int,
+    data: int,
+    weights: str,
+    images: Sequence[str],
+    done: CellSet,
+    codes: Codes,
+    most_forwards: float,
 ) -> Iterator[Unit]:
-    """Yield units of at most `study.at_once` images that lack the same cells, then those of metrics of whole sets."""
+    """Yield units of at most `study.at_once` images that lack the same cells, then those of metrics of whole sets.
+
+    A unit is what is lost when a run is killed: images, and then methods, are shared out over as many units as keep
+    each at about `most_forwards`. Of a metric of a whole set, all images are one unit.
+    """
     of_image = tuple(text for text, spec in study.metric_specs.items() if not spec.metric.needs_whole_set)
     of_set = tuple(text for text in study.metrics if text not in of_image)
     settings, every_row = settings_of(study), tuple(range(len(images)))
@@ -376,11 +406,19 @@ def _units(
         own = codes.among(methods, metrics)
         content = (weights, hashes, tuple(methods), tuple(metrics), settings, image_set)
         key = digest(repr((*content, *([tuple(own)] if any(own) else []))).encode())
-        forwards = len(rows) * forwards_of(
+        texts = tuple(methods), tuple(metrics)
+        forwards = len(rows) * cost(*texts)
+        return Unit(key, weights, model, data, tuple(rows), hashes, *texts, forwards, image_set, own)
+
+    @cache  # images of a study nearly all lack the same
+    def cost(methods: tuple[str, ...], metrics: tuple[str, ...]) -> int:
+        return forwards_of(
             [study.method_specs[text] for text in methods], [study.metric_specs[text] for text in metrics]
         )
-        texts = tuple(methods), tuple(metrics)
-        return Unit(key, weights, model, data, tuple(rows), hashes, *texts, forwards, image_set, own)
+
+    @cache
+    def method_parts(methods: tuple[str, ...], metrics: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+        return _method_parts(methods, lambda part: cost(part, metrics), most_forwards)
 
     for start in range(0, len(images) if of_image else 0, study.at_once):
         rows_by_missing: dict[MethodGroups, list[int]] = {}
@@ -388,12 +426,38 @@ def _units(
             missing = _lacking(study.methods, of_image, done.pairs(weights, images[row], settings))
             rows_by_missing.setdefault(missing, []).append(row)
         for missing, rows in rows_by_missing.items():
-            yield from (unit(rows, methods, metrics, "") for methods, metrics in missing)
+            for methods, metrics in missing:
+                parts = _even_parts(rows, math.ceil(len(rows) * cost(methods, metrics) / most_forwards))
+                yield from (unit(part, some, metrics, "") for part in parts for some in method_parts(methods, metrics))
     if of_set and images:
         image_set = image_set_hash(images)
         computed = frozenset.intersection(*(done.pairs(weights, image, settings, image_set) for image in images))
         for methods, metrics in _lacking(study.methods, of_set, computed):
             yield unit(every_row, methods, metrics, image_set)
+
+
+def _even_parts(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """Return neighbours in `count` parts, as equal as they can be; no part is empty."""
+    count = max(1, min(count, len(items)))
+    edges = [round(len(items) * part / count) for part in range(count + 1)]
+    return [items[low:high] for low, high in pairwise(edges)]
+
+
+def _method_parts(
+    methods: tuple[str, ...], cost: Callable[[tuple[str, ...]], int], most_forwards: float
+) -> tuple[tuple[str, ...], ...]:
+    """Return the methods of one image in parts of about `most_forwards`, if they cost hardly more than together.
+
+    Methods share their passes, which each part makes anew: where a metric explains many noisy copies, that is dear.
+    """
+    together = cost(methods)
+    count = min(math.ceil(together / most_forwards), len(methods))
+    while count > 1:
+        parts = _even_parts(methods, count)
+        if sum(map(cost, map(tuple, parts))) <= (1 + MOST_REPEATED) * together:
+            return tuple(map(tuple, parts))
+        count -= 1
+    return (methods,)
 
 
 @lru_cache(maxsize=64)  # images of a study nearly all have the same pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from clairvit._progress import report_progress
 from clairvit._version import __version__
 from clairvit.bench.executors import Executor, in_process
-from clairvit.bench.plan import Plan, Shard, StoredPlan, Study, Unit, make_plan
+from clairvit.bench.plan import FORWARDS_PER_UNIT, Plan, Shard, StoredPlan, Study, Unit, make_plan
 from clairvit.bench.store import Store
 from clairvit.bench.worker import Worker
 from clairvit.data.hashing import model_record
@@ -58,8 +59,14 @@ class StudyProgress:
         return self.images / self.seconds if self.seconds > 0 else float("nan")
 
 
-def plan_study(study: Study, store: Store | None, worker: Worker | None = None) -> tuple[Plan, Worker]:
-    """Return the plan of a resolved study, and the worker with its models loaded and its images hashed."""
+def plan_study(
+    study: Study, store: Store | None, worker: Worker | None = None, shard: Shard | None = None
+) -> tuple[Plan, Worker]:
+    """Return the plan of a resolved study, and the worker with its models loaded and its images hashed.
+
+    On a CPU a unit costs seconds. On a GPU many images at once are quicker, and shards must be the same on every
+    machine: there a unit is `study.at_once` images.
+    """
     worker = worker or Worker(study)
     worker.open()
     hashes = [worker.model_hash(index) for index in range(len(study.models))]
@@ -72,11 +79,13 @@ def plan_study(study: Study, store: Store | None, worker: Worker | None = None) 
             stacklevel=2,
         )
     codes = codes_of(study.method_specs.values(), study.metric_specs.values())
+    on_cpu = all(worker.model(index).device.type == "cpu" for index in range(len(study.models)))
+    most_forwards = FORWARDS_PER_UNIT if on_cpu and shard is None else math.inf
     if store is None:
-        return make_plan(study, hashes, datasets, frozenset(), codes), worker
+        return make_plan(study, hashes, datasets, frozenset(), codes, most_forwards), worker
     expected = store.codes_with(study, codes)
     _note_other_code(store, expected)
-    return make_plan(study, hashes, datasets, store.cells(expected), codes), worker
+    return make_plan(study, hashes, datasets, store.cells(expected), codes, most_forwards), worker
 
 
 def _note_other_code(store: Store, codes: Codes) -> None:
@@ -164,7 +173,7 @@ def run_study(
     store = out if isinstance(out, Store) else Store.open(Path(out))
     study = study.resolved()
     store.add_study(study)
-    plan, worker = plan_study(study, store, worker)
+    plan, worker = plan_study(study, store, worker, shard)
     models = {worker.model_hash(index): worker.model(index) for index in range(len(study.models))}
     store.add_models({key: {"model": model.name, **model_record(model)} for key, model in models.items()})
     store.add_codes(study, codes_of(study.method_specs.values(), study.metric_specs.values()))

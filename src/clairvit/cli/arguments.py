@@ -6,6 +6,7 @@ An option that takes a list may be repeated, and each value may be a list separa
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,22 @@ def split_names(texts: Iterable[str], option: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+MODEL_SETTINGS = ("arch", "labels", "activation", "mean", "std", "resize", "crop", "interpolation", "fit")
+_SETTING = rf"(?:{'|'.join(MODEL_SETTINGS)})="
+
+
+def read_model(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the options of 'file:w.safetensors(arch=timm:vit_tiny_patch16_224,mean=0.5,0.5,0.5)'."""
+    match = re.fullmatch(rf"(?P<name>.+?)\((?P<settings>{_SETTING}.*)\)", text, re.DOTALL)
+    if match is None:
+        return text, {}
+    parts = re.split(rf",\s*(?={_SETTING})", match["settings"])
+    settings = dict(part.split("=", 1) for part in parts)
+    if len(settings) < len(parts):
+        raise BadInput(f"--model '{text}' gives an option twice; expected each once.")
+    return match["name"], settings
+
+
 def data_specs(texts: Iterable[str]) -> list[str]:
     """Return the values of --data as 'NAME:PATH' each; a folder without a name is 'folder:PATH'."""
     return [
@@ -140,14 +157,29 @@ def split_targets(texts: Iterable[str], labels: Collection[str]) -> list[str]:
     return targets
 
 
-def read_readouts(text: Sequence[str] | None, against: Sequence[str] | None, similar_to: str | None) -> list[Any]:
-    """Return the targets of --text (with --against) and --similar-to, in that order."""
+def read_readouts(
+    text: Sequence[str] | None,
+    against: Sequence[str] | None,
+    similar_to: str | None,
+    text_features: str | None = None,
+    *,
+    neutral: bool = True,
+) -> list[Any]:
+    """Return the targets of --text (with --against, --no-neutral, --text-features) and --similar-to, in that order."""
     import clairvit as cv
     from clairvit.models.image_files import read_image
+    from clairvit.targets.text import NEUTRAL
 
-    if against and not text:
-        raise BadInput("--against was given without a prompt to compare with; add --text 'a red car'.")
-    targets: list[Any] = [cv.Text(prompt, against=tuple(against or ())) for prompt in text or ()]
+    for option, is_given in (("--against", against), ("--text-features", text_features), ("--no-neutral", not neutral)):
+        if is_given and not text:
+            raise BadInput(f"{option} was given without a prompt to compare with; add --text 'a red car'.")
+    if against and not neutral:
+        raise BadInput("--against and --no-neutral were given; expected one of them: what is subtracted, or nothing.")
+    others = tuple(against) if against else NEUTRAL if neutral else None
+    if text_features is not None:
+        targets: list[Any] = list(cv.targets.text_features(text_features, list(text or ()), against=others))
+    else:
+        targets = [cv.Text(prompt, against=others) for prompt in text or ()]
     if similar_to is not None:
         targets.append(cv.Similar(read_image(similar_to), Path(similar_to).name))
     return targets

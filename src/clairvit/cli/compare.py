@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
-from clairvit.cli.arguments import ALL, left_out, split_methods, with_method_options
+from clairvit.cli.arguments import ALL, left_out, read_model, split_methods, with_method_options
 from clairvit.cli.command import Command
 from clairvit.cli.console import EXPLAINS, SHOWS, print_line, table
-from clairvit.cli.finish import print_files, print_notes, print_predictions, print_skipped
-from clairvit.cli.image_job import ImageJob, WrittenResult, safe_file_name
+from clairvit.cli.finish import print_files, print_notes, print_paths, print_predictions, print_skipped
+from clairvit.cli.image_job import Failure, ImageJob, WrittenResult, safe_file_name
+from clairvit.cli.models_job import ModelsJob, WrittenModels, entry, print_models
 from clairvit.errors import NotApplicable
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ clairvit compare demo
 clairvit compare cat.jpg --method 'rollout(fusion=max),attnlrp+plus' --out cat.pdf
 
 clairvit compare photos/ --method all --target Bengal
+
+clairvit compare cat.jpg -m timm:vit_base_patch16_224 -m torchvision:resnet50 --method gradcam,rollout --target 'tabby'
 """
 
 
@@ -35,7 +38,10 @@ def compare(
     images: list[str] = options.IMAGES,
     *,
     method: list[str] | None = options.method_list(options.METHODS_HELP, "eleven well-known ones"),
-    model: str = options.model_name(),
+    model: list[str] | None = options.model_list(
+        f"{options.MODEL_HELP} Several stand side by side, each with options of its own in parentheses: "
+        "'file:w.safetensors(arch=timm:NAME,mean=0.5)'."
+    ),
     model_options: options.PictureModelOptions,
     targets: options.TargetOptions,
     run_options: options.RunOptions,
@@ -50,6 +56,12 @@ def compare(
     methods = with_method_options(typed, **vars(sampling))  # misspelt ones are refused before a model is loaded
     slow = left_out(typed)
     run_options.check()
+    suffix = file_suffix([spec.text for spec in methods])
+    names = options.model_names(model)
+    if len(names) > 1:
+        job = ModelsJob(images, names, model_options, targets, run_options, output, methods, out, suffix)
+        _finish_models(*job.run(), slow, output)
+        return
     skip = len(methods) > 1 or ALL in typed  # a method that does not fit the model does not stop the others
 
     def explain_batch(net: Model, batch: Batch, target: Any) -> Mapping[str, Explanation]:
@@ -60,21 +72,22 @@ def compare(
             raise NotApplicable(next(iter(comparison.skipped.values())))
         return comparison
 
-    job = ImageJob(
+    name, settings = read_model(names[0])
+    image_job = ImageJob(
         images,
-        model,
-        model_options,
+        name,
+        model_options.with_settings(settings),
         targets,
         run_options,
         output,
         explain=explain_batch,
         save=_save,
         out=out,
-        suffix=file_suffix([spec.text for spec in methods]),
+        suffix=suffix,
         title=f"{len(methods)} methods",
         methods=len(methods),
     )
-    results, failures = job.run()
+    results, failures = image_job.run()
 
     def show() -> None:
         print_predictions(results)
@@ -87,7 +100,21 @@ def compare(
     command.finish(len(results), lambda: {"results": [_entry(result, slow) for result in results]}, show)
 
 
-compare.__doc__ = f"Show several methods side by side.\n\n{EXAMPLES}"
+def _finish_models(
+    results: Sequence[WrittenModels], failures: list[Failure], slow: Mapping[str, str], output: options.OutputOptions
+) -> None:
+    """Print what several models give, as a document or for people, and end with the exit status."""
+
+    def show() -> None:
+        print_models(results, slow)
+        print_notes([written for result in results for written in result.models.values()])
+        print_paths([file for result in results for file in result.files])
+
+    command = Command("compare", "explained", output, failures)
+    command.finish(len(results), lambda: {"results": [entry(result, slow) for result in results]}, show)
+
+
+compare.__doc__ = f"Show several methods, or models, side by side.\n\n{EXAMPLES}"
 
 
 def file_suffix(methods: Sequence[str]) -> str:

@@ -42,6 +42,8 @@ clairvit explain cat.jpg --recipe recipe.json
 
 clairvit explain cat.jpg --check
 
+clairvit explain cat.jpg --passes 256
+
 clairvit explain street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --text 'a dog'
 
 clairvit explain street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --against 'a photo'
@@ -71,6 +73,12 @@ def explain(
     targets: options.TargetOptions,
     run_options: options.RunOptions,
     sampling: options.SamplingOptions,
+    passes: int | None = option(
+        None,
+        "Refine the map by so many passes with random patches kept, e.g. 256; each patch gets a standard error.",
+        "N",
+        min=0,
+    ),
     layers: bool = option(False, "Draw the map of each layer, too."),
     features: bool = option(False, "Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
     heads: bool = option(False, "Draw the map of each head of each layer, too."),
@@ -94,7 +102,7 @@ def explain(
     text = (typed or (default_method() if sampling.typed() else None)) if chosen is None else chosen.method_for(typed)
     spec = None if text is None else resolve_method(text, **sampling.typed())  # None: the default that fits
     run_options.check()
-    by_layer: dict[str, Any] = {"layers": layers, "by_head": heads, "score": targets.score}
+    by_layer: dict[str, Any] = {"layers": layers, "by_head": heads, "score": targets.score, "passes": passes}
     save = _save_with_features if features else _save
     job = ImageJob(
         images,

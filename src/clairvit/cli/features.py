@@ -27,6 +27,8 @@ clairvit features cat.jpg --patch 5,7 --out cat.png
 
 clairvit features cat.jpg --layer all
 
+clairvit features cat.jpg --layer all --channels 8 --model torchvision:resnet50
+
 clairvit features photos/ --foreground positive --threshold 0.5 --out all.png
 """
 
@@ -51,6 +53,12 @@ def features(
     threshold: float = option(
         0.0, "With --foreground: how far on that side, in standard deviations of the first component."
     ),
+    channels: int | None = option(
+        None,
+        "Draw the feature maps of so many channels of each layer, too: those with the largest mean |activation|.",
+        "N",
+        min=1,
+    ),
     model: str = options.model_name(),
     model_options: options.PictureModelOptions,
     batch_size: int | None = options.BATCH_SIZE,
@@ -74,9 +82,9 @@ def features(
         shown = cv.features(net, batch, layer=layer_index, **arguments)
         if place is not None:
             shown.similarity(*place)  # refused before a file is written
-        files = _write(shown, out_path, place)
+        files = _write(shown, out_path, place, channels)
     command.finish(
-        len(batch), lambda: {"results": _entries(shown, files, place)}, lambda: _print_features(shown, files)
+        len(batch), lambda: {"results": _entries(shown, files, place, channels)}, lambda: _print_features(shown, files)
     )
 
 
@@ -113,33 +121,47 @@ def _check_rows(out: OutputPath, images: int) -> None:
         check_rows(images)
 
 
-def _write(shown: PatchFeatures, out: OutputPath, patch: tuple[int, int] | None) -> dict[str, list[Path]]:
+def _write(
+    shown: PatchFeatures, out: OutputPath, patch: tuple[int, int] | None, channels: int | None
+) -> dict[str, list[Path]]:
     """Write one file of all images, or three files per image; return the files of each image."""
     if out.is_file:
-        files = _save(shown, out.path, patch)
+        files = _save(shown, out.path, patch, channels)
         return dict.fromkeys(shown.names, files)
     stems = file_stems(shown.names)
     return {
         image.names[0]: [
-            file for path in out.files(f"{stems[image.names[0]]}-features") for file in _save(image, path, patch)
+            file
+            for path in out.files(f"{stems[image.names[0]]}-features")
+            for file in _save(image, path, patch, channels)
         ]
         for image in shown
     }
 
 
-def _save(shown: PatchFeatures, path: Path, patch: tuple[int, int] | None) -> list[Path]:
-    """Write the file itself and, if there are layers, the strip 'cat-features-layers.png' next to the picture."""
+def _save(shown: PatchFeatures, path: Path, patch: tuple[int, int] | None, channels: int | None) -> list[Path]:
+    """Write the file itself and next to a picture 'cat-layers.png', if there are layers, and 'cat-channels.png'."""
     from clairvit.plotting.save import PICTURES
 
-    files = [shown.save(path, patch=patch)]
-    if shown.layers and path.suffix.lower() in PICTURES:
+    is_picture = path.suffix.lower() in PICTURES
+    files = [shown.save(path, patch=patch, channels=None if is_picture else channels)]
+    if shown.layers and is_picture:
         files.append(shown.save(path.with_stem(f"{path.stem}-layers"), layers=True))
+    for number, image in enumerate(shown if channels is not None and is_picture else (), 1):
+        suffix = "channels" if len(shown) == 1 else f"channels-{number}"
+        files.append(image.save(path.with_stem(f"{path.stem}-{suffix}"), channels=channels))
     return files
 
 
-def _entries(shown: PatchFeatures, files: dict[str, list[Path]], patch: tuple[int, int] | None) -> list[dict[str, Any]]:
+def _entries(
+    shown: PatchFeatures, files: dict[str, list[Path]], patch: tuple[int, int] | None, channels: int | None
+) -> list[dict[str, Any]]:
     return [
-        {"image": image.names[0], "files": [str(file) for file in files[image.names[0]]], **image.to_dict(patch=patch)}
+        {
+            "image": image.names[0],
+            "files": [str(file) for file in files[image.names[0]]],
+            **image.to_dict(patch=patch, channels=channels),
+        }
         for image in shown
     ]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 from clairvit.cli.arguments import (
     data_specs,
     read_dense_targets,
     read_display,
+    read_model,
     read_neuron,
     read_preprocess,
     read_readouts,
@@ -180,6 +183,25 @@ class ModelOptions:
             **{**self.preprocess(), **{key: value for key, value in stated.items() if value is not None}},
         )
 
+    def load_each(self, texts: Sequence[str]) -> list[Model]:
+        """Load several models, each by its name with options of its own: 'file:w.safetensors(arch=timm:…,mean=0.5)'.
+
+        Raises:
+            BadInput: An option that belongs to one model was typed for all of them.
+        """
+        typed = self.typed()
+        if len(texts) > 1 and typed:
+            raise BadInput(
+                f"{typed[0]} {typed[1]} was given with {len(texts)} models; expected it in parentheses behind the "
+                f"model that it belongs to: --model '{texts[0]}({typed[0].removeprefix('--')}={typed[1]})'."
+            )
+        named = [read_model(text) for text in texts]
+        return [self.with_settings(settings).load(name) for name, settings in named]
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return the options with those that were typed in parentheses behind a model."""
+        return replace(self, **settings)
+
     def config(self, name: str, arch: str | None = None) -> ModelConfig:
         """Return the model of that name as a study stores it."""
         from clairvit.bench.config import ModelConfig
@@ -221,8 +243,15 @@ class ReadoutOptions:
     )
     against: list[str] | None = option(
         None,
-        "A neutral prompt, 'a photo': the mean similarity to all of them is subtracted from that of --text.",
+        "A prompt, 'a photo': the mean similarity to all of them is subtracted from that of --text.",
         "PROMPT",
+        shown="20 neutral prompts",
+    )
+    no_neutral: bool = option(False, "Explain the similarity to --text alone: nothing is subtracted.")
+    text_features: str | None = option(
+        None,
+        "Embeddings of texts by name (.safetensors, .npz), for a model without a text tower: --text names some.",
+        "FILE",
     )
     similar_to: str | None = option(
         None, "Another image: what makes the two alike, by the cosine of their embeddings.", "IMAGE"
@@ -251,7 +280,7 @@ class ReadoutOptions:
     def readouts(self, generate: bool = False) -> list[Any]:
         """Return the targets that are no classes; raise BadInput before a model is loaded."""
         return [
-            *read_readouts(self.text, self.against, self.similar_to),
+            *read_readouts(self.text, self.against, self.similar_to, self.text_features, neutral=not self.no_neutral),
             *read_dense_targets(self.region or (), self.point or (), self.query or ()),
             *(read_neuron(text) for text in self.neuron or ()),
             *read_words(self.prompt, self.word, generate),
@@ -265,7 +294,7 @@ class ReadoutOptions:
         neurons = [f"neuron {text}" for text in self.neuron or ()]
         words = [] if self.prompt is None else [*(self.word or ()), f"the next word after {self.prompt!r}"]
         typed = [*(self.text or ()), *places, *neurons, *words]
-        against = f" against {', '.join(self.against)}" if self.against else ""
+        against = f" against {', '.join(self.against)}" if self.against else " alone" if self.no_neutral else ""
         return f"{typed[0]}{against}" if typed else target
 
 

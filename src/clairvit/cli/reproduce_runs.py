@@ -14,6 +14,7 @@ from clairvit.cli.annotations import Annotations
 from clairvit.cli.command import Command
 from clairvit.cli.console import print_message
 from clairvit.cli.declare import group, option
+from clairvit.cli.reproduce_figures import FigureOptions
 from clairvit.errors import BadInput
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from clairvit.bench.store import Store
     from clairvit.models.model import Model
     from clairvit.papers.dimensions import Fit
+    from clairvit.papers.figures import FigureContent
     from clairvit.papers.joined import JoinedReproduction
     from clairvit.papers.paper import Paper
     from clairvit.papers.reproduce import Reproduction
@@ -61,7 +63,20 @@ class RunSettings:
     finetune: FinetuneOptions
     batch_size: int | None
     cost: bool
+    figures: FigureOptions
     multiverse: bool = False
+
+    def without_cost(self) -> RunSettings:
+        """Return the settings for a paper that says nothing of cost."""
+        return replace(self, cost=False)
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """One run: its numbers, and what its figures show."""
+
+    result: Reproduction
+    figures: tuple[FigureContent, ...] = ()
 
 
 def read_portion(text: str, flag: str) -> Portion:
@@ -105,7 +120,7 @@ def run_folders(out: str | None, specs: Sequence[str]) -> list[Path | None]:
     return [Path(out) / name for name in unique_names([data_name(spec) for spec in specs])]
 
 
-def run_one(config: ReproductionConfig, folder: Path | None, settings: RunSettings) -> Reproduction:
+def run_one(config: ReproductionConfig, folder: Path | None, settings: RunSettings) -> FinishedRun:
     """Reproduce a paper on one data set, after fine-tuning the model where that is asked for."""
     from clairvit.papers.preparation import prepared
     from clairvit.papers.reproduce import check_data, load_data
@@ -153,9 +168,10 @@ def run_one(config: ReproductionConfig, folder: Path | None, settings: RunSettin
             variants=variants if settings.multiverse else None,
             on_plan=on_plan,
         )
-    if finetuned is None:
-        return result
-    return replace(result, training=finetuned.as_document(), failed=(*finetuned.failed, *result.failed))
+        figures = settings.figures.compute(result, model, data, settings.model_options)
+    if finetuned is not None:
+        result = replace(result, training=finetuned.as_document(), failed=(*finetuned.failed, *result.failed))
+    return FinishedRun(result, figures)
 
 
 def _finetuned(config: ReproductionConfig, folder: Path | None, settings: RunSettings) -> FinetunedModel:
@@ -228,17 +244,20 @@ def join_folders(preset: Paper, folders: Sequence[str]) -> JoinedReproduction:
     return join([read_document(Path(folder), preset.name) for folder in folders], preset)
 
 
-def write_joined(joined: JoinedReproduction, folder: Path) -> list[Path]:
-    """Write NAME-joined.md, NAME-joined.json and, if there are enough measures, NAME-radars.png."""
+def write_joined(joined: JoinedReproduction, folder: Path, contents: Sequence[FigureContent] = ()) -> list[Path]:
+    """Write NAME-joined.html, .md and .json, the figures, and, if there are enough measures, NAME-radars.png."""
     from clairvit._io import write_json, write_text
     from clairvit.plotting.save import write_figure
     from clairvit.reports.joined import joined_json, joined_radars, joined_report
-    from clairvit.reports.render import to_markdown
+    from clairvit.reports.paper_figures import write_figures
+    from clairvit.reports.render import to_html, to_markdown
 
-    name = joined.paper.name
+    name, report = joined.paper.name, joined_report(joined, contents)
     files = [
-        write_text(to_markdown(joined_report(joined)), folder / f"{name}-joined.md"),
+        write_text(to_html(report), folder / f"{name}-joined.html"),
+        write_text(to_markdown(report), folder / f"{name}-joined.md"),
         write_json(joined_json(joined), folder / f"{name}-joined.json"),
     ]
     figure = joined_radars(joined)
-    return files if figure is None else [*files, write_figure(figure, folder / f"{name}-radars.png")]
+    files += [] if figure is None else [write_figure(figure, folder / f"{name}-radars.png")]
+    return [*files, *write_figures(contents, folder, name)]

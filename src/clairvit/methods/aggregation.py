@@ -164,13 +164,16 @@ class Product:
     a map that would be zeros or lose digits is a multiple of itself, any other is the product bit by bit.
 
     A mixture alpha·M + (1 - alpha)·I is the same map times a constant: residual = (1 - alpha) / alpha, 1 for 0.5.
+    `normalise="first"` divides each row of M by its sum before the identity is added, and then by 1 + residual: with
+    residual 1 that is 0.5·M̄ + 0.5·I, SkipPLUS's equation 2. Rows that add up to 1 make "rows" the same.
     `normalise="columns"` is jacobgil's missing keepdim and `order="forward"` the reversed product of two of the
     papers; presets of `compat` set them, and methods have no such options.
     """
 
     residual: Annotated[float, Doc("how many times the identity is added to each layer")] = 1.0
     normalise: Annotated[
-        Literal["rows", "none", "columns"], Doc("what adds up to 1 in each layer: its rows, nothing, or its columns")
+        Literal["rows", "first", "none", "columns"],
+        Doc("what adds up to 1 in each layer: rows with the identity, rows before it is added, nothing, or columns"),
     ] = "none"
     order: Literal["later-left", "forward"] = "later-left"
     start_layer: Annotated[int, Doc("the first layer of the product; negative numbers count from the end")] = 0
@@ -209,6 +212,8 @@ class Product:
         assert row is not None
         residual = self.residual
         totals, losses = None, None
+        if self.normalise == "first":
+            layer_maps = layer_maps / _nonzero(layer_maps.sum(-1, keepdim=True))
         if self.normalise != "none":
             totals, losses = _row_totals(layer_maps.sum(-1), residual)  # [layers, B, N]
         row = row.expand(layer_maps.shape[1], -1, -1)
@@ -229,7 +234,7 @@ class Product:
             return torch.stack([start, shift, added], 1)
         for matrix, total, loss in zip(layer_maps, totals, losses, strict=True):
             passed = start + shift
-            if self.normalise == "rows":
+            if self.normalise != "columns":
                 added = _plus_product(added / total, (passed + added) / total, matrix, residual)
             else:
                 added = _plus_product(added, passed + added, matrix, residual) / total
@@ -240,6 +245,8 @@ class Product:
         """Return i + a, over the row's total where rows are normalised, [1 or B, rows]."""
         assert row is not None
         left = row[:, :3].sum(1)
+        if self.normalise == "first":
+            return left / (_row_totals(_is_nonzero(sums), self.residual)[0] * _nonzero(sums))
         return left / _row_totals(sums, self.residual)[0] if self.normalise == "rows" else left
 
     def advance(self, row: Tensor | None, product: Tensor, sums: Tensor) -> Tensor:
@@ -252,8 +259,9 @@ class Product:
         passed = start + shift
         if self.normalise == "none":
             return torch.stack([start, shift + passed * (residual - 1), residual * added + product], 1)
-        total, loss = _row_totals(sums, residual)
-        added = residual * added / total + product if self.normalise == "rows" else (residual * added + product) / total
+        total, loss = _row_totals(_is_nonzero(sums) if self.normalise == "first" else sums, residual)
+        over_rows = self.normalise != "columns"
+        added = residual * added / total + product if over_rows else (residual * added + product) / total
         return torch.stack([start, shift + passed * loss, added], 1)
 
     def finish(self, row: Tensor, count: int, layout: Layout) -> Tensor:
@@ -327,7 +335,8 @@ class Suffixes:
     start: Annotated[int | Literal["half"], Doc("the first layer of the sum of rollouts; half is ceil(L/2)")] = 0
     residual: Annotated[float, Doc("how many times the identity is added to each layer")] = 1.0
     normalise: Annotated[
-        Literal["rows", "none", "columns"], Doc("what adds up to 1 in each layer: its rows, nothing, or its columns")
+        Literal["rows", "first", "none", "columns"],
+        Doc("what adds up to 1 in each layer: rows with the identity, rows before it is added, nothing, or columns"),
     ] = "none"
 
     matrices_only = True
@@ -377,6 +386,16 @@ def _row_totals(sums: Tensor, residual: float) -> tuple[Tensor, Tensor]:
     empty = total == 0  # a row of zeros stays one
     total = total.masked_fill_(empty, 1)
     return total, torch.where(empty, residual - 1, -sums / total)
+
+
+def _nonzero(sums: Tensor) -> Tensor:
+    """Return sums, 1 where they are 0: what rows are divided by, so that a row of zeros stays one."""
+    return sums.masked_fill(sums == 0, 1)
+
+
+def _is_nonzero(sums: Tensor) -> Tensor:
+    """Return what the rows of M̄ add up to: 1, and 0 where those of M add up to 0."""
+    return (sums != 0).to(sums)
 
 
 def _plus_product(added: Tensor, row: Tensor, matrix: Tensor, residual: float) -> Tensor:

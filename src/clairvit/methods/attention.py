@@ -57,10 +57,14 @@ def raw_attention(layer: LayerView, fusion: Fusion = "mean") -> Tensor:
     aggregation=Product(residual=1.0, normalise="rows"),
     requires=_requires_attention,
     class_specific=False,
-    presets={"chefer": {"start_layer": 1}},
+    presets={"chefer": {"start_layer": 1}, "skipplus": {"normalise": "first"}},
 )
 def rollout(layer: LayerView, fusion: Fusion = "mean", discard_ratio: DiscardRatio = 0.0) -> Tensor:
     """prod_l (mean_h A + I), row-normalised: attention followed from the output back through all layers.
+
+    `normalise=first`, preset `skipplus`, is SkipPLUS's equation 2: rows add up to 1 before the identity is added. The
+    mean over heads has such rows, so that only other fusions change; `NAME(normalise=first)+rollout` is the same for
+    every matrix method.
 
     Under mean pooling, what the identities give to every patch alike is left out of the map. The order of the patches
     stays; scores that a constant changes (faf, relevance-mass, sparseness, complexity, completeness) are of the rest.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ from clairvit.tracing.layer import Layer
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, one_target, run_backward
+
+if TYPE_CHECKING:
+    from clairvit.methods.features import PatchFeatures
 
 By = Literal["activation", "relevance"]
 
@@ -98,10 +101,34 @@ def channel_features(
             preprocess=model.preprocess,
             by=by,
             layers=tuple(
-                _layer_features(layer, x[item], None if dx is None else dx[item], count) for layer, x, dx in layer_maps
+                strongest(
+                    layer.name or f"block {layer.index}",
+                    x[item],
+                    x[item] if dx is None else x[item] * dx[item],
+                    count,
+                )
+                for layer, x, dx in layer_maps
             ),
         )
         for item, name in enumerate(names or batch.names)
+    ]
+
+
+def channels_of(features: PatchFeatures, count: int) -> list[ChannelFeatures]:
+    """Return the mean and the strongest channels of features that are there already, of all their layers, by image."""
+    layers = features.layers or (features,)
+    return [
+        ChannelFeatures(
+            name=name,
+            model=features.model,
+            pixels=features.pixels[item],
+            preprocess=features.preprocess,
+            by="activation",
+            layers=tuple(
+                strongest(layer.layer_name, layer.tokens[item], layer.tokens[item], count) for layer in layers
+            ),
+        )
+        for item, name in enumerate(features.names)
     ]
 
 
@@ -119,13 +146,12 @@ def _on_grid(trace: Trace, layer: Layer, tokens: Tensor) -> Tensor | None:
     return on_grid(widened(tokens), structure.layout, layer.grid, trace.pixels) if structure.in_order else None
 
 
-def _layer_features(layer: Layer, x: Tensor, dx: Tensor | None, count: int) -> LayerChannels:
-    """Return the feature maps of one image: activations x [rows, cols, d], ranked by |x|, or by |x · dx|."""
-    scores = (x if dx is None else x * dx).flatten(0, 1)  # [n, d]
-    strongest = scores.abs().mean(0).topk(min(count, x.shape[-1])).indices.tolist()
+def strongest(name: str, x: Tensor, scores: Tensor, count: int) -> LayerChannels:
+    """Return the feature maps of one image: activations x [rows, cols, d], ranked by the mean of |scores|."""
+    indices = scores.flatten(0, 1).abs().mean(0).topk(min(count, x.shape[-1])).indices.tolist()
     return LayerChannels(
-        name=layer.name or f"block {layer.index}",
+        name=name,
         width=x.shape[-1],
         mean=x.mean(-1).detach(),
-        channels=tuple((k, x[..., k].detach()) for k in strongest),
+        channels=tuple((k, x[..., k].detach()) for k in indices),
     )

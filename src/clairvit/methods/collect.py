@@ -88,6 +88,7 @@ def collect(
         "versions": versions(),
         "origin": Origin.of(model, by_row[0] if count == 1 else TargetBatch.concat(by_row)),
     }
+    about_targets = tuple(dict.fromkeys(note for target in targets for note in target.notes))
     text = readout_text(model.module)  # whose tokens have relevance too
     comparison = Comparison()
     comparison.cost = Cost(recording.forwards, recording.backwards, seconds)
@@ -122,7 +123,13 @@ def collect(
             text_relevance=() if of_text is None else tuple(TextRelevance(text, row) for row in of_text),
             family=spec.method.family,
             class_specific=spec.method.class_specific,
-            notes=(*batch.notes, *recording.notes, *notes, *about_model),
+            notes=(
+                *batch.notes,
+                *recording.notes,
+                *(about_targets if spec.method.class_specific else ()),
+                *notes,
+                *about_model,
+            ),
         )
     return comparison
 

@@ -282,7 +282,7 @@ def _resolve_average(name: str, function: Callable[..., MapResult], averaging: s
             f"'{inner.text}' makes many passes itself, and {name}(…) would repeat them all. "
             f"Use a method of one trace: {name}(genatt)."
         )
-    options, canonical = _options(name, function, parsed, [inner])
+    options, canonical = wrapper_options(name, function, parsed, [inner])
     method = Method(
         name=f"{name}({inner.text})",
         family=inner.method.family,
@@ -305,7 +305,7 @@ def _resolve_ensemble(parsed: ParsedSpec) -> MethodSpec:
         raise BadInput(f"ensemble(…) was given {len(members)} methods; expected two or more: ensemble(genatt, legrad).")
     if any(spec.members for spec in members):
         raise BadInput("An ensemble was given another one as member; expected methods. Name all of them in one.")
-    options, canonical = _options("ensemble", combined, parsed, members)
+    options, canonical = wrapper_options("ensemble", combined, parsed, members)
     method = Method(
         name="ensemble",
         family="ensemble",
@@ -319,10 +319,10 @@ def _resolve_ensemble(parsed: ParsedSpec) -> MethodSpec:
     return MethodSpec(method=method, options=options, canonical=canonical, members=members)
 
 
-def _options(
+def wrapper_options(
     name: str, function: Callable[..., Any], parsed: ParsedSpec, inner: Sequence[MethodSpec]
 ) -> tuple[tuple[tuple[str, Any], ...], ParsedSpec]:
-    """Return all options of smooth(…), shift(…) or ensemble(…), checked, and its canonical form."""
+    """Return all options of a method made of methods, such as smooth(…), checked, and its canonical form."""
     if parsed.combinator:
         raise NotApplicable(
             f"'{name}(…)+{parsed.combinator}' combines layers outside the parenthesis, where there are only maps. "

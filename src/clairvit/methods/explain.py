@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from clairvit.methods.explanation import Comparison, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits
 from clairvit.methods.recipe import method_text_for
-from clairvit.methods.recommended import default_method, defaults_for, kind_of_model, reason_for_default
+from clairvit.methods.recommended import COMPARED, default_method, defaults_for, kind_of_model, reason_for_default
+from clairvit.methods.refined import refined_spec
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.runs import Question, Replay, Run, iter_runs
@@ -27,10 +28,12 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.coerce import ModelLike
 from clairvit.models.images import Batch, UnusualRange, unusual_notes
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch
+from clairvit.targets.embedding import compares_embeddings
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.structure import ModelStructure, model_structure
 
 if TYPE_CHECKING:
+    from clairvit.methods.compare_models import ModelComparison
     from clairvit.methods.recipe import Recipe
 
 MOST_NAMED = 6  # targets that a note lists
@@ -51,6 +54,7 @@ def explain(
     targets: Sequence[Any] | None = None,
     recipe: str | PathLike[str] | Recipe | None = None,
     score: str | None = None,
+    passes: int | None = None,
     seed: int = 0,
     layers: bool = False,
     by_head: bool = False,
@@ -79,6 +83,8 @@ def explain(
         recipe: The recipe, or its file, that a method such as "focusvit(m=auto)" reads its start layer from.
         score: logit, prob or logprob. None is what the method is meant for: the logit, or the probability for most
             perturbation methods, where the model has one (`Model.activation`).
+        passes: Refine the method's map by so many passes in which random patches are kept: refine(METHOD, passes=N),
+            with a standard error per patch. None: the method's map as it is.
         seed: The seed of everything random.
         layers: Keep the map of each layer in `.layers`.
         by_head: Keep the maps of each attention head in `.heads`.
@@ -107,6 +113,8 @@ def explain(
         ('Bengal', 'Beagle')
         >>> cv.explain(model, "demo", "genatt", targets=["Bengal", "Beagle"]).maps.shape
         torch.Size([2, 14, 14])
+        >>> cv.explain(model, "demo", passes=16).method
+        'refine(attnlrp+plus,passes=16)'
     """
     spec: MethodSpec | None = None
     is_file = isinstance(method, str) and method.lower().endswith(".json")
@@ -129,11 +137,12 @@ def explain(
     elif spec is None and options:
         spec = resolve_method(default_method(), **options)
     if spec is None:
-        return _explain_by_default(question, layers=layers, by_head=by_head)
+        return _explain_by_default(question, passes, layers=layers, by_head=by_head)
+    spec = spec if passes is None else refined_spec(spec, passes)
     return next(iter(_explain(question, [spec], layers=layers, by_head=by_head, once=True).values()))
 
 
-def _explain_by_default(question: Question, *, layers: bool, by_head: bool) -> Explanation:
+def _explain_by_default(question: Question, passes: int | None, *, layers: bool, by_head: bool) -> Explanation:
     """Explain with the default method for this kind of model, or the first of its fallbacks that fits; notes say so."""
     model, images = question.readouts[0][0], question.images
     pixels = images.pixels if isinstance(images, Batch) else question.first_image().pixels
@@ -142,10 +151,12 @@ def _explain_by_default(question: Question, *, layers: bool, by_head: bool) -> E
         f"{model.name} gives no gradient: {barrier.reason}." for barrier in structure.barriers[:1] if barrier.reason
     ]
     known = structure if isinstance(images, Batch) else None
-    items = defaults_for(structure)
+    compares = compares_embeddings(model)
+    items = defaults_for(structure, compares=compares)
     for item in items:
+        spec = item.spec if passes is None else refined_spec(item.spec, passes)
         try:
-            comparison = _explain(question, [item.spec], layers=layers, by_head=by_head, once=True, structure=known)
+            comparison = _explain(question, [spec], layers=layers, by_head=by_head, once=True, structure=known)
         except NotApplicable as error:
             if item is items[-1]:
                 raise
@@ -155,13 +166,15 @@ def _explain_by_default(question: Question, *, layers: bool, by_head: bool) -> E
     (explanation,) = comparison.values()
     if item.method == default_method():
         return explanation
-    why = reason_for_default(item, structure)
-    reason = f"{item.method} was used, the default for this kind of model: {why}."
-    if item.models != kind_of_model(structure):
+    why = reason_for_default(item, structure, compares=compares)
+    about = "target" if item.models == COMPARED else "kind of model"
+    reason = f"{item.method} was used, the default for this {about}: {why}."
+    if item.models != kind_of_model(structure, compares=compares):
         reason = f"{item.method} was used: {why}."
     return replace(explanation, notes=(*explanation.notes, *notes, reason))
 
 
+@overload
 def compare(
     model: ModelLike,
     images: Any,
@@ -176,11 +189,43 @@ def compare(
     batch_size: int | None = None,
     autocast: str | None = None,
     inputs: Mapping[str, Any] | None = None,
-) -> Comparison:
+) -> Comparison: ...
+@overload
+def compare(
+    model: list[Any] | tuple[Any, ...],
+    images: Any,
+    methods: str | Sequence[str | MethodSpec] | None = None,
+    target: Any = None,
+    *,
+    targets: Sequence[Any] | None = None,
+    score: str | None = None,
+    seed: int = 0,
+    layers: bool = False,
+    skip: bool = False,
+    batch_size: int | None = None,
+    autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> ModelComparison: ...
+def compare(
+    model: ModelLike | list[Any] | tuple[Any, ...],
+    images: Any,
+    methods: str | Sequence[str | MethodSpec] | None = None,
+    target: Any = None,
+    *,
+    targets: Sequence[Any] | None = None,
+    score: str | None = None,
+    seed: int = 0,
+    layers: bool = False,
+    skip: bool = False,
+    batch_size: int | None = None,
+    autocast: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Comparison | ModelComparison:
     """Run many methods on the same images: one forward pass, and one backward pass per rule table.
 
     Args:
-        model: As in `explain`.
+        model: As in `explain`; or a list of models, each of which preprocesses the photos itself, predicts its own
+            class and finds a class by its name.
         images: As in `explain`.
         methods: A list of method strings or specs; None is a panel of well-known ones; "all", alone or in the list, is
             every method that fits the model and is not slow.
@@ -196,11 +241,13 @@ def compare(
 
     Returns:
         A `Comparison`: method string -> Explanation. A notebook shows it as a picture; `.save("all.png")` writes that.
+        Of a list of models a `ModelComparison`: model name -> Comparison, where a method that does not fit a model is
+        left out.
 
     Raises:
         BadInput: An image, target or option that cannot be used.
         UnknownName: A method, model, class or option that does not exist.
-        NotApplicable: A method does not fit the model, unless `skip` is set.
+        NotApplicable: A method does not fit the model, or none of them, unless `skip` is set.
 
     Example:
         >>> import clairvit as cv
@@ -208,6 +255,11 @@ def compare(
         >>> list(many)
         ['rollout', 'genatt+skipplus']
     """
+    if isinstance(model, list | tuple):
+        from clairvit.methods.compare_models import compare_models
+
+        how = {"score": score, "seed": seed, "layers": layers, "batch_size": batch_size, "autocast": autocast}
+        return compare_models(model, images, methods, target, targets=targets, skip=skip, inputs=inputs, **how)
     listed = [ALL] if methods == ALL else list(DEFAULT_PANEL) if methods is None else methods
     if isinstance(listed, str) or not listed:
         raise BadInput(

@@ -166,6 +166,27 @@ class PatchFeatures(RowSequence, Tabular):
         units = unit_vectors(self.tokens).flatten(1, 2)  # [B, patches, d]
         return units @ units.transpose(1, 2)
 
+    def strongest_channels(self, count: int = 8) -> Tensor:
+        """Return the channels with the largest mean |activation| over the patches, [B, count], the strongest first.
+
+        Args:
+            count: How many; all of them where the layer has fewer.
+
+        Returns:
+            Their indices; `tokens[..., index]` is the feature map of one, and `save("f.png", channels=8)` draws them.
+
+        Raises:
+            BadInput: The count is below 1.
+
+        Example:
+            >>> import clairvit as cv
+            >>> cv.features("pets", "demo").strongest_channels(3).shape
+            torch.Size([1, 3])
+        """
+        check_channels(count)
+        means = self.tokens.abs().flatten(1, 2).mean(1)  # [B, d]
+        return means.topk(min(count, means.shape[1])).indices
+
     def plot(self, ax: Any = None, **display: Any) -> Any:
         """Draw the components of each image as colours on matplotlib axes.
 
@@ -185,12 +206,15 @@ class PatchFeatures(RowSequence, Tabular):
 
         return plot_features(self, ax, **display)
 
-    def to_dict(self, values: bool = True, patch: tuple[int, int] | None = None) -> dict[str, Any]:
+    def to_dict(
+        self, values: bool = True, patch: tuple[int, int] | None = None, channels: int | None = None
+    ) -> dict[str, Any]:
         """Return the features as JSON values under the names of the fields; lists have one entry per image.
 
         Args:
             values: Include components and norms of each patch.
             patch: (row, column) of the patch that all others are compared with.
+            channels: How many of the strongest channels of each layer are named.
 
         Returns:
             The content of the .json file.
@@ -230,6 +254,9 @@ class PatchFeatures(RowSequence, Tabular):
                 }
                 for layer in self.layers
             ],
+            "strongest_channels": None  # layer -> those of each image
+            if channels is None
+            else {layer.layer_name: layer.strongest_channels(channels).tolist() for layer in (self.layers or (self,))},
         }
         if values:
             content |= {"pca": self.pca.tolist(), "norms": self.norms.tolist()}
@@ -250,12 +277,21 @@ class PatchFeatures(RowSequence, Tabular):
             for (image, row, column), components, norm, is_outlier in values
         ]
 
-    def save(self, path: str | PathLike[str], *, patch: tuple[int, int] | None = None, **display: Any) -> Path:
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        patch: tuple[int, int] | None = None,
+        channels: int | None = None,
+        **display: Any,
+    ) -> Path:
         """Write a file by its suffix: a picture, .json (`to_dict`), .csv (a row per patch), .npz tokens and components.
 
         Args:
             path: The file to write; readers never see a partial file.
             patch: (row, column) of the patch that all others are compared with, in the picture and the file.
+            channels: Draw the feature maps of so many of the strongest channels in place of the components, a row per
+                layer; a document names them.
             **display: Display options: dpi=, smooth=True, and layers=True for the picture of all layers.
 
         Returns:
@@ -267,7 +303,9 @@ class PatchFeatures(RowSequence, Tabular):
         """
         from clairvit.plotting.features import save_features
 
-        return save_features(self, Path(path), patch=patch, **display)
+        if channels is not None:
+            check_channels(channels)
+        return save_features(self, Path(path), patch=patch, channels=channels, **display)
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows."""
@@ -358,6 +396,12 @@ def check_options(layer: Any, foreground: Any, threshold: Any) -> None:
         raise BadInput(f"threshold={threshold!r} was given; expected a finite number of standard deviations.")
     if foreground is None and threshold != 0:
         raise BadInput(f"threshold={threshold:g} was given without a foreground; expected foreground='positive' too.")
+
+
+def check_channels(count: Any) -> None:
+    """Raise BadInput for a number of channels that cannot be shown."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise BadInput(f"{count!r} channels were asked for; expected a whole number of 1 or more.")
 
 
 def unit_vectors(tokens: Tensor) -> Tensor:

@@ -51,6 +51,23 @@ method(
 
 
 @method(
+    "attention-gradient",
+    family="gradient × attention",
+    paper="Mehri et al., CVPR Workshops 2024 (SkipPLUS, Figure 8)",
+    output="matrix",
+    aggregation=Single(-1),
+    signed=True,
+)
+def vanilla_attention_gradient(layer: LayerView) -> Tensor:
+    """mean_h G, G = dy/dA, of the last layer: how much more attention to a token would raise the score.
+
+    The vanilla gradient of attention weights, read as the head reads; the attention itself does not count. Alone it is
+    the last layer, as raw-attention is; SkipPLUS draws its sums over layers, +plus and +skipplus.
+    """
+    return mean_of_heads(layer.G)  # [B, rows, N]
+
+
+@method(
     "grad-rollout",
     family="gradient × attention",
     paper="Gildenblat, vit-explain 2020; CMI report",

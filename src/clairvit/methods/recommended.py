@@ -41,7 +41,7 @@ class Recommendation:
 class DefaultMethod:
     """The method that is used where none is named, for one kind of models."""
 
-    models: str  # "plain", "hierarchical", "no block modules", "cnn", "no gradient"
+    models: str  # "text or image", "plain", "hierarchical", "no block modules", "cnn", "no gradient"
     method: str
     reason: str
     evidence: str = ""  # the figures that speak for it, as docs/which-method.md has them
@@ -50,6 +50,9 @@ class DefaultMethod:
     def spec(self) -> MethodSpec:
         """Return the method as a value."""
         return resolve_method(self.method)
+
+
+COMPARED = "text or image"  # a plain Vision Transformer whose embedding is compared with a text's or an image's
 
 
 @functools.cache
@@ -63,8 +66,13 @@ def default_methods() -> tuple[DefaultMethod, ...]:
     return tuple(DefaultMethod(**entry) for entry in _tables()["default"])
 
 
-def kind_of_model(structure: ModelStructure) -> str:
-    """Return which of the default methods a model starts with."""
+def kind_of_model(structure: ModelStructure, *, compares: bool = False) -> str:
+    """Return which of the default methods a model starts with.
+
+    Args:
+        structure: The structure of the model.
+        compares: The score compares the image's embedding with a text's or another image's (`Model.compares`).
+    """
     if structure.barriers:
         return "no gradient"
     if not structure.layers:
@@ -73,19 +81,21 @@ def kind_of_model(structure: ModelStructure) -> str:
         return "no block modules"
     grids = {site.grid for site in structure.layers}
     windowed = any(site.kind not in ("tokens", "channel") for site in structure.layers)
-    return "hierarchical" if windowed or len(grids) > 1 else "plain"
+    if windowed or len(grids) > 1:
+        return "hierarchical"
+    return COMPARED if compares else "plain"
 
 
-def defaults_for(structure: ModelStructure) -> tuple[DefaultMethod, ...]:
+def defaults_for(structure: ModelStructure, *, compares: bool = False) -> tuple[DefaultMethod, ...]:
     """Return the default method for a model of this structure, then its fallbacks."""
     items = default_methods()
-    first = [item.models for item in items].index(kind_of_model(structure))
+    first = [item.models for item in items].index(kind_of_model(structure, compares=compares))
     return items[first:]
 
 
-def reason_for_default(item: DefaultMethod, structure: ModelStructure) -> str:
+def reason_for_default(item: DefaultMethod, structure: ModelStructure, *, compares: bool = False) -> str:
     """Return why a default method was used for a model of this structure, in a few words."""
-    kind = kind_of_model(structure)
+    kind = kind_of_model(structure, compares=compares)
     if item.models != kind:
         return "the usual methods for this kind of model do not fit"
     if kind == "cnn" and structure.sites:
@@ -98,7 +108,7 @@ def reason_for_default(item: DefaultMethod, structure: ModelStructure) -> str:
 @functools.cache
 def default_method() -> str:
     """Return the method string that is used for a plain Vision Transformer where none is named."""
-    return default_methods()[0].method
+    return next(item.method for item in default_methods() if item.models == "plain")
 
 
 def recommended_methods() -> tuple[Recommendation, ...]:

@@ -54,7 +54,10 @@ PLUS_MODE = Option(
 NORMALISE = Option(
     "normalise",
     "none",
-    Annotated[Literal["rows", "none"], Doc("what adds up to 1 in each layer: its rows, or nothing")],
+    Annotated[
+        Literal["rows", "first", "none"],
+        Doc("what adds up to 1 in each layer: its rows with the identity, its rows before it is added, or nothing"),
+    ],
 )
 RESERVED = ("all", "smooth", "shift", "ensemble", "calibrated")  # names that stand for other methods
 _INJECTED = ("layer", "trace", "seed", "maps")  # parameters of a method's function that are no options

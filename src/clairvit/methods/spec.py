@@ -200,7 +200,9 @@ TOKEN_REFERENCES = ("copies", "mean", "blur")  # of expected gradients: made of 
 
 Wrapper = Callable[[ParsedSpec], MethodSpec]
 # smooth(…), ensemble(…), and recipes
-WRAPPERS: Registry[Wrapper] = Registry("wrapper", modules=["clairvit.methods.ensembles", "clairvit.methods.recipe"])
+WRAPPERS: Registry[Wrapper] = Registry(
+    "wrapper", modules=["clairvit.methods.ensembles", "clairvit.methods.refined", "clairvit.methods.recipe"]
+)
 READS_RECIPE = re.compile(rf"\.json|{CALIBRATED}", re.IGNORECASE)  # somewhere in a text, whose meaning may then change
 RECIPE_FILE = ".json"  # the wrapper of a method that is given as a recipe; no name that can be typed
 

@@ -49,7 +49,7 @@ def as_model(model: ModelLike, images: Any = None) -> Model:
             f"The model is a {type(model).__name__}; expected a cv.Model, a torch.nn.Module or a name such as 'pets'."
         )
     wrapped = wrap(model)
-    if wrapped.assumptions and not _all_preprocessed(images):
+    if wrapped.assumptions and not all_preprocessed(images):
         advice = "Do so with cv.wrap(module, mean=…, std=…, size=…), and pass what it returns."
         warnings.warn(
             f"{wrapped.name}: {' '.join(wrapped.assumptions)} {advice}", ClairWarning, stacklevel=user_stacklevel()
@@ -317,7 +317,7 @@ def _pairs_of_batch(batch: Any) -> Iterator[tuple[Any, Any]]:
             yield image, labels[i] if has_labels and labels is not None else None
 
 
-def _all_preprocessed(images: Any) -> bool:
+def all_preprocessed(images: Any) -> bool:
     """Return whether images are float tensors, which are taken as they are."""
     if isinstance(images, Batch):
         return True

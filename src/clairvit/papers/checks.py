@@ -60,6 +60,7 @@ def check_focusvit(paper: Paper) -> list[Finding]:
         *_largest_areas(paper),
         *_focusvit_ranks(paper),
         *_focusvit_numbers(paper),
+        *_focusvit_meanings(paper),
     ]
 
 
@@ -184,6 +185,37 @@ def _focusvit_numbers(paper: Paper) -> list[Finding]:
             text,
             all(place >= 5 for place in places.values()),
             "its place among six: " + ", ".join(f"{data} {place}" for data, place in places.items()),
+        ),
+    ]
+
+
+def _focusvit_meanings(paper: Paper) -> list[Finding]:
+    """Check what the text reads into max-sensitivity, a relative change, and into model randomisation, a similarity."""
+    text, near = paper.sources["text"], paper.printed["near_one"]
+    methods = [name for name in paper.tables[0].methods if name not in ("LIME", SHAP)]
+    changes = [table.value(SENSITIVITY, name) for table in paper.tables for name in methods]
+    own = [table.value(SENSITIVITY, FOCUSVIT) for table in paper.tables]
+    shap = [table.value(RANDOMISATION, SHAP) for table in paper.tables]
+    rows = [dict(zip(table.methods, table.values[RANDOMISATION], strict=True)) for table in paper.tables]
+    stable = [
+        f"{table.data} {max(row, key=lambda name: row[name])}" for table, row in zip(paper.tables, rows, strict=True)
+    ]
+    return [
+        Finding(
+            "FocusViT's sensitivity is low: small noise changes its map by less than the map itself (below 1)",
+            text,
+            max(own) < 1,
+            f"{', '.join(f'{value:.4f}' for value in own)}; of {', '.join(methods)} "
+            f"{sum(abs(value - 1) < near for value in changes)} of {len(changes)} values are within {near} of 1, which "
+            "|a − a′| / |a| gives where a′ is far smaller than a: a hypothesis is that the two maps, or their pixels, "
+            "are on different scales",
+        ),
+        Finding(
+            "SHAP is the most stable under model randomisation: its maps change least",
+            text,
+            all(row[SHAP] == max(row.values()) for row in rows),
+            f"the number is the similarity of the maps before and after, so SHAP's {min(shap):.4f} to {max(shap):.4f} "
+            f"are maps that change most, which the test asks for; they change least by {', '.join(stable)}",
         ),
     ]
 

@@ -15,11 +15,13 @@ from clairvit.errors import BadInput
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
 from clairvit.papers.dimensions import Dimension
+from clairvit.papers.figure_spec import FigureSpec
 from clairvit.papers.preparation import ImageSet, Preparation
 
 Effort = Literal["quick", "usual", "paper"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
 NAMES = ("focusvit", "cmi", "coporan", "skipplus", "joita")
+ALL = "all"  # in place of a paper's name on the command line: each of them
 _STRICT: Any = {"extra": "forbid"}  # pydantic: an unknown key is an error
 
 
@@ -164,6 +166,7 @@ class Paper:
     sweep: tuple[str, ...] = ()  # methods that are started at each layer
     sweep_measures: tuple[str, ...] = ()
     tune: Tuning | None = None
+    figures: tuple[FigureSpec, ...] = ()
     recipe: str = "default"  # by which a model is fine-tuned for it
     remark: str = ""  # what the paper says about how its measures correlate
     area: str | None = None  # the name of the area under the radar, where the paper has one

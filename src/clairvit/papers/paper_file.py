@@ -18,6 +18,7 @@ from clairvit.methods.spec import resolve_method
 from clairvit.metrics.registry import resolve_metric
 from clairvit.papers import paper as schema
 from clairvit.papers.dimensions import problems as dimension_problems
+from clairvit.papers.figure_spec import figure_problems
 from clairvit.selection.start_layer import base_method
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ def _problems(paper: Paper) -> Iterator[Problem]:
     """Yield location and what does not fit together in a paper whose types are right."""
     if NAME.fullmatch(paper.name) is None:
         yield ("name",), f"'{paper.name}' is no name of files; expected letters, digits, '.', '_' and '-'"
+    if paper.name == schema.ALL:
+        yield ("name",), f"its name is '{schema.ALL}', which stands for every paper"
     yield from _specs(paper)
     yield from _table_problems(paper)
     methods = {entry.name for entry in paper.methods_and_baselines}
@@ -149,6 +152,8 @@ def _problems(paper: Paper) -> Iterator[Problem]:
         yield from (_unknown(("costs", place), cost.statement, name, own) for name in unknown)
     for place, dimension in enumerate(paper.dimensions):
         yield from ((("dimensions", place), problem) for problem in dimension_problems(dimension, methods))
+    measure_names = [measure.name for measure in paper.measures]
+    yield from ((("figures",), problem) for problem in figure_problems(paper.figures, methods, measure_names))
     yield from ((("tune",), problem) for problem in _tuning_problems(paper))
     texts = {entry.method for entry in paper.methods} | {measure.metric for measure in paper.measures}
     for effort, replaced in paper.efforts.items():

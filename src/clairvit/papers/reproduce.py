@@ -19,11 +19,12 @@ from clairvit.errors import Argument, BadInput
 from clairvit.methods.planner import record_for
 from clairvit.methods.spec import resolve_method
 from clairvit.metrics.registry import resolve_metric
-from clairvit.metrics.score import Score, Scores
+from clairvit.metrics.score import Prediction, Score, Scores
 from clairvit.models.model import Model
 from clairvit.papers.comparison import (
     Agreement,
     ClaimResult,
+    NamedScores,
     Row,
     agreements,
     compare_rows,
@@ -76,6 +77,8 @@ class Reproduction:
     needed: tuple[NeededImages, ...] = ()  # how many images the differences that the paper prints need
     multiverse: Multiverse | None = None  # the claims under other protocols, where they were asked for
     by_image: tuple[ImageScores, ...] = ()
+    predictions: tuple[Prediction, ...] = ()  # of the images that were scored
+    scores: NamedScores = field(default_factory=dict)
 
 
 def load_data(config: ReproductionConfig, model: Model) -> LoadedData:
@@ -244,6 +247,8 @@ def reproduce(
         needed=needed_images(paper, by_name),
         multiverse=universes,
         by_image=scores_by_image(paper, by_name, scores.predictions, model.labels, table),
+        predictions=tuple(scores.predictions),
+        scores=by_name,
     )
 
 

@@ -99,7 +99,7 @@ def comparison_figure(explanations: Mapping[str, Explanation], style: PlotStyle 
     across = fold_columns(len(groups), columns * (cell.width + GAP), rows * (cell.height + GAP))
     down = math.ceil(len(groups) / across)
     scales = {name: item_scales(explanation, style) for name, explanation in methods}
-    canvas = cell.canvas(rows * down, columns * across, FOOT * (2 + bool(_legend(method_explanations))))
+    canvas = cell.canvas(rows * down, columns * across, FOOT * (2 + bool(legend_of(method_explanations))))
     for block, group in enumerate(groups):
         top, left = rows * (block // across), columns * (block % across)
         _photo_cell(canvas, _heading_explanation(method_explanations), group, cell, top, left)
@@ -108,7 +108,7 @@ def comparison_figure(explanations: Mapping[str, Explanation], style: PlotStyle 
             _method_cell(canvas, name, explanation, group, scales[name], cell, style, top + row, left + column)
         for row in range(rows if cell.band else 0):
             _bands(canvas, families(methods), cell, row, columns, top, left)
-    _draw_keys(canvas, method_explanations, style)
+    draw_keys(canvas, method_explanations, style)
     canvas.write(first.model, MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN, SMALL, PALE)
     return canvas.figure
 
@@ -210,18 +210,18 @@ def _bands(canvas: Canvas, names: Sequence[str], cell: Cell, row: int, columns: 
         canvas.group_heading(family, left, down - cell.band + 0.02, len(indices) * (cell.width + GAP) - GAP)
 
 
-def _legend(explanations: Sequence[Explanation]) -> list[tuple[str, str]]:
+def legend_of(explanations: Sequence[Explanation]) -> list[tuple[str, str]]:
     """Return the marks that occur in the figure, with their meaning."""
     meanings = {SIGNED: "signed: evidence for and against", CLASS_AGNOSTIC: "class-agnostic: one map for all classes"}
     used = {mark for explanation in explanations for mark in map_marks(explanation)}
     return [(mark, meaning) for mark, meaning in meanings.items() if mark in used]
 
 
-def _draw_keys(canvas: Canvas, explanations: Sequence[Explanation], style: PlotStyle) -> None:
+def draw_keys(canvas: Canvas, explanations: Sequence[Explanation], style: PlotStyle) -> None:
     """Draw the meaning of the colours and of the marks under the tiles."""
     words = {False: ("least relevant", "most relevant"), True: ("against the class", "for the class")}
     kinds = sorted({explanation.signed for explanation in explanations})
-    legend = _legend(explanations)
+    legend = legend_of(explanations)
     top = canvas.height - FOOT * (2 + bool(legend)) + 0.06
     width = min(3.4, (canvas.width - 2 * MARGIN) / len(kinds))
     left = (canvas.width - width * len(kinds)) / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 
 from clairvit._io import dumps_json, printable, write_json
 from clairvit.errors import BadInput
+from clairvit.methods.channel_features import channels_of
 from clairvit.methods.explanation_files import arrays_as_bytes
 from clairvit.methods.features import PatchFeatures
 from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Canvas
+from clairvit.plotting.channel_features import channel_features_figure
 from clairvit.plotting.overlay import Array, denormalised_photo, enlarge, scale_of, to_numpy
 from clairvit.plotting.patch_outline import Patches, draw_outline
 from clairvit.plotting.save import figure_bytes, write_result
@@ -134,15 +137,19 @@ def plot_features(features: PatchFeatures, ax: Any = None, **display: Any) -> Ax
     return axes[0] if count == 1 else axes[:count]
 
 
-def save_features(features: PatchFeatures, path: Path, *, patch: Patch | None = None, **display: Any) -> Path:
+def save_features(
+    features: PatchFeatures, path: Path, *, patch: Patch | None = None, channels: int | None = None, **display: Any
+) -> Path:
     """Write the picture, the JSON record or the arrays, as the suffix says."""
     style = plot_style({"smooth": False, **display})
 
     def draw() -> Figure:
+        if channels is not None:
+            return channel_features_figure(channels_of(features, channels), replace(style, cmap=style.cmap or COLOURS))
         return feature_layers_figure(features, style) if style.layers else features_figure(features, patch, style)
 
     if Path(path).suffix.lower() == ".json":
-        return write_json(features.to_dict(patch=patch), path)
+        return write_json(features.to_dict(patch=patch, channels=channels), path)
     return write_result(features, path, draw, lambda: _npz_bytes(features, patch), style)
 
 

@@ -156,7 +156,17 @@ class Charts:
     charts: tuple[Chart, ...]
 
 
-Block: TypeAlias = "Table | Text | Items | Facts | Example | ColourBars | Charts"
+@dataclass(frozen=True)
+class Picture:
+    """A picture as wide as the page allows; `source` is a data URI."""
+
+    block: ClassVar[str] = "picture"
+    source: str
+    alternative: str
+    caption: str
+
+
+Block: TypeAlias = "Table | Text | Items | Facts | Example | ColourBars | Charts | Picture"
 
 
 @dataclass(frozen=True)

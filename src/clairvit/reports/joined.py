@@ -9,10 +9,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from clairvit._version import __version__
+from clairvit.papers.figures import FigureContent
 from clairvit.papers.joined import JoinedReproduction, JoinedRun
 from clairvit.plotting.labels import ARROWS, UNDEFINED
 from clairvit.plotting.radar import radar_figure
 from clairvit.reports.blocks import Block, Cell, Chart, Charts, Column, Document, Row, Section, Table
+from clairvit.reports.paper_figures import figures_section
 from clairvit.reports.svg import inline_svg
 from clairvit.reports.text_tables import short_number, text_table
 
@@ -24,14 +26,15 @@ def joined_tables(joined: JoinedReproduction) -> Iterator[Table]:
         yield _claim_table(joined)
 
 
-def joined_report(joined: JoinedReproduction) -> Document:
-    """Return the tables and the radars."""
+def joined_report(joined: JoinedReproduction, figures: Sequence[FigureContent] = ()) -> Document:
+    """Return the tables, the radars, and the figures that show photos of all data sets."""
     blocks: list[Block] = list(joined_tables(joined))
     figure = joined_radars(joined)
     if figure is not None:
         svg = inline_svg(figure, f"Radar charts of {joined.paper.name}", "The numbers are in the tables.")
         blocks.append(Charts((Chart("The outer ring is the best of these methods, the centre the worst.", svg),)))
-    return Document(joined.paper.title, joined.paper.citation, (Section("All data sets", blocks),))
+    sections = [Section("All data sets", blocks), *([figures_section(figures)] if figures else [])]
+    return Document(joined.paper.title, joined.paper.citation, tuple(sections))
 
 
 def joined_json(joined: JoinedReproduction) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from clairvit._version import __version__
 from clairvit.papers.comparison import Cell as Comparison
 from clairvit.papers.comparison import ClaimResult, radar_radii
 from clairvit.papers.comparison import Row as MethodRow
+from clairvit.papers.figures import FigureContent
 from clairvit.papers.paper import Finding, Paper
 from clairvit.papers.reproduce import Reproduction
 from clairvit.plotting.labels import ARROWS, UNDEFINED
 from clairvit.plotting.radar import radar_figure
 from clairvit.reports.blocks import Block, Chart, Charts, Document, Item, Items, Section, Table
 from clairvit.reports.multiverse import multiverse_chart
+from clairvit.reports.paper_figures import figures_section
 from clairvit.reports.reproduction_parts import extra_json, extra_tables
 from clairvit.reports.svg import inline_svg
 from clairvit.reports.text_tables import short_number as _number
@@ -26,8 +28,8 @@ from clairvit.reports.text_tables import text_table as _table
 MOST_POLYGONS = 8  # in one radar; more cannot be told apart
 
 
-def reproduction_report(result: Reproduction) -> Document:
-    """Return every table, the radar, and what differs from the paper."""
+def reproduction_report(result: Reproduction, figures: Sequence[FigureContent] = ()) -> Document:
+    """Return every table, the radar, the figures, and what differs from the paper."""
     paper = result.config.paper
     blocks: list[Block] = list(result_tables(result))
     figure = reproduction_radar(result)
@@ -41,7 +43,8 @@ def reproduction_report(result: Reproduction) -> Document:
     items = [Item(sentence, f"{about}:") for about, sentence in result.differences]
     items += [Item(error, "failed:") for error in result.failed]
     differences = Section("What is not as in the paper", [Items(tuple(items))])
-    return Document(paper.title, paper.citation, (Section("Results", blocks), differences))
+    drawn = [figures_section(figures)] if figures else []
+    return Document(paper.title, paper.citation, (Section("Results", blocks), *drawn, differences))
 
 
 def result_tables(result: Reproduction) -> Iterator[Table]:

@@ -34,6 +34,7 @@ from clairvit.selection.ranking import RankingInput, join, rank_methods, summari
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer, base_method, tune_start_layers
 from clairvit.selection.stats import mean_ranks, spearman
+from clairvit.targets.embedding import compares_embeddings
 from clairvit.tracing.structure import model_structure
 
 # Well known, of every family, and all of them computed from the same trace.
@@ -309,7 +310,7 @@ def criterion(by: str, metrics: Sequence[MetricSpec]) -> list[MetricSpec]:
 
 def _quick_default(model: Model, pixels: Tensor) -> list[MethodSpec]:
     """Return the method that is used where none is named, if it is one of few passes."""
-    default = defaults_for(model_structure(model, pixels))[0].spec
+    default = defaults_for(model_structure(model, pixels), compares=compares_embeddings(model))[0].spec
     return [] if default.method.slow else [default]
 
 

@@ -8,7 +8,9 @@ from .function import Output as Output
 from .query import Query as Query
 from .region import Region as Region
 from .similar import Similar as Similar
+from .text import NEUTRAL_PROMPTS as NEUTRAL_PROMPTS
 from .text import Text as Text
+from .text_features import text_features as text_features
 from .token import NextToken as NextToken
 
 Direction = _neuron.Direction

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from clairvit._rows import Rows, first, join_rows, joined, per_row, same
+from clairvit._rows import Rows, first, join_rows, joined, per_row, same, union
 from clairvit.errors import BadInput, ClairError, NotApplicable
 from clairvit.models.activation import Activation, log_probabilities, probabilities
 from clairvit.models.model import Model
@@ -171,6 +171,7 @@ class TargetBatch(Rows):
     is_batch_function: bool = joined(lambda values: False, default=False)  # one function for the batch, called once
     score_is_default: bool = first(default=False)  # the user named no kind of score: a method may prefer another
     activation: Activation = first(default="softmax")  # what the model's scores mean
+    notes: tuple[str, ...] = union(default=())  # what is worth saying of the score, a sentence each
 
     @property
     def class_agnostic(self) -> bool:

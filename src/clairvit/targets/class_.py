@@ -10,11 +10,16 @@ from typing import Any
 
 from clairvit.errors import BadInput, UnknownName, did_you_mean
 from clairvit.targets.base import ScoreContext, Target, TargetBatch, class_name
+from clairvit.targets.objects import object_classes
 
 
 @dataclass(frozen=True)
 class ClassTarget(Target):
-    """The score of a class, given by index or name; None is the predicted class of each image."""
+    """The score of a class, given by index or name; None is the predicted class of each image.
+
+    For a model of ImageNet's 1000 classes, an object of VOC or COCO is the best-scoring class of those that are such
+    objects: "dog" is the best-scoring breed.
+    """
 
     label: Any = None
 
@@ -40,7 +45,34 @@ def resolve_classes(label: Any, context: ScoreContext) -> list[int]:
             f"The target {label!r} is a {type(label).__name__}; expected a class index, a class name, Contrast(a, b), "
             "a function of the output, or a list of these."
         )
+    group = object_of_imagenet(label, context.labels)
+    if group is not None:
+        return [group[best] for best in context.logits[:, list(group)].argmax(-1).tolist()]
     return [find_class(label, context.labels, context.classes)] * len(context)
+
+
+def object_of_imagenet(label: Any, labels: Sequence[str]) -> tuple[int, ...] | None:
+    """Return the classes of ImageNet that an object of VOC or COCO stands for: the target is the best-scoring one.
+
+    None: the label is something else, or the name of a class itself.
+
+    Raises:
+        UnknownName: ImageNet has no class of such objects.
+    """
+    if not isinstance(label, str) or _is_name(label.strip().lower(), labels):
+        return None
+    group = object_classes(label, labels)
+    if group == ():
+        raise UnknownName(
+            f"ImageNet has no class of the object '{label}' (its classes are in `clairvit classes`). Type one of "
+            "them, or use a model with prompts (CLIP, SigLIP)."
+        )
+    return group
+
+
+def _is_name(name: str, labels: Sequence[str]) -> bool:
+    """Return whether a class has this name, or has it among its synonyms."""
+    return any(name.replace("_", " ") in (part.strip() for part in label.lower().split(",")) for label in labels)
 
 
 def find_class(spec: int | str, labels: Sequence[str], classes: int) -> int:

@@ -14,6 +14,7 @@ from clairvit.errors import BadInput
 from clairvit.models.model import Model
 from clairvit.targets.base import CUSTOM_SCORE, ScoreContext, Target, TargetBatch
 from clairvit.targets.class_ import ClassTarget, resolve_classes
+from clairvit.targets.embedding import DIFFERENCE_OF
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Contrast(Target):
         return TargetBatch(
             tuple(f"{a} − {b}" for a, b in zip(first.names, second.names, strict=True)),
             (None,) * count,
-            first.score if first.score == second.score else CUSTOM_SCORE,
+            DIFFERENCE_OF.get(first.score, first.score) if first.score == second.score else CUSTOM_SCORE,
             tuple(_difference_of(first.take([row]), second.take([row])) for row in range(count)),
             activation=context.activation,
         )

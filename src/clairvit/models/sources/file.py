@@ -1,5 +1,6 @@
 """`file:PATH`: weights on disk for a timm architecture; number of classes and image size follow from their shapes.
 
+A CLIP in OpenAI's or open_clip's names is read as its image tower, with or without the text tower next to it.
 Files that `clairvit finetune` writes also have architecture, options, labels and preprocessing in their header.
 """
 
@@ -28,6 +29,8 @@ EXAMPLE = Argument("arch", "timm:vit_base_patch16_224")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _CHECKPOINT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training scripts put the weights
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
+# Of OpenAI's and open_clip's CLIP; without `visual.proj` the tower is no plain Vision Transformer
+CLIP_TOWER = {"visual.class_embedding", "visual.positional_embedding", "visual.conv1.weight", "visual.proj"}
 
 
 def build(request: LoadOptions) -> Model:
@@ -35,13 +38,16 @@ def build(request: LoadOptions) -> Model:
     path = Path(request.identifier).expanduser()
     state, header = read_weights(path, request.spec)
     name = architecture(request, header)
-    options = infer_options(name, state, header, request.spec)
+    is_tower = state.keys() >= CLIP_TOWER
+    options = tower_options(state) if is_tower else infer_options(name, state, header, request.spec)
     stated = weights_header.read_preprocess(header, request.spec)
-    size = request.size or stated.get("size") or infer_size(name, state)
+    size = request.size or stated.get("size") or infer_size(name, renamed_tower(state) if is_tower else state)
     with seeded():  # the file fills every tensor: this only leaves the user's generator as it was
         module = timm_source.create(name, pretrained=False, size=size, **options)
     if request.pretrained:
-        load_state(module, state, request.spec, name)
+        load_state(module, renamed_tower(state, module) if is_tower else state, request.spec, name)
+    if is_tower:
+        return _tower_model(module, request, name, size)
     classes = int(options["num_classes"])
     header_labels = weights_header.read_labels(header, request.spec, classes) if classes else None
     labels = request.labels or read_labels(labels_file(path)) or header_labels
@@ -54,6 +60,39 @@ def build(request: LoadOptions) -> Model:
     source = f"timm's for {name}, because '{path.name}' does not say"
     assumed = assumption(missing, preprocess, source) if request.pretrained else ()
     return dataclasses.replace(model, preprocess=preprocess, assumptions=assumed)
+
+
+def _tower_model(module: torch.nn.Module, request: LoadOptions, name: str, size: tuple[int, int] | None) -> Model:
+    """Return the image tower of a CLIP: an embedding of images, which has no classes and no text tower."""
+    if request.labels is not None:
+        raise BadInput(
+            f"labels= was given, and '{request.spec}' is read as the image tower of a CLIP, which has no classes; for "
+            "prompts as classes load both towers ('open_clip:NAME:PATH'), for given texts use cv.Text(…, embedding=)."
+        )
+    model = timm_source.describe(module, LoadOptions(request.spec, name, request.pretrained, size=size))
+    preprocess = request.preprocessing.applied_to(model.preprocess)
+    path = Path(request.identifier)
+    assumed = assumption(request.preprocessing.missing(), preprocess, f"timm's for {name}, as '{path.name}' is silent")
+    return dataclasses.replace(model, preprocess=preprocess, labels=(), classifier=False, assumptions=assumed)
+
+
+def tower_options(state: State) -> dict[str, Any]:
+    """Return the options of timm's model for the image tower of a CLIP: its head is the projection [width, d]."""
+    return {"num_classes": int(state["visual.proj"].shape[1])}
+
+
+def renamed_tower(state: State, module: torch.nn.Module | None = None) -> State:
+    """Return the image tower of a CLIP in timm's names; without a module only the tensors that say how large it is."""
+    tower = {key: value for key, value in state.items() if key.startswith("visual.")}
+    if module is None:
+        return {
+            "pos_embed": tower["visual.positional_embedding"][None],
+            "patch_embed.proj.weight": tower["visual.conv1.weight"],
+            "cls_token": tower["visual.class_embedding"][None, None],
+        }
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    return dict(checkpoint_filter_fn(tower, module))
 
 
 def _with_stated(preprocess: Preprocess, stated: Mapping[str, Any]) -> Preprocess:
@@ -186,7 +225,7 @@ def infer_size(name: str, state: State) -> tuple[int, int] | None:
     return None
 
 
-def load_state(module: torch.nn.Module, state: State, spec: str, name: str) -> None:
+def load_state(module: torch.nn.Module, state: State, spec: str, name: str, library: str = "timm") -> None:
     """Load every tensor; raise ModelUnavailable with the names of those that do not fit."""
     expected = module.state_dict()
     missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
@@ -201,9 +240,11 @@ def load_state(module: torch.nn.Module, state: State, spec: str, name: str) -> N
         if keys
     ]
     if problems:
+        seen = f"The weights in '{spec}' do not fit {library}'s '{name}': {'; '.join(problems)}."
+        if library != "timm":
+            raise ModelUnavailable(f"{seen} Name the model that they were saved from.")
         raise ModelUnavailable(
-            f"The weights in '{spec}' do not fit timm's '{name}': {'; '.join(problems)}. Give the architecture "
-            "they were saved from with ",
+            f"{seen} Give the architecture they were saved from with ",
             Argument("arch", "timm:NAME"),
             ", and ",
             Argument("size", (Placeholder("rows"), Placeholder("columns"))),

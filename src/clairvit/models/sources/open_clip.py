@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +17,16 @@ from clairvit.models.load_options import LoadOptions, seeded
 from clairvit.models.model import Model
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.sources.adapters import ZeroShot, drop_submodules
+from clairvit.models.sources.file import SUFFIXES, load_state, read_weights
 from clairvit.models.sources.hub import abbreviated, extra, fetching, hub_blocked
 from clairvit.models.text_encoder import TextEncoder, TextTower, open_clip_tokens
 
 
 def build(request: LoadOptions) -> Model:
     """Return the zero-shot classifier of the labels as prompts, or the image encoder."""
+    tower = image_tower_file(request)
+    if tower is not None:
+        return _image_tower(request, tower)
     encoder = TextEncoder(functools.partial(open_text_tower, request))
     with opened(request, prompts=request.labels is not None) as (model, tokenizer):
         module: nn.Module = model.visual
@@ -37,6 +42,31 @@ def build(request: LoadOptions) -> Model:
         classifier=request.labels is not None,
         text_encoder=encoder,
     )
+
+
+def image_tower_file(request: LoadOptions) -> Path | None:
+    """Return the weights file if it holds the image tower alone; the text tower would stay random."""
+    path = Path(request.identifier.partition(":")[2])
+    if not request.pretrained or path.suffix not in SUFFIXES or not path.is_file():
+        return None
+    others = [key for key in read_weights(path, request.spec)[0] if not key.startswith("visual.")]
+    return path if not {key.rpartition(".")[2] for key in others} - {"logit_scale", "logit_bias"} else None
+
+
+def _image_tower(request: LoadOptions, path: Path) -> Model:
+    """Return the image encoder of a file without a text tower, which cannot encode prompts."""
+    if request.labels is not None:
+        raise NotApplicable(
+            f"'{path.name}' holds an image tower and no text tower, so it cannot encode labels as prompts. Leave them "
+            "out, and give texts as embeddings: cv.Text('a cat', embedding=…)."
+        )
+    weights = read_weights(path, request.spec)[0]
+    tower = {key.removeprefix("visual."): value for key, value in weights.items() if key.startswith("visual.")}
+    with opened(dataclasses.replace(request, pretrained=False), prompts=False) as (model, _):
+        load_state(model.visual, tower, request.spec, request.identifier.partition(":")[0], library="open_clip")
+        return Model(
+            model.visual, request.name, preprocess(model.visual.preprocess_cfg, request.spec), classifier=False
+        )
 
 
 def open_text_tower(request: LoadOptions) -> TextTower:

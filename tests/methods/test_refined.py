@@ -1,0 +1,254 @@
+"""Refined maps: the posterior of a linear model, its closed forms, and the passes that it is made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import clairvit as cv
+from clairvit.ensembles import refine
+from clairvit.errors import BadInput, NotApplicable
+from clairvit.methods.refined import (
+    BLOCK,
+    LEAST_AGREEMENT,
+    contrasts,
+    keep_sets,
+    log_odds,
+    posterior,
+    prior_covariance,
+    refined_map,
+    scaled_prior,
+)
+from clairvit.methods.spec import resolve_method
+from helpers.rounding import assert_same
+from helpers.tiny_models import cnn, double
+
+PATCHES, EQUATIONS = 12, 30
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def positive_definite(size: int, seed: int = 0) -> Tensor:
+    root = drawn(size, size, seed=seed)
+    return root @ root.mT + torch.eye(size, dtype=torch.float64)
+
+
+# Which patches are kept
+
+
+def test_a_larger_budget_adds_sets_at_the_end() -> None:
+    sets = keep_sets(49, 40, seed=3)
+    for passes in (0, 1, 7, 8, 21):
+        assert torch.equal(keep_sets(49, passes, seed=3), sets[:passes])
+    assert not torch.equal(keep_sets(49, 40, seed=4), sets)
+
+
+def test_a_block_has_sets_of_one_size_and_sizes_spread_from_few_to_nearly_all() -> None:
+    counts = keep_sets(196, 800, seed=0).sum(1).view(-1, BLOCK)
+    assert (counts == counts[:, :1]).all()
+    assert counts.min() == round(196 * 0.05)
+    assert 196 * 0.94 < counts.max() <= round(196 * 0.95)
+    assert abs(float(counts.double().mean()) - 98) < 2
+    assert keep_sets(2, 16, seed=0).sum(1).tolist() == [1] * 16, "never none, never all"
+
+
+@pytest.mark.parametrize("count", [2, 8, 9, 21])
+def test_contrasts_are_orthonormal_and_drop_the_mean_of_each_block(count: int) -> None:
+    mixing = contrasts(count)
+    blocks = math.ceil(count / BLOCK)
+    assert mixing.shape == (count - blocks, count)
+    assert_same(mixing @ mixing.mT, torch.eye(count - blocks, dtype=torch.float64))
+    effect_of_size = torch.arange(blocks, dtype=torch.float64).repeat_interleave(BLOCK)[:count]
+    assert_same(mixing @ effect_of_size, torch.zeros(count - blocks, dtype=torch.float64), magnitude=float(blocks))
+
+
+# The posterior
+
+
+def test_without_correlation_and_prior_it_is_ridge() -> None:
+    K, v, noise = drawn(EQUATIONS, PATCHES), drawn(EQUATIONS, seed=1), 3.0
+    identity = torch.eye(PATCHES, dtype=torch.float64)
+    actual = posterior(K, v, torch.zeros(PATCHES, dtype=torch.float64), identity, noise)
+    penalty = noise * (K @ K.mT).diagonal().mean()
+    assert_same(actual.mean, torch.linalg.solve(K.mT @ K + penalty * identity, K.mT @ v), magnitude=10.0)
+
+
+def test_it_is_the_conditional_of_a_joint_normal() -> None:
+    """Mean and covariance of φ given v, by the blocks of the joint covariance of (φ, v)."""
+    K, v, m = drawn(EQUATIONS, PATCHES), drawn(EQUATIONS, seed=1), drawn(PATCHES, seed=2)
+    C, noise = positive_definite(PATCHES), 4.0
+    actual = posterior(K, v, m, C, noise)
+    g = (K @ C @ K.mT).diagonal().mean()
+    joint = K @ C @ K.mT + noise * g * torch.eye(EQUATIONS, dtype=torch.float64)  # over τ²
+    gain = C @ K.mT @ joint.inverse()
+    assert_same(actual.mean, m + gain @ (v - K @ m), magnitude=100.0)
+    tau = actual.noise / float(g * noise)  # τ²
+    assert_same(actual.covariance, tau * (C - gain @ K @ C), magnitude=100.0 * tau)
+
+
+def test_tau_makes_left_out_residuals_as_large_as_their_variances() -> None:
+    """Leave one equation out and predict it, by brute force: the mean of residual² / variance is 1."""
+    K, v, m = drawn(10, PATCHES), drawn(10, seed=1), drawn(PATCHES, seed=2)
+    C, noise = positive_definite(PATCHES), 4.0
+    actual = posterior(K, v, m, C, noise)
+    g = (K @ C @ K.mT).diagonal().mean()
+    tau = actual.noise / float(g * noise)
+    ratios = []
+    for row in range(10):
+        rest = [other for other in range(10) if other != row]
+        joint = K[rest] @ C @ K[rest].mT + noise * g * torch.eye(9, dtype=torch.float64)
+        gain = C @ K[rest].mT @ joint.inverse()
+        predicted = K[row] @ (m + gain @ (v[rest] - K[rest] @ m))
+        variance = tau * (K[row] @ (C - gain @ K[rest] @ C) @ K[row] + noise * g)
+        ratios.append(float((v[row] - predicted) ** 2 / variance))
+    assert sum(ratios) / 10 == pytest.approx(1.0, abs=1e-9)
+
+
+def test_without_passes_it_is_the_prior() -> None:
+    w = drawn(PATCHES)
+    places = torch.cartesian_prod(torch.arange(3.0), torch.arange(4.0)).double()
+    for passes in (0, 1):  # one pass compares nothing
+        sets = keep_sets(PATCHES, passes, seed=0)
+        actual = refined_map(w, sets, drawn(passes), places, None)
+        assert torch.equal(actual.mean, w)
+        assert actual.standard_error.isnan().all()
+
+
+def test_an_additive_model_is_recovered_up_to_a_constant() -> None:
+    """v = Z φ + h(|S|): with many equations and little noise the posterior finds φ, whatever the prior and h are."""
+    phi, K = drawn(PATCHES, seed=5), contrasts(400) @ keep_sets(PATCHES, 400, seed=0).double()
+    v = contrasts(400) @ (keep_sets(PATCHES, 400, seed=0).double() @ phi + keep_sets(PATCHES, 400, seed=0).sum(1) ** 2)
+    actual = posterior(K, v, drawn(PATCHES, seed=6), positive_definite(PATCHES), 1e-6).mean
+    difference = actual - phi
+    assert (difference - difference.mean()).abs().max() < 1e-5 * phi.abs().max()
+
+
+def test_intervals_of_unseen_equations_hold_what_they_promise() -> None:
+    """90 % of unseen equations inside their 90 % interval, where data are drawn as the model says; 400 × 20 of them."""
+    generator = torch.Generator().manual_seed(0)
+    C, noise, inside, total = positive_definite(PATCHES, seed=3), 3.0, 0, 0
+    root = torch.linalg.cholesky(C)
+    for trial in range(400):
+        K = drawn(EQUATIONS + 20, PATCHES, seed=trial)
+        scale = (K[:EQUATIONS] @ C @ K[:EQUATIONS].mT).diagonal().mean()
+        phi = root @ torch.randn(PATCHES, dtype=torch.float64, generator=generator)
+        error = (noise * scale).sqrt() * torch.randn(len(K), dtype=torch.float64, generator=generator)
+        v = K @ phi + error
+        fitted = posterior(K[:EQUATIONS], v[:EQUATIONS], torch.zeros(PATCHES, dtype=torch.float64), C, noise)
+        gaps = (v[EQUATIONS:] - K[EQUATIONS:] @ fitted.mean).abs()
+        inside += int((gaps < 1.6449 * fitted.predictive_error(K[EQUATIONS:])).sum())
+        total += 20
+    assert 0.87 < inside / total < 0.93
+
+
+def test_the_scale_of_the_prior_is_never_negative_and_close_to_least_squares_with_many_equations() -> None:
+    K, w = drawn(4000, PATCHES), drawn(PATCHES, seed=1)
+    against = scaled_prior(w, K, -(K @ w))
+    assert_same(against, w * LEAST_AGREEMENT)
+    fitting = scaled_prior(w, K, 2 * (K @ w))
+    assert ((fitting / w - 2).abs() < 2 * 8 / 4000).all()
+    assert torch.equal(scaled_prior(torch.zeros_like(w), K, K @ w), torch.zeros_like(w))
+    assert torch.equal(scaled_prior(w, K, torch.zeros(4000, dtype=torch.float64)), torch.zeros_like(w))
+
+
+def test_the_prior_covariance_by_its_formula() -> None:
+    w, tokens = drawn(6), drawn(6, 4, seed=1)
+    places = torch.cartesian_prod(torch.arange(2.0), torch.arange(3.0)).double()
+    actual = prior_covariance(w, places, tokens)
+    for i in range(6):
+        for j in range(6):
+            cosine = float(tokens[i] @ tokens[j] / (tokens[i].norm() * tokens[j].norm()))
+            distance = float((places[i] - places[j]).square().sum())
+            scales = [0.3 + float(w[k].abs() / w.abs().mean()) for k in (i, j)]
+            shared = 0.3 * (i == j) + 0.7 * math.exp((cosine - 1) / 0.15) * math.exp(-distance / (2 * 2.5**2))
+            assert float(actual[i, j]) == pytest.approx(math.sqrt(scales[0] * scales[1]) * shared, rel=1e-9)
+    assert torch.linalg.eigvalsh(prior_covariance(torch.zeros(6, dtype=torch.float64), places, None)).min() > 0
+
+
+# The method
+
+
+def test_the_passes_are_those_of_a_vit_without_the_other_tokens() -> None:
+    """Prior, sets and log-odds by hand: patches' tokens left out of a timm ViT, class token and positions kept."""
+    model, pixels = double("timm-vit", batch=2)
+    spec = resolve_method("refine(saliency,passes=19)")
+    explanation = cv.explain(model, pixels, spec, target=3, seed=5)
+    prior = cv.explain(model, pixels, "saliency", target=3)
+    module = model.module
+    rows, cols = explanation.maps.shape[1:]
+    keep = keep_sets(rows * cols, 19, seed=5)
+    places = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(cols))).double()
+    with torch.no_grad():
+        embedded = module.patch_embed(pixels)
+        tokens = module._pos_embed(embedded)
+        last = module.norm_pre(tokens)
+        for block in module.blocks[:-1]:
+            last = block(last)
+        for image in range(2):
+            odds = []
+            for row in keep:
+                kept = torch.cat([torch.ones(tokens.shape[1] - rows * cols, dtype=torch.bool), row])
+                x = module.norm_pre(tokens[image : image + 1, kept])
+                probability = module.forward_head(module.norm(module.blocks(x))).softmax(-1)[0, 3]
+                odds.append(torch.log(probability / (1 - probability)))
+            patch_tokens = last[image, tokens.shape[1] - rows * cols :]
+            expected = refined_map(prior.maps[image].flatten().double(), keep, torch.stack(odds), places, patch_tokens)
+            assert_same(explanation.maps[image].flatten().double(), expected.mean, growth=2**20)
+            error = explanation.standard_error
+            assert error is not None
+            assert_same(error[image].flatten().double(), expected.standard_error, growth=2**20)
+    assert explanation.cost.forwards == 1 + 1 + 19
+    assert explanation.cost.backwards == 1
+
+
+def test_passes_of_explain_refine_the_method_or_the_default() -> None:
+    model, pixels = double("timm-vit", batch=1)
+    assert cv.explain(model, pixels, "genatt", passes=9).method == "refine(genatt,passes=9)"
+    by_default = cv.explain(model, pixels, passes=9)
+    assert by_default.method == "refine(attnlrp+plus,passes=9)"
+    assert by_default.standard_error is not None
+    with pytest.raises(BadInput, match="passes=-1"):
+        cv.explain(model, pixels, "genatt", passes=-1)
+
+
+def test_other_models_and_targets() -> None:
+    """A CNN's patches are painted, an embedding's cosine is taken as it is, a contrast too."""
+    convolutional = cv.wrap(cnn(), size=32)
+    explanation = cv.explain(convolutional, drawn(1, 3, 32, 32).float(), "refine(saliency,passes=9)")
+    assert explanation.maps.isfinite().all()
+    assert any(note.startswith("refine: this model has no token stream") for note in explanation.notes)
+    model, pixels = double("timm-vit", batch=1)
+    contrast = cv.explain(model, pixels, "refine(genatt,passes=9)", target=cv.Contrast(1, 2))
+    assert contrast.maps.isfinite().all()
+    nested = cv.explain(model, pixels, "refine(ensemble(genatt,legrad),passes=9)")
+    assert nested.maps.isfinite().all()
+
+
+def test_only_probabilities_of_a_class_become_log_odds() -> None:
+    model, pixels = double("timm-vit", batch=1)
+    target = cv.trace(model, pixels, target=1).target
+    assert target is not None
+    scores = torch.tensor([0.25, 1.0], dtype=torch.float64)
+    odds = log_odds(scores, replace(target, score="prob"))
+    assert float(odds[0]) == pytest.approx(math.log(1 / 3))
+    assert odds.isfinite().all(), "a probability of 1 in float64 is no infinity"
+    assert torch.equal(log_odds(scores, replace(target, score="logit")), scores)
+    contrast = cv.trace(model, pixels, target=cv.Contrast(1, 2)).target
+    assert contrast is not None
+    assert torch.equal(log_odds(scores, replace(contrast, score="prob")), scores)
+
+
+def test_mistakes_are_refused() -> None:
+    with pytest.raises(NotApplicable, match=r"starts from a map of one trace\. Use refine\(attnlrp\+plus\)"):
+        resolve_method("refine(lime)")
+    with pytest.raises(BadInput, match="2 methods; expected one"):
+        resolve_method("refine(genatt,rollout)")
+    with pytest.raises(NotApplicable):
+        resolve_method("refine(genatt)+plus")
+    assert refine("genatt", passes=64) == "refine(genatt,passes=64)"
