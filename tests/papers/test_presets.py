@@ -25,8 +25,8 @@ from clairvit.papers.paper import (
     check_effort,
     find_paper,
     list_papers,
-    read_paper,
 )
+from clairvit.papers.paper_file import read_paper
 
 # FocusViT, Table 2 and 3, Flower, by method: faithfulness, sensitivity, sparseness, randomisation, area
 FLOWER = {
@@ -379,27 +379,42 @@ def test_a_paper_is_read_from_toml(tmp_path: Path) -> None:
     paper = read_paper(tmp_path / "toy.toml")
     assert paper.tables[0].values == {"overlap": (0.5, 0.75)}, "means over images"
     assert paper.claims[0].pairs == (("A", "B"), ("A", "C"))
-    assert paper.check() == []
+    (finding,) = paper.check()
+    assert finding.statement == "A is the best (by the table on here)"
+    assert not finding.holds
+    assert finding.numbers == "0 of 1 printed comparisons; overlap: A is not better than B"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('name = "toy"', 'nam = "toy"', "name"),
-        ('metric = "iou"', "metric = 3", "measures.0.metric is 3"),
-        ('methods = ["A", "B"]', 'methods = ["A", "D"]', "'D'"),
-        ("[1, 0.5]", '[1, "x"]', "x"),
-        ('measures = ["overlap"]', 'measures = ["accuracy"]', "'accuracy', which the paper does not have"),
-        ('winners = ["A"]', 'winners = ["Z"]', "'Z', which the paper does not have"),
-        ('images = "3"', 'images = "3"\nefforts = {fast = {}}', "'fast' is no effort"),
-        ('name = "toy"', 'name = "all"', "stands for every paper"),
-        ('images = "3"', 'images = "3"\nefforts = {quick = {ixg = "vanilla"}}', "'ixg', which is not used"),
+        ('name = "toy"', 'nam = "toy"', "line 2: 'nam' is no key here. Did you mean 'name'?"),
+        ('name = "toy"', "", "line 1: 'name' is missing in the file"),
+        ('name = "toy"', 'name = "a b/c"', "line 2: 'a b/c' is no name of files"),
+        ('name = "toy"', 'name = "all"', "line 2: its name is 'all', which stands for every paper"),
+        ('metric = "iou"', "metric = 3", "line 10: 'metric' is 3: input should be a valid string."),
+        ('metric = "iou"', 'metric = "iuo"', "line 10: There is no metric 'iuo'."),
+        ('method = "genatt"', 'method = "gennatt"', "line 9: There is no method 'gennatt'."),
+        (', metric = "iou"', "", "line 10: 'metric' is missing in a table of 'measures'"),
+        ('methods = ["A", "B"]', 'methods = ["A", "D"]', "line 15: the table on here names 'D'"),
+        ("[1, 0.5]", '[1, "x"]', "line 17: 'B' is"),
+        ('measures = ["overlap"]', 'measures = ["accuracy"]', "line 24: 'A is the best' names 'accuracy', which"),
+        ('winners = ["A"]', 'winners = ["Z"]', "line 22: 'A is the best' names 'Z', which the paper does not have"),
+        ('winners = ["A"]', "winners = 5", "line 22: 'winners' is 5; expected a list"),
+        ('winners = ["A"]', 'winer = ["A"]', "line 22: 'winer' is no key here. Did you mean 'winners'?"),
+        ('images = "3"', 'images = "3"\nefforts = {fast = {}}', "line 8: 'fast' is no effort"),
+        (
+            'images = "3"',
+            'images = "3"\nefforts = {quick = {ixg = "vanilla"}}',
+            "line 8: effort 'quick' replaces 'ixg'",
+        ),
+        ('images = "3"', "images = ", "is not TOML: Invalid value (at line 7, column 10)."),
     ],
 )
 def test_a_paper_that_does_not_fit_together_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert old in TOY
     (tmp_path / "toy.toml").write_text(TOY.replace(old, new), encoding="utf-8")
-    with pytest.raises(BadInput, match=r"toy\.toml' is not a paper: ") as caught:
+    with pytest.raises(BadInput, match=r"toy\.toml") as caught:
         read_paper(tmp_path / "toy.toml")
     assert words in str(caught.value)
 

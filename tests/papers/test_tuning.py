@@ -18,7 +18,8 @@ from clairvit.bench.store import Store
 from clairvit.data.dataset import ImageDataset, as_dataset
 from clairvit.errors import BadInput, UnknownName
 from clairvit.metrics.score import Scores
-from clairvit.papers.paper import Paper, Tuning, find_paper, read_paper
+from clairvit.papers.paper import Paper, Tuning, find_paper
+from clairvit.papers.paper_file import read_paper
 from clairvit.papers.reproduce import Reproduction, reproduce
 from clairvit.papers.setup import LoadedData, ReproductionConfig, replace_methods
 from clairvit.papers.split import portion_size, split_off
@@ -251,7 +252,7 @@ def test_a_wrong_tuning_is_no_paper(tmp_path: Path, line: str, problem: str) -> 
     block, end, rest = after.partition("[table_of_dataset]")
     lines = [text for text in block.splitlines() if not text.startswith(f"{key} =")]
     (tmp_path / "wrong.toml").write_text(f"{before}{start}{chr(10).join(lines)}\n{line}\n{end}{rest}", encoding="utf-8")
-    with pytest.raises((BadInput, UnknownName), match="is not a paper: .*" + problem):
+    with pytest.raises((BadInput, UnknownName), match=r"wrong\.toml, line \d+: .*" + problem):
         read_paper(tmp_path / "wrong.toml")
 
 

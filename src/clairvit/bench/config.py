@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
+from clairvit._toml import Location, TomlSource, read_toml
 from clairvit.data.dataset import ImageDataset, masks_on_patches, void_as_object
 from clairvit.errors import BadInput, did_you_mean
 from clairvit.models.activation import check_activation
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from clairvit.models.model import Model
 
 IMAGES_PER_UNIT = 8  # at most; on a CPU a unit that costs much has fewer
-Location = tuple[str | int, ...]  # keys and list indices that lead to a value of the document
 _STRICT: Any = {"extra": "forbid"}  # pydantic: an unknown key is an error
 
 
@@ -137,19 +135,9 @@ def read_config(path: Path) -> StudyConfig:
     Raises:
         BadInput: If it cannot be read, is not TOML, or has an unknown key or a wrong value: with the line of it.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"The study '{path}' cannot be read ({error}); expected a TOML file in UTF-8.") from error
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"The study '{path}' is not TOML: {error}.") from error
-    except RecursionError as error:
-        raise BadInput(
-            f"The study '{path}' is nested too deep; expected lists and tables as in `docs/studies.md`."
-        ) from error
-    source = _Source(path, text, document)
+    read = read_toml(path, "study", "docs/studies.md")
+    source = _Source(read.path, read.text, read.document)
+    document = source.document
     full = dict(document)  # with a list for a single value, and a table with that spec for a text
     for key in ("models", "data"):
         if key in full:
@@ -168,12 +156,8 @@ def read_config(path: Path) -> StudyConfig:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """The text of a TOML file and its content, in which the lines of errors are found."""
-
-    path: Path
-    text: str
-    document: Mapping[str, Any]
+class _Source(TomlSource):
+    """A study's file."""
 
     def translate(self, errors: Sequence[ErrorDetails]) -> BadInput:
         """Return pydantic's errors as one message: the first unknown key, else missing key, else wrong value."""
@@ -181,25 +165,23 @@ class _Source:
         for error in errors:
             by_kind.setdefault(error["type"], []).append(error)
         for error in by_kind.get("unexpected_keyword_argument", ()):
-            *parents, key = self._locate(error["loc"])
+            *parents, key = self.locate(error["loc"])
             kind = _TABLES[str(parents[0])][0] if parents else StudyConfig
             field_names = [_KEYS.get(field.name, field.name) for field in fields(kind)]
             suggestion = did_you_mean(str(key), field_names)
-            return self._error(
+            return self.error(
                 (*parents, key), f"'{key}' is no key here.{suggestion} Expected: {', '.join(field_names)}."
             )
         for error in by_kind.get("missing", ()):
-            location = self._locate(error["loc"])
+            location = self.locate(error["loc"])
             key, example = location[0], _TABLES[str(location[0])][1]
-            return self._error(location, f"'{key}' has a table without spec; expected spec = '{example}'.")
-        first = self._locate(errors[0]["loc"])
-        deepest = max(
-            (self._locate(e["loc"]) for e in errors if self._locate(e["loc"])[: len(first)] == first), key=len
-        )
-        same = [error for error in errors if self._locate(error["loc"]) == deepest]
+            return self.error(location, f"'{key}' has a table without spec; expected spec = '{example}'.")
+        first = self.locate(errors[0]["loc"])
+        deepest = max((self.locate(e["loc"]) for e in errors if self.locate(e["loc"])[: len(first)] == first), key=len)
+        same = [error for error in errors if self.locate(error["loc"]) == deepest]
         key = next(step for step in reversed(deepest) if isinstance(step, str))
-        value = _lookup(self.document, deepest)
-        return self._error(deepest, f"'{key}' is {value!r}; expected {_expected(deepest, same)}.")
+        value = self.value(deepest)
+        return self.error(deepest, f"'{key}' is {value!r}; expected {_expected(deepest, same)}.")
 
     def check_values(self, model: ModelConfig, location: Location) -> None:
         """Raise `BadInput` for an activation or preprocessing that no model takes."""
@@ -216,68 +198,7 @@ class _Source:
                     options: dict[str, Any] = {key: value}
                     preprocess_options(**options)
             except BadInput as error:
-                raise self._error((*location, key), str(error)) from error
-
-    def _locate(self, steps: Sequence[str | int]) -> Location:
-        """Return the steps of a pydantic location that exist in the document.
-
-        Others are members of a union, indices of a list that was a single value, and keys that are missing.
-        """
-        location: Location = ()
-        for step in steps:
-            if _contains(self.document, (*location, step)):
-                location = (*location, step)
-        return location
-
-    def _error(self, location: Location, message: str) -> BadInput:
-        return BadInput(f"{self.path}, line {self._line(location)}: {message}")
-
-    def _line(self, location: Location) -> int:
-        """Return the line of a value: that of its key, in the shortest beginning of the file that has the value."""
-        lines = self.text.splitlines()
-        before = 0  # lines that are valid TOML without the value
-        for count in range(1, len(lines) + 1):
-            try:
-                beginning = tomllib.loads("\n".join(lines[:count]))
-            except tomllib.TOMLDecodeError:
-                continue  # inside a list or a text of several lines
-            if _contains(beginning, location):
-                break
-            before = count
-        else:
-            count = len(lines)
-        return _line_of_key(lines[:count], before, location)
-
-
-def _line_of_key(lines: Sequence[str], before: int, location: Location) -> int:
-    """Return the first line after so many whose key, once renamed, removes the value from the document."""
-    *_, key = (step for step in location if isinstance(step, str))
-    pattern = re.compile(rf"(^|[\s\[{{,.\"'])({re.escape(key)})(?=[\"']?\s*[=\].])")
-    location = location[: max(place for place, step in enumerate(location) if step == key) + 1]
-    for index in range(before, len(lines)):
-        renamed = pattern.sub(r"\1\2_", lines[index])
-        try:
-            without = tomllib.loads("\n".join([*lines[:index], renamed, *lines[index + 1 :]]))
-        except tomllib.TOMLDecodeError:
-            continue
-        if not _contains(without, location):
-            return index + 1
-    return before + 1
-
-
-def _contains(document: Any, location: Location) -> bool:
-    for step in location:
-        in_list = isinstance(document, list) and isinstance(step, int) and step < len(document)
-        if not in_list and not (isinstance(document, dict) and step in document):
-            return False
-        document = document[step]
-    return True
-
-
-def _lookup(document: Any, location: Location) -> Any:
-    for step in location:
-        document = document[step]
-    return document
+                raise self.error((*location, key), str(error)) from error
 
 
 def _expected(location: Location, errors: Sequence[ErrorDetails]) -> str:

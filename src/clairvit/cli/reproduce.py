@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from clairvit.papers.setup import ReproductionConfig
     from clairvit.reports.blocks import Table
 
+PAPERS = "focusvit|cmi|coporan|skipplus|joita|FILE.toml|all"
 EXAMPLES = """[bold]Examples[/bold]
 
 clairvit reproduce focusvit --check
@@ -57,7 +58,7 @@ clairvit reproduce focusvit --data pets:PATH --data flowers:PATH --model timm:vi
 
 def reproduce(
     paper: str = argument(
-        ..., "Whose experiment is repeated; all: one page of all papers.", "focusvit|cmi|coporan|skipplus|joita|all"
+        ..., "Whose experiment is repeated: a name, a paper's own TOML file, or all: one page of all papers.", PAPERS
     ),
     *,
     data: options.DataOptions,
@@ -84,6 +85,9 @@ def reproduce(
     ),
     finetuning: FinetuneOptions,
     cost: bool = option(False, "Measure what the paper says of its method's cost: passes, and the ratio of times."),
+    multiverse: bool = option(
+        False, "Test each claim under every protocol that is in use: in how many of them does it hold?"
+    ),
     join: list[str] | None = option(None, "The --out folder of a finished run, to join with others; repeated.", "DIR"),
     seed: int = options.SEED,
     batch_size: int | None = options.BATCH_SIZE,
@@ -154,7 +158,7 @@ def reproduce(
     if data.download:
         for spec in specs:
             download_data(spec, data.split)
-    settings = RunSettings(command, annotations, model_options, finetuning, batch_size, cost, figures)
+    settings = RunSettings(command, annotations, model_options, finetuning, batch_size, cost, figures, multiverse)
     if paper == ALL:
         run_all(configs, settings, out)
         return
@@ -194,7 +198,8 @@ def run_several(
         if not output.as_json:
             print_result(run.result, files, output)
     if len(results) > 1:
-        show_joined(join([reproduction_json(result) for result in results]), out, output, join_figures(figures))
+        joined = join([reproduction_json(result) for result in results], configs[0].paper)
+        show_joined(joined, out, output, join_figures(figures))
     elif output.as_json:
         for result in results:
             print_json(reproduction_json(result))
@@ -251,7 +256,13 @@ def print_check(presets: Sequence[Paper], command: Command) -> None:
 
     def show() -> None:
         for preset in presets:
-            print_table(check_table(preset, findings[preset.name]))
+            if findings[preset.name]:
+                print_table(check_table(preset, findings[preset.name]))
+            else:
+                print_line(
+                    f"Nothing that '{preset.name}' prints can be computed again: it has no table with numbers for a "
+                    "claim, and none with numbers by image next to their mean."
+                )
 
     command.finish(1, lambda: documents[0] if len(documents) == 1 else {"papers": documents}, show)
 
@@ -260,6 +271,7 @@ def write(run: FinishedRun, folder: Path) -> list[Path]:
     """Write NAME.html, NAME.md, NAME.json, if there are enough measures NAME-radar.png, and the figures."""
     from clairvit._io import write_json, write_text
     from clairvit.plotting.save import write_figure
+    from clairvit.reports.multiverse import multiverse_chart
     from clairvit.reports.paper_figures import write_figures
     from clairvit.reports.render import to_html, to_markdown
     from clairvit.reports.reproduction import reproduction_json, reproduction_radar, reproduction_report
@@ -271,8 +283,8 @@ def write(run: FinishedRun, folder: Path) -> list[Path]:
         write_text(to_markdown(report), folder / f"{name}.md"),
         write_json(reproduction_json(result), folder / f"{name}.json"),
     ]
-    radar = reproduction_radar(result)
-    files += [] if radar is None else [write_figure(radar, folder / f"{name}-radar.png")]
+    charts = {f"{name}-radar.png": reproduction_radar(result), f"{name}-multiverse.png": multiverse_chart(result)}
+    files += [write_figure(chart, folder / file) for file, chart in charts.items() if chart is not None]
     return [*files, *write_figures(run.figures, folder, name)]
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clairvit.bench.plan import Plan
     from clairvit.bench.store import Store
     from clairvit.models.model import Model
+    from clairvit.papers.dimensions import Fit
     from clairvit.papers.figures import FigureContent
     from clairvit.papers.joined import JoinedReproduction
     from clairvit.papers.paper import Paper
@@ -63,6 +64,7 @@ class RunSettings:
     batch_size: int | None
     cost: bool
     figures: FigureOptions
+    multiverse: bool = False
 
     def without_cost(self) -> RunSettings:
         """Return the settings for a paper that says nothing of cost."""
@@ -147,6 +149,12 @@ def run_one(config: ReproductionConfig, folder: Path | None, settings: RunSettin
                 f"{plan.forwards} forwards."
             )
 
+    def variants(fit: Fit) -> Model:
+        stated = replace(config.model, fit=fit)
+        if finetuned is not None:
+            return stated.load(device)
+        return settings.model_options.load(stated.spec, fit=fit, interpolation=stated.interpolation)
+
     name = config.paper.name
     with _store(folder, name) as store, command.progress(f"reproduce {name}"):
         result = run(
@@ -157,6 +165,7 @@ def run_one(config: ReproductionConfig, folder: Path | None, settings: RunSettin
             device=device,
             batch_size=settings.batch_size,
             cost=settings.cost,
+            variants=variants if settings.multiverse else None,
             on_plan=on_plan,
         )
         figures = settings.figures.compute(result, model, data, settings.model_options)
@@ -232,7 +241,7 @@ def join_folders(preset: Paper, folders: Sequence[str]) -> JoinedReproduction:
     """Return finished runs, each in its folder, as one result."""
     from clairvit.papers.joined import join, read_document
 
-    return join([read_document(Path(folder), preset.name) for folder in folders])
+    return join([read_document(Path(folder), preset.name) for folder in folders], preset)
 
 
 def write_joined(joined: JoinedReproduction, folder: Path, contents: Sequence[FigureContent] = ()) -> list[Path]:

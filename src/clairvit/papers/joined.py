@@ -71,11 +71,12 @@ class JoinedReproduction:
         return radar_radii(self.paper, run.cells, self.ranked, printed=printed)
 
 
-def join(documents: Sequence[Document]) -> JoinedReproduction:
+def join(documents: Sequence[Document], paper: Paper | None = None) -> JoinedReproduction:
     """Return the reproductions of one paper as one result.
 
     Args:
         documents: What `NAME.json` of each holds.
+        paper: Their paper; None: the built-in one of that name.
 
     Raises:
         BadInput: They are fewer than two, or of several papers.
@@ -85,7 +86,7 @@ def join(documents: Sequence[Document]) -> JoinedReproduction:
     names = list(dict.fromkeys(document["paper"]["name"] for document in documents))
     if len(names) > 1:
         raise BadInput(f"Reproductions of {' and '.join(names)} were given to join; expected those of one paper.")
-    paper = find_paper(names[0])
+    paper = find_paper(names[0]) if paper is None else paper
     titles = unique_names([data_name(document["data"]) for document in documents])
     runs = tuple(_run(paper, name, document) for name, document in zip(titles, documents, strict=True))
     return JoinedReproduction(paper, runs, tuple(documents))

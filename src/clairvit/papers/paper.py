@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import statistics
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from clairvit._registry import Registry
-from clairvit.errors import BadInput, NotApplicable, UnknownName
+from clairvit.errors import BadInput
 from clairvit.metrics.accumulator import BASELINES
 from clairvit.metrics.registry import resolve_metric
-from clairvit.papers.figure_spec import FigureSpec, figure_problems
+from clairvit.papers.dimensions import Dimension
+from clairvit.papers.figure_spec import FigureSpec
 from clairvit.papers.preparation import ImageSet, Preparation
-from clairvit.selection.start_layer import base_method
 
 Effort = Literal["quick", "usual", "paper"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
 NAMES = ("focusvit", "cmi", "coporan", "skipplus", "joita")
 ALL = "all"  # in place of a paper's name on the command line: each of them
-OTHERS = "others"  # as the losers of a claim: all methods of the paper that are no winners
 _STRICT: Any = {"extra": "forbid"}  # pydantic: an unknown key is an error
 
 
@@ -80,6 +76,7 @@ class Table:
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     images: tuple[str, ...] = ()  # where the paper prints a number for each image
     per_image: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)  # measure, method -> values
+    count: int | None = None  # of images, where the paper says it and prints no number for each
 
     def value(self, measure: str, method: str) -> float:
         """Return one number, NaN where the paper has none."""
@@ -98,6 +95,7 @@ class Claim:
     source: str
     pairs: tuple[tuple[str, str], ...]
     measures: tuple[str, ...]
+    general: str = ""  # the claim of which this is one reading: readings are one claim in a multiverse
 
 
 @dataclass(frozen=True)
@@ -162,6 +160,7 @@ class Paper:
     model: str | None = None  # the model's name, as `cv.load` takes it
     image_set: ImageSet | None = None  # which images, where they are known
     preparation: Preparation = field(default_factory=Preparation)
+    dimensions: tuple[Dimension, ...] = ()  # choices beyond the general ones that a multiverse varies
     target: str | None = None  # None: the predicted class; "label": the true class
     void: Literal["nowhere", "object"] = "nowhere"  # where pixels count that the masks leave undefined
     sweep: tuple[str, ...] = ()  # methods that are started at each layer
@@ -196,8 +195,9 @@ class Paper:
     def check(self) -> list[Finding]:
         """Compute again what the paper prints."""
         from clairvit.papers.checks import CHECKS
+        from clairvit.papers.general_checks import check_tables
 
-        return CHECKS[self.name](self) if self.name in CHECKS else []
+        return CHECKS.get(self.name, check_tables)(self)
 
 
 def check_effort(effort: str) -> None:
@@ -209,110 +209,31 @@ def check_effort(effort: str) -> None:
 _FILES = Registry("paper", {name: resources.files(__package__) / f"{name}.toml" for name in NAMES})
 
 
-@functools.cache
 def find_paper(name: str) -> Paper:
-    """Return a paper by its name.
+    """Return a paper by its name, or by the path of its TOML file.
 
     Raises:
         UnknownName: If there is no such paper; the message suggests the nearest names.
+        BadInput: If the file of a paper is not right: with the line of what is wrong.
     """
-    return read_paper(_FILES.resolve(name))
+    if not name.endswith(".toml"):
+        return _built_in(name)
+    from clairvit.papers.paper_file import read_paper
+
+    paper = read_paper(Path(name).expanduser())
+    if paper.name in NAMES:
+        raise BadInput(f"'{name}' is called '{paper.name}', as a built-in paper is; expected another name = … in it.")
+    return paper
+
+
+@functools.cache
+def _built_in(name: str) -> Paper:
+    from clairvit.papers.paper_file import read_paper
+
+    with resources.as_file(_FILES.resolve(name)) as path:
+        return read_paper(path)
 
 
 def list_papers() -> tuple[Paper, ...]:
     """Return every paper that can be reproduced."""
     return tuple(find_paper(name) for name in NAMES)
-
-
-def read_paper(path: Traversable) -> Paper:
-    """Return the paper in a TOML file whose keys are the fields of `Paper`.
-
-    A claim has `pairs`, or `winners` and `losers`, of which all pairs are meant; losers = "others" are all methods of
-    the paper that are no winners. A table has `values`, or `per_image`, whose means are its values.
-
-    Raises:
-        BadInput: If a key is unknown or missing, a value has the wrong type, or a name refers to nothing.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
-    names = [str(entry.get("name")) for entry in document.get("methods", ()) if not entry.get("extra")]
-    document["claims"] = [_with_pairs(claim, names) for claim in document.get("claims", ())]
-    try:
-        paper = TypeAdapter(Paper).validate_python(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise BadInput(f"'{path}' is not a paper: {place} is {first['input']!r}; {first['msg']}.") from error
-    paper = replace(paper, tables=tuple(map(_with_means, paper.tables)))
-    for problem in _problems(paper):
-        raise BadInput(f"'{path}' is not a paper: {problem}.")
-    return paper
-
-
-def _with_pairs(claim: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Replace winners and losers of a claim by all (winner, loser) pairs."""
-    fields = {key: value for key, value in claim.items() if key not in ("winners", "losers")}
-    if "winners" not in claim:
-        return fields
-    winners, losers = claim["winners"], claim.get("losers", OTHERS)
-    if losers == OTHERS:
-        losers = [name for name in names if name not in winners]
-    return {"pairs": tuple(itertools.product(winners, losers)), **fields}
-
-
-def _with_means(table: Table) -> Table:
-    """Return a table with the means over images as values, where it has numbers for each image."""
-    means = {measure: tuple(map(statistics.fmean, rows.values())) for measure, rows in table.per_image.items()}
-    return replace(table, values={**means, **table.values})
-
-
-def _problems(paper: Paper) -> Iterator[str]:
-    """Yield what does not fit together in a paper whose types are right."""
-    methods = {entry.name for entry in paper.methods_and_baselines}
-    measures = {measure.name for measure in paper.measures} | {paper.area}
-    if paper.name == ALL:
-        yield f"its name is '{ALL}', which stands for every paper"
-    for table in paper.tables:
-        unknown = [*(set(table.methods) - methods), *(set(table.values) - measures)]
-        yield from (f"the table on {table.data} names '{name}', which the paper does not have" for name in unknown)
-        for measure, rows in table.per_image.items():
-            if tuple(rows) != table.methods or any(len(row) != len(table.images) for row in rows.values()):
-                yield f"{measure} on {table.data} is not given for each of {', '.join(table.methods)} on each image"
-        for measure, row in table.values.items():
-            if len(row) != len(table.methods):
-                yield f"{measure} on {table.data} has {len(row)} numbers for {len(table.methods)} methods"
-    for claim in paper.claims:
-        unknown = [*({name for pair in claim.pairs for name in pair} - methods), *(set(claim.measures) - measures)]
-        yield from (f"'{claim.statement}' names '{name}', which the paper does not have" for name in unknown)
-    for cost in paper.costs:
-        unknown = [*({cost.method, cost.baseline} - {entry.name for entry in paper.methods})]
-        yield from (f"'{cost.statement}' names '{name}', which the paper does not have" for name in unknown)
-    yield from _tuning_problems(paper)
-    yield from figure_problems(paper.figures, methods, [measure.name for measure in paper.measures])
-    texts = {entry.method for entry in paper.methods} | {measure.metric for measure in paper.measures}
-    for effort, replaced in paper.efforts.items():
-        if effort not in EFFORTS:
-            yield f"'{effort}' is no effort, expected one of {', '.join(EFFORTS)}"
-        yield from (f"effort '{effort}' replaces '{text}', which is not used" for text in set(replaced) - texts)
-
-
-def _tuning_problems(paper: Paper) -> Iterator[str]:
-    """Yield what is wrong with the start layer that a paper chooses."""
-    if paper.tune is None:
-        return
-    entries = {entry.name: entry for entry in paper.methods}
-    for name in (paper.tune.method, *paper.tune.together):
-        if name not in entries:
-            yield f"[tune] names '{name}', which the paper does not have"
-            continue
-        try:
-            base_method(entries[name].method)
-        except (BadInput, NotApplicable) as error:
-            yield f"[tune] names '{name}': {str(error).rstrip('.')}"
-    try:
-        resolve_metric(paper.tune.metric)
-    except (BadInput, UnknownName) as error:
-        yield f"[tune] names a metric that does not exist: {str(error).rstrip('.')}"
-    if not 0 < paper.tune.share < 1:
-        yield f"[tune] takes a share of {paper.tune.share:g} of the images, expected one between 0 and 1"

@@ -33,6 +33,8 @@ from clairvit.papers.comparison import (
 )
 from clairvit.papers.correctness import CorrectnessSplit, split_by_correctness
 from clairvit.papers.cost import CostResult, check_costs, measure_costs
+from clairvit.papers.multiverse import ModelLoader, Multiverse, run_multiverse
+from clairvit.papers.needed_images import NeededImages, needed_images
 from clairvit.papers.paper import Measure, Paper, Table, check_effort
 from clairvit.papers.per_image import ImageScores, scores_by_image
 from clairvit.papers.preparation import patch_grid, prepared
@@ -72,6 +74,8 @@ class Reproduction:
     by_correctness: tuple[CorrectnessSplit, ...] = ()  # where true classes are known
     costs: tuple[CostResult, ...] = ()  # what the paper says of time, measured
     training: Mapping[str, Any] = field(default_factory=dict)  # how the model was fine-tuned, where it was
+    needed: tuple[NeededImages, ...] = ()  # how many images the differences that the paper prints need
+    multiverse: Multiverse | None = None  # the claims under other protocols, where they were asked for
     by_image: tuple[ImageScores, ...] = ()
     predictions: tuple[Prediction, ...] = ()  # of the images that were scored
     scores: NamedScores = field(default_factory=dict)
@@ -178,6 +182,7 @@ def reproduce(
     device: str | None = None,
     batch_size: int | None = None,
     cost: bool = False,
+    variants: ModelLoader | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> Reproduction:
     """Compute the scores that the store lacks, and compare all scores with the numbers that the paper prints.
@@ -190,6 +195,8 @@ def reproduce(
         device: Where the model runs, if it is loaded here.
         batch_size: Images per forward pass; None chooses.
         cost: Measure how long methods take, where the paper says something of it.
+        variants: Returns the model with pictures cropped or squashed; each claim is then tested in a multiverse, under
+            every protocol that is in use.
         on_plan: Called with each plan, of the start layers too, before its work begins.
 
     Raises:
@@ -213,6 +220,11 @@ def reproduce(
     by_name = named_scores(config, scores, measures)
     costs, unmeasured = measure_costs(paper, config.effort, model, dataset, config.seed) if cost else ((), ())
     data = replace(data, remarks=(*data.remarks, *(("cost", reason) for reason in unmeasured)))
+    universes = None
+    if variants is not None:
+        universes = run_multiverse(
+            config, store, data.dataset, variants, model, device=device, batch_size=batch_size, on_plan=on_plan
+        )
     table = paper.table_for(config.data.spec)
     rows = compare_rows(paper, by_name, table)
     return Reproduction(
@@ -226,12 +238,14 @@ def reproduce(
         tuple(evaluate_claims(paper, by_name, rows)),
         tuple(_sweeps(config, scores, measures, layers)),
         tuple(differences(config, model, data, scores, measures, table)),
-        (*tuning.failed, *failed),
+        (*tuning.failed, *failed, *(() if universes is None else universes.failed)),
         outcome.seconds,
         scores.model_record,
         tuning.tuned,
         split_by_correctness(paper, by_name, scores.predictions),
         costs,
+        needed=needed_images(paper, by_name),
+        multiverse=universes,
         by_image=scores_by_image(paper, by_name, scores.predictions, model.labels, table),
         predictions=tuple(scores.predictions),
         scores=by_name,

@@ -18,6 +18,7 @@ from clairvit.papers.reproduce import Reproduction
 from clairvit.plotting.labels import ARROWS, UNDEFINED
 from clairvit.plotting.radar import radar_figure
 from clairvit.reports.blocks import Block, Chart, Charts, Document, Item, Items, Section, Table
+from clairvit.reports.multiverse import multiverse_chart
 from clairvit.reports.paper_figures import figures_section
 from clairvit.reports.reproduction_parts import extra_json, extra_tables
 from clairvit.reports.svg import inline_svg
@@ -35,6 +36,10 @@ def reproduction_report(result: Reproduction, figures: Sequence[FigureContent] =
     if figure is not None:
         svg = inline_svg(figure, f"Radar chart of {paper.name}", "The numbers are in the tables.")
         blocks.append(Charts((Chart("The outer ring is the best of these methods, the centre the worst.", svg),)))
+    multiverse = multiverse_chart(result)
+    if multiverse is not None:
+        svg = inline_svg(multiverse, f"Multiverse of {paper.name}", "The numbers are in the tables.")
+        blocks.append(Charts((Chart("A column is a universe: its effect, and below it what it chose.", svg),)))
     items = [Item(sentence, f"{about}:") for about, sentence in result.differences]
     items += [Item(error, "failed:") for error in result.failed]
     differences = Section("What is not as in the paper", [Items(tuple(items))])

@@ -14,6 +14,8 @@ from clairvit.papers.reproduce import Reproduction
 from clairvit.papers.tuning import TunedStart
 from clairvit.plotting.labels import ARROWS, UNDEFINED
 from clairvit.reports.blocks import Table
+from clairvit.reports.multiverse import multiverse_json, multiverse_tables
+from clairvit.reports.needed_images import needed_table
 from clairvit.reports.text_tables import short_number, text_table
 
 MOST_IMAGES = 40  # in a table; the JSON has all
@@ -29,6 +31,10 @@ def extra_tables(result: Reproduction) -> Iterator[Table]:
         yield _correctness_table(result)
     if result.costs:
         yield _cost_table(result.costs)
+    if result.needed:
+        yield needed_table(result)
+    if result.multiverse is not None:
+        yield from multiverse_tables(result.multiverse)
 
 
 def extra_json(result: Reproduction) -> dict[str, Any]:
@@ -41,6 +47,10 @@ def extra_json(result: Reproduction) -> dict[str, Any]:
         document["by_correctness"] = [_split_json(split) for split in result.by_correctness]
     if result.costs:
         document["costs"] = [_cost_json(cost) for cost in result.costs]
+    if result.needed:
+        document["images_needed"] = [needed.to_dict() for needed in result.needed]
+    if result.multiverse is not None:
+        document["multiverse"] = multiverse_json(result.multiverse)
     if result.by_image:
         document["by_image"] = [_image_json(image) for image in result.by_image]
     return document
