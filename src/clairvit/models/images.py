@@ -26,6 +26,7 @@ from clairvit.models.image_files import (
 )
 from clairvit.models.model import Model, check_traceable
 from clairvit.models.preprocess import Preprocess
+from clairvit.models.readout import unwrap_readout
 
 ImageLike = str | Path | Image.Image | NDArray[Any] | Tensor
 _MAX_PIXELS = 100_000_000  # of a resized image; only extremely narrow ones come near
@@ -102,6 +103,8 @@ def prepare(images: ImageLike | Batch | Sequence[ImageLike], model: Model, *, wa
         batch = replace(batch, pixels=to_device(batch.pixels, model))
     if not warn or not batch.unusual:
         return batch
+    if getattr(unwrap_readout(model.module), "takes_tokens", False):  # of a sub-network: any range is usual
+        return replace(batch, unusual=())
     notes = unusual_notes([(item, batch.names) for item in batch.unusual], len(batch), model.preprocess)
     return replace(batch, notes=(*batch.notes, *notes), unusual=())
 

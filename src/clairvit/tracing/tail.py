@@ -51,6 +51,8 @@ class Tail(nn.Module):
     is given these tokens.
     """
 
+    takes_tokens = True  # its images are no pictures, and have no usual range
+
     def __init__(self, whole: Model, structure: ModelStructure, layer: int, size: Sequence[int]) -> None:
         """Take a model apart.
 
