@@ -111,8 +111,8 @@ def test_universes_are_counted_once(multiverse: Multiverse) -> None:
                 assert set(claim.measures) == {paper.area}
                 continue
             first = universes[0]
-            own = paper.at_effort("usual", first.measure.metric)
-            assert first.metric == resolve_metric(own).text, "the paper's own comes first"
+            protocol = paper.at_effort("usual", first.measure.metric)
+            assert first.metric == resolve_metric(protocol).text, "the paper's protocol comes first"
     joita = find_paper("joita")
     legrad, gmar = claims_of(joita)
     assert (legrad.general, gmar.general) == ("LeGrad is the best by all measures", "GMAR improves on rollout")

@@ -305,7 +305,7 @@ def test_tokenizers_that_hold_another() -> None:
         assert_same(encoder.encode([PROMPT]), expected)
 
 
-def test_what_the_score_of_a_prompt_is_said_to_be() -> None:
+def test_the_kind_of_score_of_a_prompt() -> None:
     """The kind of score and a note name what is subtracted; a map that does not depend on the prompt has no note."""
     model, images = wrapped("open_clip"), pixels(1)
     for target, score, note in (

@@ -117,7 +117,7 @@ def read_document(folder: Path, name: str) -> Document:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadInput(
-            f"There is no '{path}'; expected the folder of a finished `clairvit reproduce {name} --out {folder}`."
+            f"There is no '{path}'; expected the folder that a finished `clairvit reproduce {name}` wrote."
         ) from error
     except (OSError, ValueError) as error:
         raise BadInput(

@@ -355,10 +355,10 @@ def _differences(universe: Universe, scores: Scores) -> Iterator[NDArray[np.floa
     least = universe.measure.min_confidence
 
     def score(name: str) -> Score | None:
-        found = scores.get((universe.methods[name], universe.metric))
-        if found is None or least is None:
-            return found
-        return found.take([row for row, image in enumerate(found.names) if confidence[image] > least])
+        every = scores.get((universe.methods[name], universe.metric))
+        if every is None or least is None:
+            return every
+        return every.take([row for row, image in enumerate(every.names) if confidence[image] > least])
 
     for winner, loser in universe.claim.pairs:
         first, second = score(winner), score(loser)

@@ -18,8 +18,7 @@ from clairvit.training.finetune import EpochCallback, Trained, finetune
 from clairvit.training.training_config import TrainingConfig, named_recipe
 
 SHARE = 0.6  # of the images that are trained on, where the data has one split only
-STREAM = "papers/training"
-WITHOUT_MEANING = ("labels", "activation", "resize", "interpolation")  # of a model that gets a new head
+WITHOUT_MEANING = ("labels", "activation", "resize", "interpolation", "fit")  # of a model that gets a new head
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +168,7 @@ def training_parts(config: DataConfig, portion: Portion | None, seed: int) -> Tr
         return _parts_of_one_split(config, opened, SHARE if portion is None else portion, seed)
     count = len(training) if portion is None else portion_size(portion, len(training))
     strata = [training.class_of(row) for row in range(len(training))]
-    rows = split_off(strata, count, seed, STREAM)[0] if count < len(training) else range(len(training))
+    rows = split_off(strata, count, seed, "papers/training")[0] if count < len(training) else range(len(training))
     return TrainingParts(
         training.dataset.take(rows),
         _validation_split(config, seed),
@@ -220,7 +219,7 @@ def _parts_of_one_split(config: DataConfig, opened: OpenedDataset, portion: Port
             Argument("training", SHARE),
             ".",
         )
-    rows, others = split_off([opened.class_of(row) for row in range(total)], count, seed, STREAM)
+    rows, others = split_off([opened.class_of(row) for row in range(total)], count, seed, "papers/training")
     missing = _split_named("train", config.spec)
     absent = f"; the split {missing} is not there" if missing not in (None, opened.split) else ""
     return TrainingParts(
