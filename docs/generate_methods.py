@@ -75,7 +75,8 @@ whose layers work on other tokens (windows, stages), or whose head reads earlier
 `METHOD(normalise=first)+rollout` is SkipPLUS's equation 2 for every method with a matrix per layer: rows add up to 1
 before the identity is added. `normalise=rows`, the default, divides them after it is added.
 
-Functions on methods, in a method string or in Python (`smooth`, `shift` and `ensemble` of `cv.ensembles`):
+Functions on methods, in a method string or in Python (`smooth`, `shift`, `ensemble` and `refine` of
+`cv.ensembles`):
 
 * `smooth(METHOD, n=20, sigma=0.1)`: the mean of a method over n noisy images, noise as in SmoothGrad.
 * `shift(METHOD, n=9, pixels=8, shifts=grid, border=edge, level=patch)`: the mean of a method over n shifted images, its
@@ -84,6 +85,8 @@ Functions on methods, in a method string or in Python (`smooth`, `shift` and `en
 * `ensemble(METHOD, METHOD, …, by=rank)`: the mean of several methods' maps, each by the rank of its patches, or scaled
   to 0 … 1 (`by=minmax`); `by=max` is the largest of them, each over its own maximum, as LayerCAM joins layers:
   `ensemble(layercam+layer:5,layercam,by=max)`. The members share their passes.
+* `refine(METHOD, passes=256, removal=token)`: the method's map, corrected by passes in which random patches are kept,
+  with a standard error per patch: [refine](refine.md). `cv.explain(…, passes=256)` writes it around a method.
 
 `clairvit.methods.ensembles.starts("focusvit", 12)` names a method from each start layer on; `cv.compare` makes all of
 them from one trace."""
