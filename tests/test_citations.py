@@ -95,7 +95,7 @@ def test_facts_name_only_what_exists() -> None:
     methods, metrics = entries_of("clairvit.methods"), entries_of("clairvit.metrics")
     added = {name for name in methods if name[0] == "+" or "=" in name}
     combined = {name for name in methods if "+" in name} - added
-    assert set(methods) - added - combined == {*METHODS.names, "smooth", "shift", "ensemble", "calibrated"}
+    assert set(methods) - added - combined == {*METHODS.names, "smooth", "shift", "ensemble", "refine", "calibrated"}
     assert set(metrics) == set(METRICS.names)
     assert {name for name in added if name[0] == "+"} == {f"+{name.partition(':')[0]}" for name in COMBINATORS}
     assert all(_has_value(*name.split("=")) for name in added if "=" in name)

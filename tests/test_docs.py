@@ -21,6 +21,7 @@ from clairvit.cli.arguments import split_methods
 from clairvit.methods.plain_language import plain_language
 from clairvit.methods.registry import METHODS
 from clairvit.models.image_files import read_image
+from clairvit.papers.paper import list_papers
 from clairvit.selection import choose
 from helpers.executed_code import isolated, python_blocks, run_command, run_page, write_user_files
 from helpers.page_setup import PAGES as SETUPS
@@ -180,7 +181,7 @@ def test_the_gallery_is_that_of_its_script(monkeypatch: pytest.MonkeyPatch) -> N
 def test_counts_in_the_readme_are_those_of_the_registries() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"by (\d+) methods", readme) == [str(len(METHODS))]
-    papers = list((ROOT / "src" / "clairvit" / "papers").glob("*.toml"))
+    papers = list_papers()
     (demo,) = re.findall(r"^DEMO := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     words = {5: "five", 15: "fifteen"}
     assert f"experiments of {words[len(papers)]} papers" in readme

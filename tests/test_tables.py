@@ -18,6 +18,7 @@ import torch
 import clairvit as cv
 from clairvit._tables import Tabular
 from clairvit.errors import BadInput, ClairError
+from clairvit.methods.compare_models import ModelComparison
 from clairvit.methods.explanation import Heads, TextRelevance
 from clairvit.methods.recipe import Recipe
 from clairvit.metrics.score import Curve
@@ -73,6 +74,7 @@ def diagnosis() -> cv.results.Diagnosis:
 RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     cv.Explanation: (lambda: fake(IMAGES, layers=2), IMAGES),
     cv.Comparison: (comparison, 2 * IMAGES),
+    ModelComparison: (lambda: ModelComparison({"a": comparison(), "b": comparison()}), 2 * 2 * IMAGES),
     cv.results.ImageMatch: (lambda: cv.results.ImageMatch(fake(2), 0.5), 2),
     cv.results.CheckResult: (checks, 4),
     cv.results.PatchFeatures: (patch_features, 4 * 2 * 2),
@@ -113,7 +115,7 @@ def test_every_verb_returns_a_result_with_rows_or_no_result() -> None:
     verbs = [value for name in cv.__all__ if isinstance(value := getattr(cv, name), FunctionType)]
     assert len(verbs) > 20
     for verb in verbs:
-        hint = get_type_hints(verb, localns={"Recipe": Recipe})["return"]
+        hint = get_type_hints(verb, localns={"Recipe": Recipe, "ModelComparison": ModelComparison})["return"]
         kinds = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and not get_args(kind)]
         ours = {kind for kind in kinds if kind.__module__.startswith(("clairvit.", "torch"))}
         assert {kind.__name__ for kind in ours if not issubclass(kind, Tabular)} <= others, verb.__name__

@@ -322,7 +322,7 @@ def test_class_names_are_listed(capsys: Captured) -> None:
 def test_a_method_says_what_its_options_take(capsys: Captured) -> None:
     assert main(["methods", "rollout", "--json"]) == 0
     (rollout,) = json.loads(capsys.readouterr().out)
-    assert rollout["choices"]["normalise"] == "rows | none"
+    assert rollout["choices"]["normalise"] == "rows | first | none"
     assert rollout["choices"]["start_layer"] == "whole number"
     assert main(["methods", "--json"]) == 0
     for method in json.loads(capsys.readouterr().out):

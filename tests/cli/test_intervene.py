@@ -33,7 +33,7 @@ def test_the_record_is_that_of_the_sweep(photos: list[str], capsys: Captured) ->
     document = json.loads(capsys.readouterr().out)
     sweep = cv.intervene_sweep(model, photos, target=cv.Text("a dog"))
     assert document["command"] == "intervene"
-    assert (document["score"], document["target"]) == ("cosine", ["a dog"] * 2)
+    assert (document["score"], document["target"]) == ("difference of cosines", ["a dog"] * 2)
     assert document["names"] == photos
     effects = [value for image in document["effects"] for layer in image for value in layer]
     assert effects == pytest.approx(sweep.effects.flatten().tolist(), abs=64 * 1.2e-7)  # cosines in float32

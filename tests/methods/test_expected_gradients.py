@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import clairvit as cv
+from clairvit._rng import image_seeds
 from clairvit.errors import BadInput
 from clairvit.methods.expected_gradients import draws
 from clairvit.methods.spec import resolve_method
@@ -37,7 +38,7 @@ def pixel_gradient(module: nn.Module, pixels: Tensor) -> Tensor:
 
 def terms_by_hand(module: nn.Module, pixels: Tensor, references: Tensor, seed: int = 0) -> Tensor:
     """(x − x') · gradient of every draw, one image and one pass at a time: [n, B, H, W]."""
-    picks, alphas = draws(pixels, len(references), SAMPLES, seed)
+    picks, alphas = draws(image_seeds(pixels, seed), len(references), SAMPLES)
     terms = []
     for pick, alpha in zip(picks, alphas, strict=True):
         x0 = torch.stack([references[pick[b], b] for b in range(len(pixels))])
@@ -71,7 +72,7 @@ def test_tokens_by_hand_with_the_same_draws(kind: str) -> None:
     pixels, vit = images_for(module), written_out(module)
     with torch.no_grad():
         x, ends = vit.embed(pixels), torch.stack([vit.embed(reference) for reference in copies(pixels)])
-    picks, alphas = draws(pixels, 2, SAMPLES, 0)
+    picks, alphas = draws(image_seeds(pixels, 0), 2, SAMPLES)
     total = torch.zeros_like(x)
     for pick, alpha in zip(picks, alphas, strict=True):
         x0 = ends[pick, torch.arange(len(x))]

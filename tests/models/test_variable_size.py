@@ -183,7 +183,7 @@ def test_a_prompt_is_compared_with_an_image_of_any_size() -> None:
     module: Any = shaken(hf.Siglip2Model(config), seed=3).double().eval()
     model = cv.wrap(module, tokenizer=tiny_pairs.tokenizer(), size=(24, 40), mean=0.5, std=0.5)
     images = pixels(24, 40).requires_grad_()
-    traced = cv.trace(model, images.detach(), target=cv.Text("a red car"))
+    traced = cv.trace(model, images.detach(), target=cv.Text("a red car", against=None))
     tokens = tiny_pairs.tokenizer()(["a red car"], padding="max_length", max_length=8, return_tensors="pt")
     features = [
         module.get_text_features(tokens["input_ids"], tokens["attention_mask"]),
@@ -195,4 +195,8 @@ def test_a_prompt_is_compared_with_an_image_of_any_size() -> None:
     assert_same(traced.target(traced.logits).detach(), score.detach())
     (gradient,) = torch.autograd.grad(score.sum(), images)
     assert_same(traced.dpixels, gradient)
-    assert cv.explain(model, images.detach(), "attnlrp+plus", target=cv.Text("a red car")).maps.shape == (2, 3, 5)
+    assert cv.explain(model, images.detach(), "attnlrp+plus", target=cv.Text("a red car", against=None)).maps.shape == (
+        2,
+        3,
+        5,
+    )

@@ -504,8 +504,9 @@ def test_names_of_starts() -> None:
     assert from_half("focusvit") == "focusvit"
     assert from_half("decompx") == "decompx+skipplus"
     assert from_half("legrad") == "legrad(start=half)"
+    assert base_method("lime+skipplus") == "lime", "sub-networks are summed from a layer on, too"
     with pytest.raises(NotApplicable):
-        base_method("lime")
+        base_method("random")
     with pytest.raises(BadInput, match="cannot be tuned"):
         base_method("ensemble(genatt,rollout)")
 

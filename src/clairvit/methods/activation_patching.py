@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -25,10 +26,11 @@ LayerNumber = Annotated[int, Range(ge=0, unit="(a layer) or None", example=4)]
     family="perturbation",
     paper="Izadi et al., arXiv 2603.13652 (CAAP)",
     output="image",
-    requires=FORWARD,
+    requires=replace(
+        FORWARD, no_tails="replaces activations in a range of layers of the whole model, which start= and stop= choose"
+    ),
     extra_cost=ExtraCost(lambda patches, **_: Cost(patches + 1), slow=True),
     signed=True,
-    no_tails="replaces activations in a range of layers of the whole model, which start= and stop= choose",
 )
 def causal_activation_patching(
     trace: Trace,

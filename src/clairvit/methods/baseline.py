@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -21,9 +22,8 @@ NO_LAYERS = "does not look at the model, and has the same map for each of its la
     family="baseline",
     paper="—",
     output="image",
-    requires=NOTHING,
+    requires=replace(NOTHING, no_tails=NO_LAYERS),
     class_specific=False,
-    no_tails=NO_LAYERS,
 )
 def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
     """Uniform noise, fixed by the seed and the image: the score of a random map."""
@@ -42,9 +42,8 @@ def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
     family="baseline",
     paper="—",
     output="image",
-    requires=NOTHING,
+    requires=replace(NOTHING, no_tails=NO_LAYERS),
     class_specific=False,
-    no_tails=NO_LAYERS,
 )
 def centre_gaussian(
     trace: Trace,

@@ -85,7 +85,7 @@ def keep_sets(patches: int, passes: int, seed: int) -> Tensor:
     for block in range(math.ceil(passes / BLOCK)):
         size = min(max(round(patches * (FEWEST + (MOST - FEWEST) * (GOLDEN * block % 1.0))), 1), max(patches - 1, 1))
         generator = make_generator(seed, "refine/sets", block)
-        ranks = torch.rand(BLOCK, patches, generator=generator, dtype=torch.float64).argsort(1).argsort(1)
+        ranks = torch.rand(BLOCK, patches, generator=generator, dtype=torch.float64, device="cpu").argsort(1).argsort(1)
         blocks.append(ranks < size)
     return torch.cat(blocks)[:passes] if blocks else torch.zeros(0, patches, dtype=torch.bool)
 

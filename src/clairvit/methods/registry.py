@@ -99,6 +99,8 @@ class Requires:
         plane: It needs rows and columns of an image: clips, whose grid has frames too, are refused.
         structure: What a model must have beyond attention: "residual" (x + attention, decomposed), "middle" (that sum).
         fitted_to: A function of a model to the error if it is not the one that the method was fitted to.
+        no_tails: Of a method of output "image": why it is not defined for the sub-networks of a model, the end of a
+            sentence that begins with its name; "" lets it be combined by "+plus" and the like.
 
     Example:
         >>> import clairvit as cv
@@ -118,6 +120,7 @@ class Requires:
     plane: bool = False
     structure: tuple[str, ...] = ()
     fitted_to: Callable[[Model], NotApplicable | None] | None = field(default=None, repr=False)
+    no_tails: str = ""
 
     @property
     def tables(self) -> tuple[RuleTable, ...]:
@@ -218,7 +221,6 @@ class Method(Registered):
     option_overrides: OptionOverrides = field(default=NO_OVERRIDES, repr=False)
     extra_cost: ExtraCost = field(default=NO_EXTRA_COST, repr=False)
     caveats: Caveats = field(default=NO_CAVEATS, repr=False)
-    no_tails: str = ""  # of output "image": why it is not defined for the sub-networks of a model, in words
 
     @property
     def summary(self) -> str:
@@ -269,7 +271,7 @@ class Method(Registered):
     @property
     def combinators(self) -> tuple[str, ...]:
         """The combinators that it may be followed by, such as "+plus"."""
-        if self.no_tails:
+        if self.requires.no_tails:
             return ()
         return tuple(f"+{name}" for name in COMBINATORS if self.output == "matrix" or name not in MATRIX_COMBINATORS)
 
@@ -313,7 +315,6 @@ def method(
     option_overrides: OptionOverrides = NO_OVERRIDES,
     extra_cost: ExtraCost = NO_EXTRA_COST,
     caveats: Caveats = NO_CAVEATS,
-    no_tails: str = "",
     slow: bool = False,
     overwrite: bool = False,
 ) -> Callable[[F], F]:
@@ -340,8 +341,6 @@ def method(
         option_overrides: Options that are not simply the function's and the aggregation's.
         extra_cost: What it spends on top of the shared trace.
         caveats: What a reader of its maps must know.
-        no_tails: Of output "image": why it is not defined for the sub-networks of a model, the end of a sentence that
-            begins with its name; "" lets it be combined by "+plus" and the like.
         slow: It takes much longer than one trace, so "all" leaves it out; the same as `ExtraCost(slow=True)`.
         overwrite: Replace a built-in method of the same name.
 
@@ -400,7 +399,6 @@ def method(
                 discrepancies=caveats.discrepancies or facts.discrepancies,
                 as_written=caveats.as_written or facts.as_written,
             ),
-            no_tails=no_tails,
             facts=facts,
         )
         METHODS.register(name, registered, module=function.__module__)
