@@ -216,7 +216,7 @@ def section(method: Method) -> None:
         sets = ", ".join(f"`{key}={value}`" for key, value in preset_settings(method, name).items())
         print(f"* Preset `{name}`: " + "; ".join(part for part in (sets, preset_formula(method, name)) if part))
     if not method.combinators:
-        print(f"* Combinators: none (it {method.requires.no_tails})")
+        print(f"* Combinators: none (it {method.caveats.no_tails})")
     elif method.output != "matrix":
         without = " and ".join(f"`+{name}`" for name in MATRIX_COMBINATORS)
         why = (

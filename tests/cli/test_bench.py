@@ -345,6 +345,7 @@ def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> Non
     code = "import sys; from clairvit.cli import main; sys.exit(main())"
     path = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
     options = (str(file(at_once="1")), "--out", "store", "--method", "legrad,rise(samples=3000)", "--workers", "2")
+    units = answer(capsys, *options[:-2], "--plan")["plan"]["units"]
     running = subprocess.Popen(
         [sys.executable, "-c", code, "bench", *options],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
@@ -364,7 +365,7 @@ def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> Non
     assert "Traceback" not in errors
     assert [claim.name for claim in Path("store/claims").iterdir()] == ["store"]
     left = answer(capsys, *options[:-2], "--plan")["plan"]
-    assert 0 < left["units"] < 6
+    assert 0 < left["units"] < units
     assert left["done"] > 0
 
 

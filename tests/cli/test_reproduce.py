@@ -206,8 +206,8 @@ def test_several_data_sets_are_joined_also_afterwards(folder: Path, capsys: Capt
     assert capsys.readouterr().out == ""
     kept = folder / "kept"
     files = {str(file.relative_to(kept)) for file in kept.rglob("focusvit*.*") if "store" not in str(file)}
-    joined = {"focusvit-joined.md", "focusvit-joined.json", "focusvit-radars.png"}
-    single = {f"{name}/focusvit{end}" for name in ("one", "two") for end in (".md", ".json", "-radar.png")}
+    joined = {"focusvit-joined.html", "focusvit-joined.md", "focusvit-joined.json", "focusvit-radars.png"}
+    single = {f"{name}/focusvit{end}" for name in ("one", "two") for end in (".html", ".md", ".json", "-radar.png")}
     assert files == joined | single
     text = (kept / "focusvit-joined.md").read_text(encoding="utf-8")
     assert [line.split(" | ")[0] for line in text.splitlines() if "↑ |" in line or "↓ |" in line].count("| two") == 5

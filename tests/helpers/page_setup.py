@@ -177,7 +177,9 @@ def targets(folder: Path) -> Names:
 
     photos(folder, "street.jpg", "cat.jpg", "other-cat.jpg", "a.jpg", "b.jpg", "sofa.jpg")
     saved_llava(folder / "llava")
-    return {"clip_of_the_tests": clip()}
+    vectors = torch.randn(4, 16, generator=torch.Generator().manual_seed(0)).numpy()
+    np.savez(folder / "texts.npz", cat=vectors[0], dog=vectors[1], car=vectors[2])
+    return {"clip_of_the_tests": clip(), "vector": vectors[0], "others": vectors[1:]}
 
 
 def testing(folder: Path) -> Names:

@@ -111,9 +111,8 @@ COMBINED_BY = {"matrix": SUMS | {"+rollout", "+flow"}, "tokens": SUMS, "image": 
 def test_every_method_has_the_combinators_of_its_output(output: str) -> None:
     methods = [method for method in METHODS.values() if method.output == output]
     assert methods
-    assert all(
-        set(method.combinators) == (set() if method.requires.no_tails else COMBINED_BY[output]) for method in methods
-    )
+    for method in methods:
+        assert set(method.combinators) == (set() if method.caveats.no_tails else COMBINED_BY[output])
 
 
 @pytest.mark.parametrize("name", LAYERED)
@@ -607,7 +606,7 @@ def test_presets_are_their_options(name: str, preset: str) -> None:
     if (name, preset) != (
         "rollout",
         "skipplus",
-    ):  # rows of mean attention add up to 1 before the identity is added, too
+    ):  # mean attention has rows that add up to 1
         assert not same(explanation.maps, explained(name).maps)
 
 

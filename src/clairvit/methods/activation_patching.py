@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from clairvit._cost import Cost
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.alternatives import advice
-from clairvit.methods.registry import FORWARD, ExtraCost, method
+from clairvit.methods.registry import FORWARD, Caveats, ExtraCost, method
 from clairvit.methods.result import MapResult
 from clairvit.option_types import Doc, Range
 from clairvit.perturbation.probe import probing
@@ -26,11 +25,12 @@ LayerNumber = Annotated[int, Range(ge=0, unit="(a layer) or None", example=4)]
     family="perturbation",
     paper="Izadi et al., arXiv 2603.13652 (CAAP)",
     output="image",
-    requires=replace(
-        FORWARD, no_tails="replaces activations in a range of layers of the whole model, which start= and stop= choose"
-    ),
+    requires=FORWARD,
     extra_cost=ExtraCost(lambda patches, **_: Cost(patches + 1), slow=True),
     signed=True,
+    caveats=Caveats(
+        no_tails="replaces activations in a range of layers of the whole model, which start= and stop= choose"
+    ),
 )
 def causal_activation_patching(
     trace: Trace,

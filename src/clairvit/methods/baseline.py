@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from clairvit._rng import make_generator
-from clairvit.methods.registry import NOTHING, method
+from clairvit.methods.registry import NOTHING, Caveats, method
 from clairvit.option_types import Doc, Range
 from clairvit.tracing.trace import Trace
 
@@ -22,8 +21,9 @@ NO_LAYERS = "does not look at the model, and has the same map for each of its la
     family="baseline",
     paper="—",
     output="image",
-    requires=replace(NOTHING, no_tails=NO_LAYERS),
+    requires=NOTHING,
     class_specific=False,
+    caveats=Caveats(no_tails=NO_LAYERS),
 )
 def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
     """Uniform noise, fixed by the seed and the image: the score of a random map."""
@@ -42,8 +42,9 @@ def uniform_noise(trace: Trace, seed: int = 0) -> Tensor:
     family="baseline",
     paper="—",
     output="image",
-    requires=replace(NOTHING, no_tails=NO_LAYERS),
+    requires=NOTHING,
     class_specific=False,
+    caveats=Caveats(no_tails=NO_LAYERS),
 )
 def centre_gaussian(
     trace: Trace,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -32,13 +31,12 @@ DECIMALS = 4  # of logits, when patches are ordered: rounding must not choose be
     family="perturbation",
     paper="smallest destroying region: Dabkowski & Gal, NeurIPS 2017; here of patches",
     output="image",
-    requires=replace(
-        FORWARD, no_tails="selects one set of patches of the photo, and sets of several sub-networks have no sum"
-    ),
+    requires=FORWARD,
     extra_cost=ExtraCost(lambda patches, effort, along, **_: _cost(patches, effort, along), at_most=True, slow=True),
     is_stochastic=False,
     caveats=Caveats(
-        zero_reason="there is nothing to flip, or no set of patches was found that flips it; the notes say which"
+        no_tails="selects one set of patches of the photo, and sets of several sub-networks have no sum",
+        zero_reason="there is nothing to flip, or no set of patches was found that flips it; the notes say which",
     ),
 )
 def counterfactual(

@@ -160,12 +160,11 @@ method(
     family="gradient",
     paper="Srinivas & Fleuret, NeurIPS 2019",
     output="image",
-    requires=Requires(
-        recorders=(BiasMaps,),
-        plane=True,
-        no_tails="adds up the pixels and the biases of convolutions, which a sub-network of tokens has not",
-    ),
+    requires=Requires(recorders=(BiasMaps,), plane=True),
     extra_cost=ExtraCost(slow=True),  # a map of the image for every channel of every bias
+    caveats=Caveats(
+        no_tails="adds up the pixels and the biases of convolutions, which a sub-network of tokens has not"
+    ),
 )
 def full_gradient_on_pixels(trace: Trace, level: Level = "patch") -> MapResult:
     """psi(x·dy/dx) + sum_b psi(b·dy/db), psi |·| scaled to 0…1: pixels and the biases of convolutions, as a picture.

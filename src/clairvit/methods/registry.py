@@ -99,8 +99,6 @@ class Requires:
         plane: It needs rows and columns of an image: clips, whose grid has frames too, are refused.
         structure: What a model must have beyond attention: "residual" (x + attention, decomposed), "middle" (that sum).
         fitted_to: A function of a model to the error if it is not the one that the method was fitted to.
-        no_tails: Of a method of output "image": why it is not defined for the sub-networks of a model, the end of a
-            sentence that begins with its name; "" lets it be combined by "+plus" and the like.
 
     Example:
         >>> import clairvit as cv
@@ -120,7 +118,6 @@ class Requires:
     plane: bool = False
     structure: tuple[str, ...] = ()
     fitted_to: Callable[[Model], NotApplicable | None] | None = field(default=None, repr=False)
-    no_tails: str = ""
 
     @property
     def tables(self) -> tuple[RuleTable, ...]:
@@ -169,6 +166,8 @@ class Caveats:
         as_written: Why two networks that compute the same can get two maps.
         discrepancies: Where papers and public code disagree, and what is done here.
         note: A function (trace, layers, **options) of a run to a note (text, or `NumbersNote`), or None.
+        no_tails: Of a method of output "image": why it is not defined for the sub-networks of a model, the end of a
+            sentence that begins with its name; "" lets it be combined by "+plus" and the like.
     """
 
     zero_reason: str = ""
@@ -177,6 +176,7 @@ class Caveats:
     as_written: str = ""
     discrepancies: str = ""
     note: Callable[..., str | NumbersNote | None] | None = None
+    no_tails: str = ""
 
 
 NO_CAVEATS = Caveats()
@@ -271,7 +271,7 @@ class Method(Registered):
     @property
     def combinators(self) -> tuple[str, ...]:
         """The combinators that it may be followed by, such as "+plus"."""
-        if self.requires.no_tails:
+        if self.caveats.no_tails:
             return ()
         return tuple(f"+{name}" for name in COMBINATORS if self.output == "matrix" or name not in MATRIX_COMBINATORS)
 

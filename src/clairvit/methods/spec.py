@@ -339,10 +339,11 @@ def _combined(method: Method, combinator: str, plus_mode: str = "layer") -> tupl
         raise UnknownName(
             f"There is no combinator '+{combinator}'; expected one of {listed}.{did_you_mean(kind, names)}"
         )
-    if method.requires.no_tails:
+    if method.caveats.no_tails:
         raise NotApplicable(
-            f"'{method.name}' {method.requires.no_tails}, so that '+{combinator}' has nothing to combine. Use "
-            f"'{method.name}' alone, or another method, such as {'genatt' if kind in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
+            f"'{method.name}' {method.caveats.no_tails}, so that '+{combinator}' has nothing to combine. Use "
+            f"'{method.name}' alone, or another method, such as "
+            f"{'genatt' if kind in MATRIX_COMBINATORS else 'ixg'}+{combinator}."
         )
     if kind in MATRIX_COMBINATORS and method.output != "matrix":
         what = "patch" if method.output == "image" else "token"
