@@ -155,6 +155,10 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def workers_of(pid: int) -> list[int]:
+    return [child for child in children(pid) if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -172,9 +176,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL)
     try:
         parts = tmp_path / "store" / "parts"
-        assert waited(lambda: len(list(parts.glob("*.parquet"))) == 2, 90)
-        workers = [pid for pid in children(parent.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(workers) == 2
+        assert waited(lambda: len(list(parts.glob("*.parquet"))) >= 2 and len(workers_of(parent.pid)) == 2, 90)
+        workers = workers_of(parent.pid)
         time.sleep(0.5)
         assert all(map(alive, workers))
     finally:

@@ -41,7 +41,7 @@ def test_the_record_is_that_of_the_sweep(photos: list[str], capsys: Captured) ->
     assert [Path(file).name for file in document["files"]] == [f"intervene-head-zero{ending}" for ending in endings]
     assert all(Path(file).stat().st_size for file in document["files"])
     assert main([*typed, "--score", "logit"]) == 0
-    assert json.loads(capsys.readouterr().out)["score"] == "logit"
+    assert json.loads(capsys.readouterr().out)["score"] == "difference of logits"
 
 
 def test_the_strongest_sites_are_printed(photos: list[str], capsys: Captured) -> None:

@@ -338,7 +338,8 @@ def tail(model: ModelLike, layer: int) -> Model:
     whole, _ = model_and_images(model, [], None)
     channels, size = whole.preprocess.channels, whole.preprocess.size
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(1, channels, *size, generator=generator).to(device=whole.device, dtype=whole.dtype)
+    noise = torch.randn(1, channels, *size, generator=generator, dtype=torch.float32, device="cpu")
+    noise = noise.to(device=whole.device, dtype=whole.dtype)
     recording = record(whole, noise, differentiable=False)
     count = len(recording.inputs)
     if not -count <= layer < count:
