@@ -141,7 +141,7 @@ def test_markdown_marks_the_best_and_json_keeps_the_runs(tmp_path: Path) -> None
 def test_finished_runs_are_read_from_their_folders(tmp_path: Path) -> None:
     (tmp_path / "focusvit.json").write_text(dumps_json(printed_run("pets:/a")), encoding="utf-8")
     assert read_document(tmp_path, "focusvit")["data"] == "pets:/a"
-    with pytest.raises(BadInput, match="expected the folder of a finished `clairvit reproduce joita"):
+    with pytest.raises(BadInput, match="expected the folder that a finished `clairvit reproduce joita"):
         read_document(tmp_path, "joita")
     (tmp_path / "joita.json").write_text("{", encoding="utf-8")
     with pytest.raises(BadInput, match="cannot be read"):
