@@ -30,7 +30,7 @@ QUICK := not (slow or browser or ray or cuda)
 # One thread a worker: two workers with two threads each would fight over two cores.
 PYTEST := HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m pytest
 # Each worker begins with a half of the files, so that what their tests share is made once; who is ready takes from the other.
-SPREAD := --dist=worksteal
+SPREAD :=
 
 test: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) $(SPREAD) $(ARGS)
