@@ -29,17 +29,14 @@ demo: $(VENV)/.installed
 QUICK := not (slow or browser or ray or cuda)
 # One thread a worker: two workers with two threads each would fight over two cores.
 PYTEST := HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m pytest
-# Each worker begins with a half of the files, so that what their tests share is made once; who is ready takes from the other.
-SPREAD :=
-
 test: $(VENV)/.installed-dev
-	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) $(SPREAD) $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) $(ARGS)
 
 test-quick: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --cases=1 -m '$(QUICK)' $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) $(SPREAD) --cases=all $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --cases=all $(ARGS)
 
 # Seeded mistakes in a copy of the package, and which of them the tests see: docs/testing.md. It goes on where it stopped.
 mutation: $(VENV)/.installed-dev
