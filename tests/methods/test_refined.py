@@ -120,6 +120,18 @@ def test_without_passes_it_is_the_prior() -> None:
         assert actual.standard_error.isnan().all()
 
 
+@pytest.mark.parametrize("broken", ["prior", "scores", "tokens"])
+def test_what_is_not_finite_gives_no_map(broken: str) -> None:
+    """NaN, which the explanation names, and no error of linear algebra."""
+    values = {"prior": drawn(PATCHES), "scores": drawn(16, seed=1), "tokens": drawn(PATCHES, 5, seed=2)}
+    values[broken].view(-1)[3] = math.nan
+    places = torch.cartesian_prod(torch.arange(3.0), torch.arange(4.0)).double()
+    sets = keep_sets(PATCHES, 16, seed=0)
+    actual = refined_map(values["prior"], sets, values["scores"], places, values["tokens"])
+    assert actual.mean.isnan().all()
+    assert actual.standard_error.isnan().all()
+
+
 def test_an_additive_model_is_recovered_up_to_a_constant() -> None:
     """v = Z φ + h(|S|): with many equations and little noise the posterior finds φ, whatever the prior and h are."""
     phi, K = drawn(PATCHES, seed=5), contrasts(400) @ keep_sets(PATCHES, 400, seed=0).double()
@@ -205,6 +217,7 @@ def test_the_passes_are_those_of_a_vit_without_the_other_tokens() -> None:
             assert_same(error[image].flatten().double(), expected.standard_error, growth=2**20)
     assert explanation.cost.forwards == 1 + 1 + 19
     assert explanation.cost.backwards == 1
+    assert any("log-odds of the class" in note for note in explanation.notes), "the unit of the map"
 
 
 def test_passes_of_explain_refine_the_method_or_the_default() -> None:

@@ -38,7 +38,7 @@ MODEL = wrapped("timm-vit", torch.float64)
 COUNT = 7
 CLAIM = Claim("A is better than B", "text", (("A", "B"),), ("overlap",))
 PAPER = Paper(
-    *("toy", "Toy", "nobody", "none", "none", "7", "none"),
+    *("toy", "Toy", "no authors", "none", "none", "7", "none"),
     methods=(MethodEntry("A", "ixg"), MethodEntry("B", "rollout")),
     measures=(Measure("overlap", "iou", factor=100), Measure("curve", "deletion(steps=2)")),
     claims=(CLAIM,),

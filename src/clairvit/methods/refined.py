@@ -192,6 +192,10 @@ def scaled_prior(prior: Tensor, equations: Tensor, values: Tensor) -> Tensor:
 
 def refined_map(prior: Tensor, keep: Tensor, scores: Tensor, places: Tensor, tokens: Tensor | None) -> Posterior:
     """Return what the scores [N] of sets `keep` [N, P] make of a one-pass map [P]; all in float64."""
+    inputs = [prior, scores] if tokens is None else [prior, scores, tokens]
+    if not all(values.isfinite().all() for values in inputs):  # of a model or a map that is NaN itself
+        nothing = torch.full_like(prior, math.nan)
+        return Posterior(nothing, nothing.diag(), math.nan)
     if len(keep) < 2:
         return posterior(torch.zeros(0, len(prior), dtype=prior.dtype), scores[:0], prior, torch.eye(len(prior)), 1.0)
     mixing = contrasts(len(keep))
@@ -242,7 +246,9 @@ def refined(
             for rows in ([p.mean for p in posteriors], [p.standard_error for p in posteriors])
         )
         error = errors if errors.isfinite().any() else None
-        return MapResult.from_probe(maps, probe, standard_error=error, notes=tuple(notes))
+        in_odds = probe.target.score == "prob" and probe.target.is_single_class and passes > 1
+        unit = ("refine: the map says what each patch adds to the log-odds of the class",) if in_odds else ()
+        return MapResult.from_probe(maps, probe, standard_error=error, notes=(*unit, *notes))
 
 
 def last_patch_tokens(trace: Trace) -> Tensor | None:

@@ -1,6 +1,6 @@
 """Preparation: which images a paper takes, how they get to the model's size, and how fine maps and masks are compared.
 
-A paper's file states them; whoever runs it may state otherwise, and `remarks` says what differs.
+A paper's file states them, options of a run may state others, and `remarks` says what differs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _with_paper_images(data: DataConfig, image_set: ImageSet, seed: int) -> Data
     try:
         opened = open_data(data.spec, split, masks=data.masks if _is_folder(data) else None, mask_kind=data.mask_kind)
     except BadInput:
-        return data  # the split is not there, or nothing is: whoever opens the data says so
+        return data  # the split or the folder is not there: opening the data raises the error
     rows = opened.rows_of(image_set.names)
     if len(rows) != len(image_set.names):
         return data

@@ -63,7 +63,7 @@ def replace_methods(paper: Paper, assignments: Sequence[str]) -> Paper:
 
 
 def _tuning_of_others(tuning: Tuning | None, replaced: Collection[str]) -> Tuning | None:
-    """Return what is left to tune once some methods are given: whoever names a method names its start."""
+    """Return what is left to tune once some methods are given: a method that is named states its start layer."""
     if tuning is None or tuning.method in replaced:
         return None
     return replace(tuning, together=tuple(name for name in tuning.together if name not in replaced))
