@@ -258,7 +258,7 @@ def test_only_probabilities_of_a_class_become_log_odds() -> None:
 
 
 def test_mistakes_are_refused() -> None:
-    with pytest.raises(NotApplicable, match=r"starts from a map of one trace\. Use refine\(attnlrp\+plus\)"):
+    with pytest.raises(NotApplicable, match=r"starts from a map of one trace\. Use refine\(attnlrp\+plus\), or leave"):
         resolve_method("refine(lime)")
     with pytest.raises(BadInput, match="2 methods; expected one"):
         resolve_method("refine(genatt,rollout)")

@@ -269,7 +269,7 @@ def _resolve_refine(parsed: ParsedSpec) -> MethodSpec:
     if any(spec.method.extra_cost.passes is not None for spec in inner.members or (inner,)):
         raise NotApplicable(
             f"'{inner.text}' makes many passes itself; refine(…) starts from a map of one trace. "
-            "Use refine(attnlrp+plus)."
+            "Use refine(attnlrp+plus), or leave the passes out."
         )
     options, canonical = wrapper_options("refine", refined, parsed, [inner])
     method = Method(
