@@ -9,6 +9,7 @@ from clairvit.methods.intervention import InterventionScores, InterventionSweep
 from clairvit.methods.match import ImageMatch
 from clairvit.methods.recipe import Recipe
 from clairvit.methods.recommended import Recommendation
+from clairvit.methods.result import Refinement
 from clairvit.metrics.check_result import CheckResult, MapCheck, RemovalEffect
 from clairvit.metrics.score import Curve, Score, Scores
 from clairvit.selection.result import Selection
@@ -31,6 +32,7 @@ __all__ = [
     "PatchFeatures",
     "Recipe",
     "Recommendation",
+    "Refinement",
     "RemovalEffect",
     "Score",
     "Scores",

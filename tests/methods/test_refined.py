@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.ensembles import refine
 from clairvit.errors import BadInput, NotApplicable
+from clairvit.methods.refine_further import refine_explanation
 from clairvit.methods.refined import (
     BLOCK,
     LEAST_AGREEMENT,
+    Posterior,
     contrasts,
     keep_sets,
     log_odds,
@@ -24,6 +27,7 @@ from clairvit.methods.refined import (
     scaled_prior,
 )
 from clairvit.methods.spec import resolve_method
+from clairvit.targets.base import TargetBatch
 from helpers.rounding import assert_same
 from helpers.tiny_models import cnn, double
 
@@ -248,13 +252,18 @@ def test_only_probabilities_of_a_class_become_log_odds() -> None:
     target = cv.trace(model, pixels, target=1).target
     assert target is not None
     scores = torch.tensor([0.25, 1.0], dtype=torch.float64)
-    odds = log_odds(scores, replace(target, score="prob"))
+    scores = scores[None]  # of one image
+    odds = log_odds(scores, replace(target, score="prob"))[0]
     assert float(odds[0]) == pytest.approx(math.log(1 / 3))
     assert odds.isfinite().all(), "a probability of 1 in float64 is no infinity"
     assert torch.equal(log_odds(scores, replace(target, score="logit")), scores)
     contrast = cv.trace(model, pixels, target=cv.Contrast(1, 2)).target
     assert contrast is not None
     assert torch.equal(log_odds(scores, replace(contrast, score="prob")), scores)
+    mixed = TargetBatch.concat([replace(target, score="prob"), replace(contrast, score="prob")])
+    of_both = log_odds(scores.expand(2, -1), mixed)
+    assert torch.equal(of_both[0], odds), "the class of one image"
+    assert torch.equal(of_both[1], scores[0]), "and the contrast of the other"
 
 
 def test_mistakes_are_refused() -> None:
@@ -265,3 +274,107 @@ def test_mistakes_are_refused() -> None:
     with pytest.raises(NotApplicable):
         resolve_method("refine(genatt)+plus")
     assert refine("genatt", passes=64) == "refine(genatt,passes=64)"
+
+
+# Further passes
+
+
+def test_the_steps_in_which_passes_are_bought_do_not_matter() -> None:
+    """10 of them, then 24: the maps, errors and scores of all at once, and only the missing passes are run."""
+    model, pixels = double("timm-vit")
+    targets = [1, cv.Contrast(1, 2)]
+    at_once = cv.explain(model, pixels, "genatt", targets=targets, passes=24, seed=3)
+    first = cv.explain(model, pixels, "genatt", targets=targets, seed=3).refine(10)
+    further = first.refine(24)
+    assert further.method == at_once.method == "refine(genatt,passes=24)"
+    assert further.targets == at_once.targets
+    assert_same(further.maps, at_once.maps, growth=2**20)
+    assert further.standard_error is not None
+    assert at_once.standard_error is not None
+    assert_same(further.standard_error, at_once.standard_error, growth=2**20)
+    assert further.refinement is not None
+    assert at_once.refinement is not None
+    assert_same(further.refinement.scores, at_once.refinement.scores, growth=2**20)
+    assert further.cost.forwards - first.cost.forwards == (24 - 10) + 2, "the new passes, and the one-pass map again"
+    fewer = further.refine(10)
+    assert fewer.cost.forwards - further.cost.forwards == 2
+    assert_same(fewer.maps, first.maps, growth=2**20)
+
+
+def test_images_of_several_batches_keep_their_order() -> None:
+    """Nine images are two batches on a CPU; each map is that of its image alone."""
+    model, pixels = double("timm-vit", batch=9)
+    refined = cv.explain(model, pixels, "genatt", target=1).refine(9).refine(16)
+    for image in (0, 7, 8):
+        alone = cv.explain(model, pixels[image : image + 1], "genatt", target=1, passes=16)
+        assert_same(refined.maps[image], alone.maps[0], growth=2**20)
+
+
+def test_a_time_buys_as_many_passes_as_fit() -> None:
+    """A clock that is read three times a step: 16 passes take 1 s, 128 take 7 s, 32 take 1.9 s, and 0.1 s is left."""
+    model, pixels = double("timm-vit", batch=1)
+    readings = iter([0.0, 0.0, 1.0, 1.0, 8.0, 8.0, 9.9])
+    explanation = cv.explain(model, pixels, "genatt")
+    within = refine_explanation(explanation, seconds=10, clock=lambda: next(readings))
+    assert within.method == "refine(genatt,passes=176)"
+    assert next(readings, None) is None
+    late = iter([0.0, 0.0, 20.0])
+    assert refine_explanation(explanation, seconds=10, clock=lambda: next(late)).method == "refine(genatt,passes=16)"
+
+
+def test_seconds_of_explain_hold_for_the_first_map_and_give_all_as_many_passes() -> None:
+    model, pixels = double("timm-vit")
+    explanation = cv.explain(model, pixels, "genatt", seconds=1e-9)
+    assert explanation.method == "refine(genatt,passes=16)", "what shows how long a pass takes is always run"
+    assert len(explanation) == 2
+    assert_same(explanation.maps, cv.explain(model, pixels, "genatt", passes=16).maps, growth=2**20)
+
+
+def test_refinements_are_stored_and_read(tmp_path: Path) -> None:
+    model, pixels = double("timm-vit")
+    explanation = cv.explain(model, pixels, "genatt", passes=16)
+    stored = cv.Explanation.load(explanation.save(tmp_path / "maps.npz"))
+    assert explanation.refinement is not None
+    assert stored.refinement is not None
+    assert torch.equal(stored.refinement.scores, explanation.refinement.scores)
+    assert torch.equal(stored.refinement.in_top, explanation.refinement.in_top)
+    assert explanation.to_dict()["refinement"] == [explanation.refinement.sentence(row) for row in range(2)]
+    with pytest.raises(BadInput, match="holds no model"):
+        stored.refine(32)
+
+
+def test_further_passes_that_cannot_be_run_are_refused() -> None:
+    model, pixels = double("timm-vit", batch=1)
+    explanation = cv.explain(model, pixels, "genatt")
+    with pytest.raises(BadInput, match="neither was given"):
+        explanation.refine()
+    with pytest.raises(BadInput, match="both were given"):
+        explanation.refine(8, seconds=1)
+    for seconds in (0, -1.0, math.inf, math.nan):
+        with pytest.raises(BadInput, match=f"seconds={seconds}"):
+            explanation.refine(seconds=seconds)
+    with pytest.raises(BadInput, match="expected one of them"):
+        cv.explain(model, pixels, passes=8, seconds=1)
+    with pytest.raises(NotApplicable, match="many passes itself"):
+        cv.explain(model, pixels, "leave-one-out").refine(8)
+    with torch.no_grad():
+        model.module.head.weight.mul_(2)
+    with pytest.raises(BadInput, match="weights of the model are not those"):
+        explanation.refine(8)
+
+
+def test_probabilities_of_the_brightest_patches_are_those_of_the_posterior() -> None:
+    """Of ten patches one is the brightest 10 %: two of equal means share it, and one that is far above takes it."""
+    covariance = torch.eye(10, dtype=torch.float64)
+    mean = torch.full((10,), -100.0, dtype=torch.float64)
+    mean[:2] = 0.0
+    shares = Posterior(mean, covariance, 1.0).in_top(torch.Generator().manual_seed(0))
+    assert float(shares.sum()) == pytest.approx(1.0)
+    assert abs(float(shares[0]) - 0.5) < 4 * 0.5 / math.sqrt(1000)  # four standard deviations of 1,000 draws
+    mean[1] = 0.5 * math.sqrt(2)  # P(φ_1 > φ_0) = Φ(0.5), the difference having the variance 2
+    shares = Posterior(mean, covariance, 1.0).in_top(torch.Generator().manual_seed(0))
+    expected = 0.5 * (1 + math.erf(0.5 / math.sqrt(2)))
+    assert abs(float(shares[1]) - expected) < 4 * math.sqrt(expected * (1 - expected) / 1000)
+    together = torch.full((10, 10), 1.0, dtype=torch.float64)  # all move as one: the larger mean is always larger
+    shares = Posterior(mean, together, 1.0).in_top(torch.Generator().manual_seed(0))
+    assert float(shares[1]) == 1.0

@@ -6,6 +6,7 @@ An option that takes a list may be repeated, and each value may be a list separa
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -319,6 +320,15 @@ def split_numbers(text: str, option: str, kind: type[int] | type[float]) -> tupl
             "R,G,B such as 0.485,0.456,0.406" if kind is float else "a number of pixels such as 256, or ROWS,COLUMNS"
         )
         raise BadInput(f"{option} {text} was given; expected {expected}.") from error
+
+
+def read_seconds(text: str, option: str) -> float:
+    """Return a time such as 2s, 500ms, 1.5m or 2 (seconds) in seconds; raise BadInput for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|)\s*", text)
+    seconds = 0.0 if match is None else float(match[1]) * {"ms": 0.001, "m": 60.0}.get(match[2], 1.0)
+    if not 0 < seconds < math.inf:
+        raise BadInput(f"{option} '{text}' was given; expected a time such as 2s, 500ms or 1m.")
+    return seconds
 
 
 def read_preprocess(

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
-from clairvit.cli.arguments import single_method
+from clairvit.cli.arguments import read_seconds, single_method
 from clairvit.cli.command import Command
 from clairvit.cli.console import print_line
 from clairvit.cli.declare import option
-from clairvit.cli.finish import print_checks, print_files, print_notes, print_predictions, print_statistics
+from clairvit.cli.finish import (
+    print_checks,
+    print_files,
+    print_notes,
+    print_predictions,
+    print_refinements,
+    print_statistics,
+)
 from clairvit.cli.image_job import ImageJob, SaveResult, WrittenResult
 from clairvit.errors import BadInput
 
@@ -43,6 +50,8 @@ clairvit explain cat.jpg --recipe recipe.json
 clairvit explain cat.jpg --check
 
 clairvit explain cat.jpg --passes 256
+
+clairvit explain cat.jpg --budget 2s
 
 clairvit explain street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --text 'a dog'
 
@@ -79,6 +88,9 @@ def explain(
         "N",
         min=0,
     ),
+    budget: str | None = option(
+        None, "Refine it by as many passes as fit in this time per map, e.g. 2s, 500ms, 1m.", "TIME"
+    ),
     layers: bool = option(False, "Draw the map of each layer, too."),
     features: bool = option(False, "Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
     heads: bool = option(False, "Draw the map of each head of each layer, too."),
@@ -102,6 +114,9 @@ def explain(
     text = (typed or (default_method() if sampling.typed() else None)) if chosen is None else chosen.method_for(typed)
     spec = None if text is None else resolve_method(text, **sampling.typed())  # None: the default that fits
     run_options.check()
+    if passes is not None and budget is not None:
+        raise BadInput("--passes and --budget were given; expected one of them.")
+    seconds = None if budget is None else read_seconds(budget, "--budget")
     by_layer: dict[str, Any] = {"layers": layers, "by_head": heads, "score": targets.score, "passes": passes}
     save = _save_with_features if features else _save
     job = ImageJob(
@@ -111,7 +126,7 @@ def explain(
         targets,
         run_options,
         output,
-        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}, check=check),
+        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}, seconds=seconds, check=check),
         save=_with_other_directions(save, targets.similar_to),
         out=out,
         suffix=None,
@@ -123,6 +138,7 @@ def explain(
     def show() -> None:
         print_predictions(results)
         print_statistics(results)
+        print_refinements(results)
         print_checks(results)
         print_notes(results)
         if layers and results and results[0].first["layers"] is None:
@@ -138,17 +154,29 @@ explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
 
 
 def _explain_batch(
-    spec: MethodSpec | None, recipe: Recipe | None, arguments: Mapping[str, Any], *, check: bool
+    spec: MethodSpec | None,
+    recipe: Recipe | None,
+    arguments: Mapping[str, Any],
+    *,
+    seconds: float | None,
+    check: bool,
 ) -> Callable[[Model, Batch, Any], dict[str, Explanation]]:
-    """Return the function that explains one batch; it checks once that the recipe belongs to the model."""
+    """Return the function that explains one batch; it checks once that the recipe belongs to the model.
+
+    How many passes fit in `seconds` is measured on the first map; all others get as many.
+    """
     import clairvit as cv
 
     unchecked = [] if recipe is None else [recipe]
+    refining: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
 
     def explain_batch(model: Model, batch: Batch, target: Any) -> dict[str, Explanation]:
         while unchecked:
             unchecked.pop().check(model)
-        explanation = cv.explain(model, batch, spec, targets=target, **arguments)
+        explanation = cv.explain(model, batch, spec, targets=target, **arguments | refining)
+        if refining and explanation.refinement is not None:
+            refining.clear()
+            refining["passes"] = explanation.refinement.passes
         if check:
             passes = {name: arguments[name] for name in ("batch_size", "autocast")}
             explanation = explanation.with_check(**passes)

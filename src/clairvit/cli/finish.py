@@ -73,6 +73,15 @@ def print_statistics(results: Sequence[WrittenResult]) -> None:
     print_cost(record)
 
 
+def print_refinements(results: Sequence[WrittenResult]) -> None:
+    """Print how many of the brightest patches are surely among them, for each refined map."""
+    for result in results[:MAX_ROWS]:
+        sentences = result.first["refinement"] or []
+        for target, sentence in zip(result.first["targets"][: len(sentences)], sentences, strict=True):
+            name = ", ".join([result.image] * (len(results) > 1) + [target] * (len(sentences) > 1))
+            print_line(f"{name}: {sentence}" if name else sentence)
+
+
 def print_checks(results: Sequence[WrittenResult]) -> None:
     """Print the verdict and the sentence of each map that was checked, and the notes of the checks."""
     notes: list[str] = []

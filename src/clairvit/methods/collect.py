@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from clairvit._cost import Cost
+from clairvit._rows import join_rows
 from clairvit.errors import ClairError, ClairWarning, user_stacklevel
 from clairvit.methods.executor import Result
 from clairvit.methods.explanation import Comparison, Explanation, Origin, TextRelevance
@@ -118,6 +119,7 @@ def collect(
             cost=passes + Cost(seconds=shared_seconds + own_seconds, own_seconds=own_seconds),
             standard_error=_stored([result.standard_error for result in of_targets]),
             chosen=_stored([result.chosen for result in of_targets]),
+            refinement=join_rows([result.refinement for result in of_targets]),
             layers=_stored([result.layers for result in of_targets], axis=1),
             layer_grids=of_targets[0].layer_grids,
             text_relevance=() if of_text is None else tuple(TextRelevance(text, row) for row in of_text),

@@ -20,7 +20,7 @@ from clairvit.methods.aggregation import Aggregation, Total, VectorAggregation, 
 from clairvit.methods.encoder_decoder import reads_queries, token_relevance
 from clairvit.methods.layer_product import LayerProduct
 from clairvit.methods.layer_view import LayerView, RunContext, check_plane, tokens_to_grid
-from clairvit.methods.result import LayerGrid, MapFunction, MapResult, NumbersNote, as_map_result
+from clairvit.methods.result import LayerGrid, MapFunction, MapResult, NumbersNote, Refinement, as_map_result
 from clairvit.methods.spec import MethodSpec
 from clairvit.numerics import index_tensor, repeat_cells, spread_evenly, widened
 from clairvit.tracing.attention_reductions import query_tiles
@@ -51,6 +51,7 @@ class Result:
     unmoved: Sequence[bool] | Tensor = ()
     standard_error: Tensor | None = None  # [B, rows, cols]
     chosen: Tensor | None = None  # bool [B, rows, cols]
+    refinement: Refinement | None = None  # of maps that passes refined
     score: str | None = None  # the kind of score it explained, if another than the target's
 
     def note_texts(self) -> list[str]:
@@ -404,7 +405,7 @@ def _run_image_method(spec: MethodSpec, trace: Trace, seed: int, result: Result,
     result.maps = (output.maps.clamp(min=0) if spec.relu else output.maps).to(dtype)
     result.standard_error = None if output.standard_error is None else output.standard_error.to(dtype)
     result.layers = output.layers().to(dtype) if layers and output.layers is not None else None
-    result.unmoved, result.chosen = output.unmoved, output.chosen
+    result.unmoved, result.chosen, result.refinement = output.unmoved, output.chosen, output.refinement
     result.notes += dict.fromkeys(output.notes)
 
 
@@ -417,7 +418,7 @@ def _wrong_output(spec: MethodSpec, output: object, expected: str) -> BadInput:
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # functions may hold tensors
 def _parameters(function: MapFunction) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 

@@ -20,7 +20,7 @@ from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits
 from clairvit.methods.recipe import method_text_for
 from clairvit.methods.recommended import COMPARED, default_method, defaults_for, kind_of_model, reason_for_default
-from clairvit.methods.refined import refined_spec
+from clairvit.methods.refined import check_seconds, refined_spec
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
 from clairvit.methods.runs import Question, Replay, Run, iter_runs
@@ -55,6 +55,7 @@ def explain(
     recipe: str | PathLike[str] | Recipe | None = None,
     score: str | None = None,
     passes: int | None = None,
+    seconds: float | None = None,
     seed: int = 0,
     layers: bool = False,
     by_head: bool = False,
@@ -85,6 +86,8 @@ def explain(
             perturbation methods, where the model has one (`Model.activation`).
         passes: Refine the method's map by so many passes in which random patches are kept: refine(METHOD, passes=N),
             with a standard error per patch. None: the method's map as it is.
+        seconds: Refine it by as many such passes as fit in this time per map; the first map decides how many these
+            are, and the method string says it.
         seed: The seed of everything random.
         layers: Keep the map of each layer in `.layers`.
         by_head: Keep the maps of each attention head in `.heads`.
@@ -116,6 +119,10 @@ def explain(
         >>> cv.explain(model, "demo", passes=16).method
         'refine(attnlrp+plus,passes=16)'
     """
+    if seconds is not None:
+        if passes is not None:
+            raise BadInput("passes= and seconds= were given; expected one of them.")
+        check_seconds(seconds)
     spec: MethodSpec | None = None
     is_file = isinstance(method, str) and method.lower().endswith(".json")
     if recipe is None and isinstance(method, str | MethodSpec) and not is_file:
@@ -137,9 +144,17 @@ def explain(
     elif spec is None and options:
         spec = resolve_method(default_method(), **options)
     if spec is None:
-        return _explain_by_default(question, passes, layers=layers, by_head=by_head)
-    spec = spec if passes is None else refined_spec(spec, passes)
-    return next(iter(_explain(question, [spec], layers=layers, by_head=by_head, once=True).values()))
+        explanation = _explain_by_default(question, passes, layers=layers, by_head=by_head)
+    else:
+        spec = spec if passes is None else refined_spec(spec, passes)
+        (explanation,) = maps_of_question(question, [spec], layers=layers, by_head=by_head, once=True).values()
+    if seconds is None:
+        return explanation
+    run = {"batch_size": batch_size, "autocast": autocast}
+    first = explanation[:1].refine(seconds=seconds, **run)
+    if len(explanation) == 1:
+        return first
+    return explanation.refine(0 if first.refinement is None else first.refinement.passes, **run)
 
 
 def _explain_by_default(question: Question, passes: int | None, *, layers: bool, by_head: bool) -> Explanation:
@@ -156,7 +171,7 @@ def _explain_by_default(question: Question, passes: int | None, *, layers: bool,
     for item in items:
         spec = item.spec if passes is None else refined_spec(item.spec, passes)
         try:
-            comparison = _explain(question, [spec], layers=layers, by_head=by_head, once=True, structure=known)
+            comparison = maps_of_question(question, [spec], layers=layers, by_head=by_head, once=True, structure=known)
         except NotApplicable as error:
             if item is items[-1]:
                 raise
@@ -277,7 +292,7 @@ def compare(
         autocast=autocast,
         inputs=inputs,
     )
-    return _explain(question, specs, layers=layers, skip=skip or ALL in listed)
+    return maps_of_question(question, specs, layers=layers, skip=skip or ALL in listed)
 
 
 def expand_all(methods: Sequence[str | MethodSpec]) -> list[MethodSpec]:
@@ -302,7 +317,7 @@ def ordered(specs: Iterable[MethodSpec], *, by_families: bool) -> list[MethodSpe
 
 
 @own_grad_mode()
-def _explain(
+def maps_of_question(
     question: Question,
     specs: Sequence[MethodSpec],
     *,

@@ -21,7 +21,7 @@ from clairvit._rows import Rows, RowSequence, first, joined, per_row, same, unio
 from clairvit._tables import TableRow, Tabular
 from clairvit.errors import BadInput, Verb
 from clairvit.methods.aggregation import layer_index
-from clairvit.methods.result import LayerGrid
+from clairvit.methods.result import LayerGrid, Refinement
 from clairvit.models.activation import Activation, probabilities
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import WeightsHash
@@ -219,6 +219,7 @@ class Explanation(RowSequence, Tabular):
         notes: Fallbacks, zero maps, preprocessing that was assumed, …
         weights: The hash of the model's parameters and buffers, as `.weights_hash` reads it.
         versions: Package versions that the result depends on.
+        refinement: What the passes of a refined map showed; None for other maps. `refine` goes on from there.
         checked: How far to trust each map, where `with_check` asked for it: in figures and files.
         origin: The model and the targets themselves, for `check`; None after pickling.
 
@@ -258,6 +259,7 @@ class Explanation(RowSequence, Tabular):
     notes: tuple[str, ...] = union(default=())
     weights: WeightsHash = first(default_factory=lambda: WeightsHash(""), repr=False)
     versions: dict[str, str] = first(default_factory=dict)
+    refinement: Refinement | None = per_row(default=None)
     checked: CheckResult | None = per_row(default=None)
     origin: Origin | None = per_row(default=None, repr=False)
 
@@ -400,6 +402,42 @@ class Explanation(RowSequence, Tabular):
 
         return plot_explanation(self, ax, **display)
 
+    def refine(
+        self,
+        passes: int | None = None,
+        *,
+        seconds: float | None = None,
+        batch_size: int | None = None,
+        autocast: str | None = None,
+    ) -> Explanation:
+        """Correct each map by real passes with random patches kept, going on from those that were run already.
+
+        The passes of a smaller number are the first of a larger one, so that it does not matter in which steps they
+        were asked for: `ex.refine(64).refine(256)` runs 192 further passes and is `cv.explain(…, passes=256)`.
+
+        Args:
+            passes: How many passes there are in all, those before included; None: as many as fit in `seconds`.
+            seconds: The time that may be spent on each map.
+            batch_size: As in `cv.explain`.
+            autocast: As in `cv.explain`.
+
+        Returns:
+            The explanation with refined maps, their standard errors, and `refinement`.
+
+        Raises:
+            BadInput: The model is not known any more, or its weights have changed.
+            NotApplicable: The method makes many passes itself.
+
+        Example:
+            >>> import clairvit as cv
+            >>> ex = cv.explain("pets", "demo", "genatt")
+            >>> ex.refine(16).method
+            'refine(genatt,passes=16)'
+        """
+        from clairvit.methods.refine_further import refine_explanation  # runs methods, which make explanations
+
+        return refine_explanation(self, passes, seconds=seconds, batch_size=batch_size, autocast=autocast)
+
     def check(
         self,
         model: ModelLike | None = None,
@@ -484,6 +522,9 @@ class Explanation(RowSequence, Tabular):
             "top": [[vars(guess) for guess in self.top_classes(row)] for row in range(len(self))],
             "statistics": statistics(self.maps),
             "standard_error": statistics(self.standard_error),
+            "refinement": None
+            if self.refinement is None
+            else [self.refinement.sentence(row) for row in range(len(self))],
             "chosen": None  # (row, column) of each
             if self.chosen is None
             else [patches.nonzero().tolist() for patches in self.chosen],
@@ -497,6 +538,7 @@ class Explanation(RowSequence, Tabular):
         }
         if values:
             tensors = {"maps": self.maps, "standard_error_maps": self.standard_error, "layer_maps": self.layers}
+            tensors["in_top_maps"] = None if self.refinement is None else self.refinement.in_top
             content |= {name: maps.tolist() for name, maps in tensors.items() if maps is not None}
         return dict(to_json(content))
 

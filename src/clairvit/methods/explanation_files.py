@@ -18,12 +18,13 @@ from clairvit._io import dumps_json, parse_json
 from clairvit._rows import row_count
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Comparison, Explanation, Heads, TextRelevance
-from clairvit.methods.result import LayerGrid
+from clairvit.methods.result import LayerGrid, Refinement
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import WeightsHash
 
 FORMAT = 2  # of `about`; files of format 1, which did not say so, held no pixels and no class names
 TENSORS = ("maps", "logits", "pixels", "standard_error", "chosen", "regions", "layers")
+REFINEMENT = {"pass_scores": "scores", "in_top": "in_top"}  # array -> field of `Refinement`
 HEADS = {"heads": "maps", "fused": "fused", "fused_whole": "whole"}  # array -> field of `Heads`
 # Fields that `to_dict` has under their own names, and those that only the file needs.
 DOCUMENTED = (*("method", "signed", "score", "model", "seed", "family", "class_specific", "activation", "versions"),)
@@ -44,6 +45,7 @@ def npz_bytes(explanations: Mapping[str, Explanation]) -> bytes:
         start = f"{name}/" if name else ""
         tensors = {field: getattr(explanation, field) for field in TENSORS}
         tensors |= {key: getattr(explanation.heads, field) for key, field in HEADS.items() if explanation.heads}
+        tensors |= {key: getattr(explanation.refinement, field, None) for key, field in REFINEMENT.items()}
         for key, tensor in tensors.items():
             if tensor is not None:
                 arrays["pixels" if key == "pixels" and is_shared else f"{start}{key}"] = _as_array(tensor)
@@ -179,6 +181,7 @@ def _from_parts(arrays: Mapping[str, Any], start: str, about: Mapping[str, Any])
         if tensors[key] is None:
             raise KeyError(key)
     heads = {field: tensor(key) for key, field in HEADS.items()}
+    passes = {field: tensor(key) for key, field in REFINEMENT.items()}
     texts = about["text_relevance"] or ()
     return Explanation(
         **tensors,
@@ -195,6 +198,7 @@ def _from_parts(arrays: Mapping[str, Any], start: str, about: Mapping[str, Any])
         preprocess=Preprocess.from_dict(about["preprocess"]),
         cost=Cost(**about["cost"]),
         heads=None if heads["maps"] is None else Heads(about["heads"]["method"], **heads),  # type: ignore[arg-type]
+        refinement=None if passes["scores"] is None else Refinement(**passes),  # type: ignore[arg-type]
         text_relevance=tuple(
             TextRelevance(tuple(text["tokens"]), torch.tensor(_with_nan(text["values"]), dtype=tensors["maps"].dtype))
             for text in texts

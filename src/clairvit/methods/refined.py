@@ -24,7 +24,7 @@ from clairvit._spec import ParsedSpec
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.ensembles import explain_variants, wrapper_options
 from clairvit.methods.registry import FORWARD, ExtraCost, Method
-from clairvit.methods.result import MapResult
+from clairvit.methods.result import MapResult, Refinement, top_count
 from clairvit.methods.spec import MethodSpec, resolve_method, resolve_parsed, wraps
 from clairvit.numerics import pool_to_grid
 from clairvit.option_types import Doc, Range
@@ -41,6 +41,8 @@ OWN_SHARE = 0.3  # of a patch's prior variance that it shares with no other patc
 LEAST_NOISE, NOISE_OF_ONE = 3.0, 2000.0  # λ = max(3, 2000 / N)
 PRIOR_AGREEMENT, PRIOR_WEIGHT = 0.45, 8.0  # a one-pass map's correlation with removals before any is seen
 LEAST_AGREEMENT = 0.05  # a prior map never turns around or vanishes by noise
+DRAWS = 1000  # of the posterior, for the probability to be among the brightest
+JITTER, TINY = 1e-9, 1e-300  # keep a covariance positive definite under rounding
 PROBABILITY_EDGE = 1e-15  # float64 holds no probability nearer to 1
 PassBudget = Annotated[
     int,
@@ -71,6 +73,12 @@ def refine(method: str | MethodSpec, passes: int = 256, removal: str = "token") 
 def refined_spec(method: str | MethodSpec, passes: int) -> MethodSpec:
     """Return the spec of a method that is refined by so many passes."""
     return resolve_parsed(ParsedSpec("refine", (method,), {"passes": passes}))
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise BadInput for a time that is not a positive number."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise BadInput(f"seconds={seconds!r} was given; expected a positive number of seconds per map, such as 2.")
 
 
 # Which patches are kept
@@ -142,6 +150,17 @@ class Posterior:
         """Return the posterior standard deviation of each patch, [P]."""
         return self.covariance.diagonal().clamp(min=0).sqrt()
 
+    def in_top(self, generator: torch.Generator) -> Tensor:
+        """Return the probability of each patch to be among the largest 10 %, [P], by draws; NaN without equations."""
+        if not self.covariance.isfinite().all():
+            return torch.full_like(self.mean, math.nan)
+        variance = self.covariance.diagonal().mean()
+        identity = torch.eye(len(self.mean), dtype=self.mean.dtype)
+        root = torch.linalg.cholesky(self.covariance + (JITTER * variance + TINY) * identity)
+        noise = torch.randn(DRAWS, len(self.mean), generator=generator, dtype=torch.float64, device="cpu")
+        largest = (self.mean + noise @ root.mT).topk(top_count(len(self.mean)), dim=1).indices
+        return torch.zeros_like(self.mean).index_add(0, largest.flatten(), torch.ones(largest.numel()).double()) / DRAWS
+
     def predictive_error(self, equations: Tensor) -> Tensor:
         """Return the standard deviations [m] of what equations [m, P] would give that were not seen."""
         return ((equations @ self.covariance * equations).sum(1) + self.noise).clamp(min=0).sqrt()
@@ -206,17 +225,41 @@ def refined_map(prior: Tensor, keep: Tensor, scores: Tensor, places: Tensor, tok
 
 
 def log_odds(scores: Tensor, target: TargetBatch) -> Tensor:
-    """Return log p / (1 − p) of a class's probability p; other scores are near enough to additive as they are."""
-    if target.score != "prob" or not target.is_single_class:
-        return scores
-    return torch.logit(scores, eps=PROBABILITY_EDGE)
+    """Return log p / (1 − p) of probabilities [B or n, …] of a class; other scores are near to additive as they are."""
+    rows = torch.tensor(in_log_odds(target), device=scores.device)
+    odds = torch.logit(scores, eps=PROBABILITY_EDGE)
+    return torch.where(rows.view(-1, *(1,) * (scores.ndim - 1)), odds, scores)
+
+
+def in_log_odds(target: TargetBatch) -> list[bool]:
+    """Return for each row whether its score is the probability of one class."""
+    return [target.score == "prob" and is_class for is_class in target.single_class_rows]
 
 
 # The method
 
 
+def refined_further(spec: MethodSpec, passes: int, known: Tensor | None) -> MethodSpec:
+    """Return the spec of a method refined by so many passes, for images whose first passes gave the scores `known`.
+
+    A method that is refined already keeps its other options.
+    """
+    canonical = spec.canonical
+    if canonical.name == "refine":
+        spec = resolve_parsed(replace(canonical, options=canonical.options | {"passes": passes}))
+    else:
+        spec = refined_spec(spec, passes)
+    inner = spec.canonical.inner[0]
+    assert isinstance(inner, MethodSpec)
+    return replace(spec, method=replace(spec.method, function=functools.partial(_refined_from, inner, known)))
+
+
 def refined(
-    inner: MethodSpec, trace: Trace, passes: PassBudget = 256, removal: Removal = "token", seed: int = 0
+    inner: MethodSpec,
+    trace: Trace,
+    passes: PassBudget = 256,
+    removal: Removal = "token",
+    seed: int = 0,
 ) -> MapResult:
     """E[φ | v(S_1) … v(S_N)]: the one-pass map w, corrected by N passes in which random patches S are kept.
 
@@ -226,12 +269,21 @@ def refined(
     equations' mean prior variance. The standard error of a patch is the posterior's. `passes` are nested: those of a
     smaller number are the first of a larger one. One forward more, and the backwards of the one-pass method.
     """
+    return _refined_from(inner, None, trace, passes, removal, seed)
+
+
+def _refined_from(
+    inner: MethodSpec, known: Tensor | None, trace: Trace, passes: int, removal: Removal, seed: int
+) -> MapResult:
+    """Return the refined maps, given the scores [B, n] of the first passes where these were run before."""
+    spent = 0 if known is None else min(known.shape[1], passes)
     ((_, (prior,), notes),) = explain_variants(inner, trace, 1, lambda k: trace.pixels, "refine", seed)
     assert trace.target is not None
     observed = replace(trace, target=trace.target.with_preferred_score("prob"))
-    with probing(observed, removal, label="refine", forwards=passes, seed=seed) as probe:
+    with probing(observed, removal, label="refine", forwards=passes - spent, seed=seed) as probe:
         keep = keep_sets(probe.patches, passes, seed)
-        scores = log_odds(probe.score_kept(keep[None]), probe.target).cpu().double()  # [B, N]
+        scores = log_odds(probe.score_kept(keep[None, spent:]), probe.target).cpu().double()  # [B, N]
+        scores = scores if known is None else torch.cat([known[:, :spent].to(scores), scores], 1)
         if prior.shape[1:] != torch.Size(probe.grid):
             prior = pool_to_grid(prior, (int(probe.grid[-2]), int(probe.grid[-1])))
         flat = prior.flatten(1).cpu().double()
@@ -241,14 +293,19 @@ def refined(
             refined_map(flat[row], keep, scores[row], places, None if tokens is None else tokens[row])
             for row in range(len(flat))
         ]
-        maps, errors = (
+        maps, errors, in_top = (
             torch.stack(rows).reshape(-1, *probe.grid).to(prior)
-            for rows in ([p.mean for p in posteriors], [p.standard_error for p in posteriors])
+            for rows in (
+                [p.mean for p in posteriors],
+                [p.standard_error for p in posteriors],
+                [p.in_top(make_generator(seed, "refine/draws")) for p in posteriors],
+            )
         )
         error = errors if errors.isfinite().any() else None
-        in_odds = probe.target.score == "prob" and probe.target.is_single_class and passes > 1
+        in_odds = any(in_log_odds(probe.target)) and passes > 1
         unit = ("refine: the map says what each patch adds to the log-odds of the class",) if in_odds else ()
-        return MapResult.from_probe(maps, probe, standard_error=error, notes=(*unit, *notes))
+        refinement = None if error is None else Refinement(scores, in_top)
+        return MapResult.from_probe(maps, probe, standard_error=error, notes=(*unit, *notes), refinement=refinement)
 
 
 def last_patch_tokens(trace: Trace) -> Tensor | None:

@@ -186,7 +186,12 @@ class TargetBatch(Rows):
     @property
     def is_single_class(self) -> bool:
         """Return whether every row is the score of one class, not a sum, a difference or a function."""
-        return all(isinstance(row, tuple) and len(row) == 1 and row[0][1] == 1 for row in self.rows)
+        return all(self.single_class_rows)
+
+    @property
+    def single_class_rows(self) -> tuple[bool, ...]:
+        """Return for each row whether it is the score of one class; one entry for a function of the whole batch."""
+        return tuple(isinstance(row, tuple) and len(row) == 1 and row[0][1] == 1 for row in self.rows)
 
     def __call__(self, output: Any) -> Tensor:
         """Return the score of each row [B] of the module's output: Σ weight · score of its classes, or its function."""
