@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,9 @@ def share_inside(prior: Tensor, scores: Tensor, passes: int, tokens: Tensor | No
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure photo by photo, going on after those that the file has."""
-    statement = {name: (getattr(arguments, name),) * 3 for name in ("mean", "std") if getattr(arguments, name)}
+    statement: dict[str, Any] = {
+        name: (getattr(arguments, name),) * 3 for name in ("mean", "std") if getattr(arguments, name)
+    }
     statement |= {name: getattr(arguments, name) for name in ("arch", "labels") if getattr(arguments, name)}
     model = cv.load(arguments.model, device=arguments.device, **statement)
     dataset = open_data(arguments.data, limit=arguments.limit, seed=arguments.seed).dataset

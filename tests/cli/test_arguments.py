@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import clairvit as cv
-from clairvit.cli.arguments import split_labels, split_methods, split_targets
+from clairvit.cli.arguments import read_seconds, split_labels, split_methods, split_targets
 from clairvit.errors import BadInput
 from clairvit.methods.parsing import parse_spec
 
@@ -85,3 +85,11 @@ def test_labels_are_a_file_or_the_names_themselves(tmp_path: Path) -> None:
     assert split_labels("a cat, a dog") == ["a cat", "a dog"]
     (tmp_path / "a,b.json").write_text("[]")
     assert split_labels(str(tmp_path / "a,b.json")) == str(tmp_path / "a,b.json")
+
+
+def test_times_are_read_in_seconds() -> None:
+    times = {"2s": 2.0, "2": 2.0, "500ms": 0.5, "1.5m": 90.0, " .5 s ": 0.5}
+    assert {text: read_seconds(text, "--budget") for text in times} == times
+    for text in ("", "fast", "0s", "-1s", "1h", "nan", "1e3", "9" * 400):
+        with pytest.raises(BadInput, match=r"expected a time such as 2s, 500ms or 1m"):
+            read_seconds(text, "--budget")

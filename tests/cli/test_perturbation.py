@@ -87,3 +87,14 @@ def test_rougher_passes_give_about_the_same_map(capsys: Captured) -> None:
     assert exact_values != rough_values
     spread = max(exact_values) - min(exact_values)
     assert max(abs(a - b) for a, b in zip(exact_values, rough_values, strict=True)) < 0.1 * spread
+
+
+def test_a_budget_refines_every_image_by_as_many_passes(capsys: Captured) -> None:
+    """A time in which nothing fits runs the passes that show how long one takes; later images get as many."""
+    options = ["--method", "genatt", "--budget", "1ms", "--json", *SMALL]
+    assert main(["explain", "demo", "demo", *options]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [result["method"] for result in results] == ["refine(genatt,passes=16)"] * len(results)
+    assert results[0]["refinement"][0].startswith("After 16 passes, ")
+    assert main(["explain", "demo", "--budget", "1s", "--passes", "8", *SMALL]) == 2
+    assert "--passes and --budget were given" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -48,6 +49,24 @@ def test_one_explanation_is_photo_overlay_and_bar_with_class_and_probability() -
     change = np.abs(photo - overlay).sum(-1)
     assert change[:8, :8].mean() > 3 * change[-8:, -8:].mean(), "hot where the map is hot"
     assert drawn(figure).std() > 0.05
+
+
+def test_only_patches_whose_sign_is_sure_are_drawn_on_request() -> None:
+    """Of two strong patches one has an error of more than half of its value: the photo shows through there."""
+    maps = torch.zeros(1, 4, 4)
+    maps[0, 0, 0], maps[0, 3, 3] = 1.0, -1.0
+    errors = torch.full((1, 4, 4), 0.1)
+    errors[0, 3, 3] = 0.6
+    explanation = replace(fake(), maps=maps, signed=True, standard_error=errors)
+    neutral = pictures(explanation_figure(replace(explanation, maps=torch.zeros(1, 4, 4))))[1]
+    side = neutral.shape[0] // 4
+    for sure, expected in ((True, [True, False]), (False, [True, True])):
+        figure = explanation_figure(explanation, PlotStyle(sure=sure))
+        change = np.abs(pictures(figure)[1] - neutral).max(-1)
+        assert [bool(change[:side, :side].max() > 0.1), bool(change[-side:, -side:].max() > 0.1)] == expected
+        assert any("2 standard errors or more" in text for text in written(figure)) is sure
+    without = explanation_figure(replace(explanation, standard_error=None), PlotStyle(sure=True))
+    assert any("no standard errors" in text for text in written(without))
 
 
 def test_targets_stand_side_by_side_and_images_in_rows() -> None:

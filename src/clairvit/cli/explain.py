@@ -173,7 +173,7 @@ def _explain_batch(
     def explain_batch(model: Model, batch: Batch, target: Any) -> dict[str, Explanation]:
         while unchecked:
             unchecked.pop().check(model)
-        explanation = cv.explain(model, batch, spec, targets=target, **arguments | refining)
+        explanation = cv.explain(model, batch, spec, targets=target, **{**arguments, **refining})
         if refining and explanation.refinement is not None:
             refining.clear()
             refining["passes"] = explanation.refinement.passes

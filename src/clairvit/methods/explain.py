@@ -150,11 +150,11 @@ def explain(
         (explanation,) = maps_of_question(question, [spec], layers=layers, by_head=by_head, once=True).values()
     if seconds is None:
         return explanation
-    run = {"batch_size": batch_size, "autocast": autocast}
-    first = explanation[:1].refine(seconds=seconds, **run)
+    first = explanation[:1].refine(seconds=seconds, batch_size=batch_size, autocast=autocast)
     if len(explanation) == 1:
         return first
-    return explanation.refine(0 if first.refinement is None else first.refinement.passes, **run)
+    fitting = 0 if first.refinement is None else first.refinement.passes
+    return explanation.refine(fitting, batch_size=batch_size, autocast=autocast)
 
 
 def _explain_by_default(question: Question, passes: int | None, *, layers: bool, by_head: bool) -> Explanation:

@@ -246,7 +246,7 @@ def refined_further(spec: MethodSpec, passes: int, known: Tensor | None) -> Meth
     """
     canonical = spec.canonical
     if canonical.name == "refine":
-        spec = resolve_parsed(replace(canonical, options=canonical.options | {"passes": passes}))
+        spec = resolve_parsed(replace(canonical, options={**canonical.options, "passes": passes}))
     else:
         spec = refined_spec(spec, passes)
     inner = spec.canonical.inner[0]

@@ -10,7 +10,6 @@ from torch import Tensor
 from clairvit._rows import Rows, per_row
 from clairvit.perturbation.probe import Probe
 
-
 SURE = 0.95  # the probability from which on a patch is surely among the brightest
 
 

@@ -24,13 +24,13 @@ from clairvit.plotting.comparison import comparison_figure
 from clairvit.plotting.figures import explanation_figure
 from clairvit.plotting.intervals import draw_rows
 from clairvit.plotting.labels import ARROWS, count_images
-from clairvit.plotting.overlay import Scale, overlay, to_numpy
+from clairvit.plotting.overlay import Scale
 from clairvit.plotting.patch_outline import draw_outlines
 from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes, write_result
 from clairvit.plotting.series import COLOURS
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle, plot_style
-from clairvit.plotting.tiles import MOST_ROWS, explanation_photo, item_scales, target_label
+from clairvit.plotting.tiles import MOST_ROWS, item_scales, map_picture, target_label
 from clairvit.selection.result import Selection
 
 TILE = 2.4  # inches, width and height of one map in a new figure
@@ -235,9 +235,7 @@ def _cell(score: Score | None, best: Score | None) -> str:
 
 
 def _draw_map(axes: Axes, explanation: Explanation, item: int, scale: Scale, style: PlotStyle) -> None:
-    picture = overlay(
-        explanation_photo(explanation, item), to_numpy(explanation.maps[item]), scale, style.opacity, style.smooth
-    )
+    picture = map_picture(explanation, item, scale, style)
     axes.imshow(picture)
     draw_outlines(axes, explanation, item, picture.shape[:2], TILE)
     axes.set_xticks([])

@@ -14,7 +14,7 @@ from clairvit.errors import BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, Canvas
 from clairvit.plotting.labels import CLASS_AGNOSTIC, SIGNED, class_label, cost_label, map_marks
-from clairvit.plotting.overlay import Scale, overlay, scale_of, to_numpy
+from clairvit.plotting.overlay import Scale, scale_of
 from clairvit.plotting.patch_outline import draw_outlines
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle
@@ -26,6 +26,7 @@ from clairvit.plotting.tiles import (
     explanation_photo,
     fold_columns,
     item_scales,
+    map_picture,
     same_image,
     screen_columns,
     short_name,
@@ -189,8 +190,7 @@ def _method_cell(
         start = left + ((cell.width - cell.tile) / 2 if once else index * (cell.tile + SEAM))
         if cell.label:
             canvas.write(target_label(explanation, item), start, top + HEADING, cell.tile, SMALL, PALE)
-        values, photo = to_numpy(explanation.maps[item]), explanation_photo(explanation, item)
-        picture = overlay(photo, values, scales[item], style.opacity, style.smooth)
+        picture = map_picture(explanation, item, scales[item], style)
         axes = canvas.image(picture, start, down, cell.tile, cell.tile_height)
         draw_outlines(axes, explanation, item, picture.shape[:2], cell.tile)
     right = left + (cell.width + cell.tile) / 2 if once else left + cell.width

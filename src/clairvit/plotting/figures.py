@@ -43,6 +43,7 @@ from clairvit.plotting.tiles import (
     explanation_photo,
     fold_columns,
     item_scales,
+    map_picture,
     map_scale,
     map_scales,
     method_label,
@@ -131,7 +132,7 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
             _write_check(canvas, checks[item], left + shift, under + TEXT_LINE * len(texts[item]), width)
             if explanation.chosen is not None:
                 _removal_tile(canvas, explanation, item, left + shift + grid.tile + BAR, top, grid)
-    canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
+    canvas.caption(*source_line(explanation, style), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
     return canvas.figure
 
 
@@ -216,7 +217,7 @@ def layers_figure(explanation: Explanation, style: PlotStyle | None = None) -> F
             canvas.write(name, left, down + 0.04, tile, SMALL, PALE)
             canvas.image(picture, left, down + label, tile, tile_height)
     note = "one colour scale for all layers" if style.shared else "each layer on its own colour scale"
-    first, model, last = source_line(explanation)
+    first, model, last = source_line(explanation, style)
     canvas.caption(first, model, f"{last} · {note}", MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
     return canvas.figure
 
@@ -233,7 +234,7 @@ def _layer_tiles(explanation: Explanation, item: int, style: PlotStyle) -> Itera
             name = f"{name} · {values.shape[0]} × {values.shape[1]}"
         yield name, overlay(photo, values, scale, style.opacity, style.smooth)
     scale = map_scale(explanation, method_map, style)
-    yield explanation.method, overlay(photo, method_map, scale, style.opacity, style.smooth)
+    yield explanation.method, map_picture(explanation, item, scale, style)
 
 
 def _photo_tile(canvas: Canvas, explanation: Explanation, item: int, left: float, top: float, grid: TileGrid) -> None:
@@ -254,8 +255,7 @@ def _map_tile(
     grid: TileGrid,
 ) -> None:
     canvas.heading(target_label(explanation, item), method_label(explanation, item), left, top, grid.tile)
-    values = to_numpy(explanation.maps[item])
-    picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
+    picture = map_picture(explanation, item, scale, style)
     axes = canvas.image(picture, left, top + HEADING, grid.tile, grid.tile_height)
     draw_outlines(axes, explanation, item, picture.shape[:2], grid.tile)
     if not explanation.class_specific:

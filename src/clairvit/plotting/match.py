@@ -11,11 +11,19 @@ from clairvit.methods.explanation_files import npz_bytes
 from clairvit.methods.match import ImageMatch
 from clairvit.plotting.canvas import BAR, GAP, HEADING, MARGIN, Canvas
 from clairvit.plotting.labels import format_number
-from clairvit.plotting.overlay import overlay, to_numpy
+from clairvit.plotting.overlay import to_numpy
 from clairvit.plotting.save import figure_bytes, write_result
 from clairvit.plotting.strip import frame_strip
 from clairvit.plotting.style import PlotStyle, plot_style
-from clairvit.plotting.tiles import FOOT, aspect_ratio, explanation_photo, map_scales, short_name, source_line
+from clairvit.plotting.tiles import (
+    FOOT,
+    aspect_ratio,
+    explanation_photo,
+    map_picture,
+    map_scales,
+    short_name,
+    source_line,
+)
 
 TILE = 2.3  # inches
 
@@ -36,10 +44,9 @@ def match_figure(match: ImageMatch, style: PlotStyle | None = None) -> Figure:
         canvas.image(photo, left, MARGIN + HEADING, TILE, height)
         top = MARGIN + line
         canvas.heading(explanation.targets[item], explanation.method, left, top, TILE)
-        picture = overlay(photo, maps[item], scales[item], style.opacity, style.smooth)
-        canvas.image(picture, left, top + HEADING, TILE, height)
+        canvas.image(map_picture(explanation, item, scales[item], style), left, top + HEADING, TILE, height)
         canvas.colour_bar(scales[item], style.opacity, left + TILE + 0.06, top + HEADING, height)
-    canvas.caption(*source_line(explanation), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
+    canvas.caption(*source_line(explanation, style), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
     return canvas.figure
 
 

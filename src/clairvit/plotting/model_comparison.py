@@ -16,7 +16,6 @@ from clairvit.methods.explanation_files import npz_bytes
 from clairvit.plotting.canvas import GAP, HEADING, MARGIN, PALE, SMALL, TITLE, Canvas, shorten_name, wrap
 from clairvit.plotting.comparison import draw_keys, legend_of
 from clairvit.plotting.labels import class_label, map_marks
-from clairvit.plotting.overlay import overlay, to_numpy
 from clairvit.plotting.patch_outline import draw_outlines
 from clairvit.plotting.save import NOTEBOOK_IMAGES, figure_bytes, write_result
 from clairvit.plotting.strip import frame_strip
@@ -28,6 +27,7 @@ from clairvit.plotting.tiles import (
     check_rows,
     explanation_photo,
     item_scales,
+    map_picture,
     short_name,
     target_label,
 )
@@ -118,8 +118,7 @@ def _map(
 ) -> None:
     label = target_label(explanation, item) if explanation.class_specific else explanation.targets[item]
     canvas.heading(method, label, left, top, tile)
-    values, scale = to_numpy(explanation.maps[item]), item_scales(explanation, style)[item]
-    picture = overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth)
+    picture = map_picture(explanation, item, item_scales(explanation, style)[item], style)
     axes = canvas.image(picture, left, top + HEADING, tile, tile * aspect_ratio(explanation))
     draw_outlines(axes, explanation, item, picture.shape[:2], tile)
     canvas.badges(map_marks(explanation), left + tile - 0.05, top + HEADING + 0.05)

@@ -21,6 +21,7 @@ class PlotStyle:
     opacity: float = 0.8  # of the strongest patch; weaker ones are more transparent
     smooth: bool = True  # bicubic; False shows the patches themselves
     shared: bool | None = None  # one colour scale for all maps of the figure; None: for the classes of an image
+    sure: bool = False  # draw only patches that are two standard errors or more from 0, where there are errors
     layers: bool = False  # draw the per-layer strip instead of the map
     heads: bool = False  # draw the grid of heads instead of the map
     dpi: int = 200

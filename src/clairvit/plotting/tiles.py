@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePath
 
+import numpy as np
+
 from clairvit._io import printable
 from clairvit.errors import Argument, BadInput
 from clairvit.methods.explanation import Explanation
 from clairvit.plotting.labels import class_label, format_number
-from clairvit.plotting.overlay import Array, Scale, denormalised_photo, scale_of, to_numpy
+from clairvit.plotting.overlay import Array, Scale, denormalised_photo, overlay, scale_of, to_numpy
 from clairvit.plotting.style import PlotStyle
 from clairvit.targets.base import CUSTOM_SCORE
 
@@ -19,6 +21,7 @@ FOOT = 0.24  # inches, the line under a figure
 MOST_ROWS = 40  # of tiles; a taller figure cannot be read
 WIDEST_FIGURE = 16.0  # inches
 SCREEN = 1.6  # width / height of a screen
+SURE_ERRORS = 2.0  # standard errors from 0 where the sign of a patch is sure
 
 
 def same_image(explanation: Explanation) -> list[list[int]]:
@@ -69,6 +72,15 @@ def explanation_photo(explanation: Explanation, item: int) -> Array:
     return denormalised_photo(explanation.pixels[item], explanation.preprocess)
 
 
+def map_picture(explanation: Explanation, item: int, scale: Scale, style: PlotStyle) -> Array:
+    """Return the photo of one map coloured by it, [H, W, 3]."""
+    values = to_numpy(explanation.maps[item])
+    if style.sure and explanation.standard_error is not None:
+        unsure = np.abs(values) < SURE_ERRORS * to_numpy(explanation.standard_error[item])
+        values = np.where(unsure, scale.neutral, values)
+    return overlay(explanation_photo(explanation, item), values, scale, style.opacity, style.smooth and not style.sure)
+
+
 def target_label(explanation: Explanation, item: int) -> str:
     """Return the target of one map with its probability or score."""
     score = explanation.class_scores[item] if explanation.classifier else None
@@ -86,6 +98,8 @@ def method_label(explanation: Explanation, item: int) -> str:
 def score_label(explanation: Explanation) -> str:
     """Return the kind of score that is explained in words."""
     words = {"prob": "probability", "logprob": "log probability", CUSTOM_SCORE: "score"}
+    if explanation.refinement is not None and explanation.activation != "raw" and None not in explanation.classes:
+        return "log-odds"  # what the passes of a refined map are of, whatever the map of one pass was
     if explanation.activation == "raw" and explanation.classifier:
         words["logit"] = "score"  # a raw score is no logit: no probability belongs to it
     return words.get(explanation.score, explanation.score)
@@ -96,14 +110,18 @@ def short_name(explanation: Explanation, item: int) -> str:
     return PurePath(explanation.names[item]).name or explanation.names[item]
 
 
-def source_line(explanation: Explanation) -> tuple[str, str, str]:
-    """Return method, model and what is explained; the model's name may be shortened."""
+def source_line(explanation: Explanation, style: PlotStyle | None = None) -> tuple[str, str, str]:
+    """Return method, model, what is explained, and what is left out; the model's name may be shortened."""
     explained = (
         f"explains the {score_label(explanation)}"
         if explanation.class_specific
         else "∀ one map for all classes, evidence for none"
     )
-    return f"{explanation.method} · ", explanation.model, f" · {explained}"
+    drawn = ""
+    if style is not None and style.sure:
+        drawn = f" · drawn: patches {SURE_ERRORS:.0f} standard errors or more from 0"
+        drawn = " · the method has no standard errors" if explanation.standard_error is None else drawn
+    return f"{explanation.method} · ", explanation.model, f" · {explained}{drawn}"
 
 
 def aspect_ratio(explanation: Explanation) -> float:
