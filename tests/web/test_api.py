@@ -436,3 +436,20 @@ def test_a_method_without_layers_is_not_computed_again_for_them(
     assert first["explanations"][0]["layers"] is None
     monkeypatch.setattr("clairvit.web.handlers.explain_photo", lambda *_: pytest.fail("computed again"))
     assert client.post("/api/explain", data=fields).json() == first
+
+
+def test_a_refined_map_goes_on_from_the_passes_that_were_run(wide_client: TestClient, wide: cv.Model) -> None:
+    """16 passes, then 32: the second request runs 16, and its map is that of 32 at once."""
+    fields = {"photo": "demo", "method": "refine(genatt,passes=16)"}
+    (first,) = wide_client.post("/api/explain", data=fields).json()["explanations"]
+    assert first["forwards"] == 1 + 1 + 16
+    assert first["refinement"][0].startswith("After 16 passes, ")
+    assert first["title"].endswith(", refined by 16 passes")
+    (second,) = wide_client.post("/api/explain", data=fields | {"method": "refine(genatt,passes=32)"}).json()[
+        "explanations"
+    ]
+    assert second["forwards"] - first["forwards"] == 2 + 16
+    expected = cv.explain(wide, "demo", "genatt", passes=32).maps
+    assert_same(array(second["maps"]), expected.numpy(), growth=SENT, dtype=torch.float32)
+    (plain,) = wide_client.post("/api/explain", data=fields | {"method": "genatt"}).json()["explanations"]
+    assert plain["refinement"] is None

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
@@ -415,3 +416,23 @@ def test_a_model_that_a_method_does_not_fit_is_not_shown(browser: Any) -> None:
         settled(page)
         assert "model=cnn" in page.url
         page.close()
+
+
+def test_a_map_is_refined_step_by_step_and_tested_once(visit: Callable[..., Any]) -> None:
+    page = visit()
+    checked(page)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(urlsplit(request.url).path))
+    before = picture(page)
+    page.locator("#refine").click()
+    settled(page, "refine(attnlrp+plus)")  # 256 passes are the method's default
+    sync_api.expect(page.locator("#refine-text")).to_contain_text("After 256 passes, ")
+    assert requests.count("/api/explain") == 5
+    checked(page)
+    assert requests.count("/api/check") == 1
+    assert picture(page) != before
+    assert page.locator("#refine").is_hidden(), "there are no further steps"
+    assert page.locator('#methods input[value="attnlrp+plus"]').first.is_checked(), "the method that is refined"
+    method(page, "genatt")
+    settled(page, "genatt")
+    assert page.locator("#refine").is_visible()

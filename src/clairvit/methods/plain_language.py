@@ -42,6 +42,11 @@ def plain_words(spec: MethodSpec) -> PlainLanguage:
     """
     if spec.text in entries_of(__package__):
         return plain_language(spec.text)
+    if spec.canonical.name == "refine":
+        (inner,) = spec.canonical.inner
+        title = f"{plain_words(inner).title}, refined by {dict(spec.options)['passes']} passes"
+        sentence = "Corrects that map by what happens to the answer when random parts are hidden, pass by pass."
+        return PlainLanguage(title, sentence, ())
     base = plain_language(spec.method.name, spec.method.summary)
     options, _, combinator = spec.text.removeprefix(spec.method.name).partition("+")
     title, sentence = base.title, base.sentence

@@ -75,6 +75,18 @@ def refined_spec(method: str | MethodSpec, passes: int) -> MethodSpec:
     return resolve_parsed(ParsedSpec("refine", (method,), {"passes": passes}))
 
 
+def refined_by_fewer(spec: MethodSpec) -> list[str]:
+    """Return the texts of a refined method with half as many passes, a quarter, …; empty for any other method."""
+    if spec.canonical.name != "refine":
+        return []
+    passes, texts = dict(spec.options)["passes"] // 2, []
+    while passes > 1:
+        options = {**spec.canonical.options, "passes": passes}
+        texts.append(resolve_parsed(replace(spec.canonical, options=options)).text)
+        passes //= 2
+    return texts
+
+
 def check_seconds(seconds: float) -> None:
     """Raise BadInput for a time that is not a positive number."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:

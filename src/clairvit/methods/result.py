@@ -53,8 +53,9 @@ class Refinement(Rows):
         """
         count = top_count(self.in_top[row].numel())
         sure = min(int((self.in_top[row] >= SURE).sum()), count)
-        which = f"{sure} of the {count} brightest patches are" if count > 1 else "the brightest patch is"
-        which = which if count > 1 or sure else "the brightest patch is not"
+        which = f"{sure} of the {count} brightest patches {'is' if sure == 1 else 'are'}"
+        if count == 1:
+            which = "the brightest patch is" if sure else "the brightest patch is not"
         return f"After {self.passes} passes, {which} in the top {count} with a probability of 95 % or more."
 
 

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from clairvit.methods.explanation import Comparison, Explanation
 from clairvit.methods.explanation_files import npz_bytes
 from clairvit.methods.features import PatchFeatures, features, unit_vectors
 from clairvit.methods.plain_language import plain_words
+from clairvit.methods.refined import refined_by_fewer
 from clairvit.methods.runs import Question, Run, iter_runs
 from clairvit.methods.spec import MethodSpec
 from clairvit.metrics.confidence_intervals import side_of_prediction_interval
@@ -83,8 +85,13 @@ def explain_photo(
         comparison = compare(model, batch, specs, targets=targets, skip=True, **arguments)
     else:
         comparison = Comparison()
-        comparison[specs[0].text] = explain(
-            model, batch, specs[0], targets=targets, layers=request.layers, by_head=request.heads, **arguments
+        begun = _refined_by_fewer(cache, result_key(photo, model.name, specs[0], request), specs[0])
+        comparison[specs[0].text] = (
+            begun.refine(dict(specs[0].options)["passes"], batch_size=batch_size(model))
+            if begun is not None
+            else explain(
+                model, batch, specs[0], targets=targets, layers=request.layers, by_head=request.heads, **arguments
+            )
         )
     if len(comparison) == 1:
         ((text, explanation),) = comparison.items()
@@ -100,6 +107,12 @@ def result_key(photo: Upload, model: str, spec: MethodSpec, request: ExplainRequ
     others = [] if request.similar_to is None else [f"similar to {request.similar_to}"]
     readouts = (*prompts, *others)
     return ResultKey(photo.id, model, spec.text, tuple(_listed(request.target)), score, request.seed, readouts)
+
+
+def _refined_by_fewer(cache: ResultCache, key: ResultKey, spec: MethodSpec) -> Explanation | None:
+    """Return the cached map of the same request that half as many passes refined, or a quarter, …; None if none did."""
+    fewer = (cache.find(replace(key, method=text)) for text in refined_by_fewer(spec))
+    return next((explanation for explanation in fewer if explanation is not None), None)
 
 
 def requested_targets(model: Model, request: ExplainRequest | _OneMapRequest, other: Upload | None) -> list[Any]:
@@ -208,6 +221,9 @@ def _method_maps(spec: MethodSpec, explanation: Explanation) -> MethodMaps:
         score=explanation.score,
         maps=encode_array(explanation.maps),
         standard_error=None if explanation.standard_error is None else encode_array(explanation.standard_error),
+        refinement=None
+        if explanation.refinement is None
+        else [explanation.refinement.sentence(row) for row in range(len(explanation))],
         layers=None if explanation.layers is None else encode_array(explanation.layers),
         heads=None
         if explanation.heads is None

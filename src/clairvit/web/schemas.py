@@ -189,6 +189,7 @@ class MethodMaps(_Response):
     score: str
     maps: EncodedArray = Field(description="[targets, rows, columns], raw and signed")
     standard_error: EncodedArray | None
+    refinement: list[str] | None  # what the passes of a refined map showed, a sentence per map
     layers: EncodedArray | None = Field(description="[layers, targets, rows, columns]")
     heads: HeadMaps | None
     forwards: int

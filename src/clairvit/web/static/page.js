@@ -24,8 +24,12 @@ let checks = [], curveReply = null, checking = Promise.resolve(); // a check per
 let work = new AbortController(), curveWork = new AbortController(), checkWork = new AbortController(), thumbsFor = "";
 const NEEDS_MAP = ["save-report", "save-png", "save-json", "save-npz", "play-deletion", "play-insertion"];
 
+const REFINE_STEPS = [16, 32, 64, 128, 256]; // passes in all; each step goes on from the one before
+
 const cardOf = (name) => cards.find((entry) => entry.name === name), card = () => cardOf(state.model);
-const methodCard = (text) => listed.methods.find((entry) => entry.name === baseName(text) || entry.name === text);
+/** The method whose map is refined: "genatt" of "refine(genatt,passes=64)"; any other method is its own. */
+const innerOf = (text) => text.replace(/^refine\((.*?)(,passes=\d+)?\)$/, "$1");
+const methodCard = (text) => listed.methods.find((entry) => entry.name === baseName(innerOf(text)) || entry.name === text);
 const isSlow = (text) => methodCard(text)?.slow ?? false;
 const titleOf = (text) => listed.recommended.find((entry) => entry.method === text)?.title ?? methodCard(text)?.title ?? text;
 const photoName = () => uploaded?.name ?? (state.photo === "demo" ? "example" : "photo");
@@ -94,12 +98,12 @@ function updateModelControls() {
 /** What is explained: what makes two photos alike, the prompt, or else classes; of two photos or models one class each. */
 const asked = (most = 2) => pair.firstFields(methodCard(state.method)?.class_specific ?? true) ?? (state.text ? { text: state.text } : { target: state.targets.slice(0, pair.isPair() ? 1 : most) });
 
-/** Request the maps of the settings; a newer request aborts the older one. */
-async function explain({ picture = false, image } = {}) {
+/** Request the maps of the settings; a newer request aborts the older one. A step of a refinement is not tested. Returns whether a map came. */
+async function explain({ picture = false, image, isStep = false } = {}) {
   work.abort();
   const controller = work = new AbortController(), slow = isSlow(state.method), wanted = titleOf(state.method);
   const callbacks = startWork(image ? `Looking at ${image.name}` : wanted, controller);
-  markStale(controller, image ? null : wanted);
+  if (!state.method.startsWith("refine(")) markStale(controller, image ? null : wanted);
   try {
     const common = { method: state.method, layers: !slow, heads: !slow && state.head !== "mean" };
     const request = async (fields, known) => {
@@ -115,7 +119,8 @@ async function explain({ picture = false, image } = {}) {
     if (controller !== work) return;
     adoptResponse(first, other, image);
     endWork(controller, `${map.title}: done in ${map.seconds.toFixed(2)} s.`);
-    checking = runChecks();
+    if (!isStep) checking = runChecks();
+    return true;
   } catch (error) {
     if (controller !== work) return; // a newer request is running
     if (error.kind === "photo-expired" && uploaded && !image) return explain({ image: uploaded, picture: true });
@@ -346,9 +351,36 @@ function updateLists() {
   showClasses($("classes"), reply.top, state.targets, (index) => setTargets([index]), (index) => setTargets(state.targets[1] === index ? [state.targets[0]] : [state.targets[0], index]));
   const isListed = reply.top.some((entry) => entry.index === state.targets[0]);
   $("any-class").value = isListed || reply.text || reply.other ? "" : String(state.targets[0] ?? "");
-  selectMethod($("methods"), map.method);
+  selectMethod($("methods"), innerOf(map.method));
+  showRefine();
   showMethodFacts($("method-facts"), methodCard(map.method), map);
   rateThumbs(map.method, api.slice(map.maps, 0).values);
+}
+
+/** Correct the map by hiding random parts again and again; each step is shown as it arrives. */
+async function refineMap() {
+  const inner = innerOf(map.method), most = REFINE_STEPS.at(-1);
+  $("refine").disabled = true;
+  $("refine-bar").hidden = false;
+  for (const passes of REFINE_STEPS) {
+    state.method = `refine(${inner},passes=${passes})`;
+    if (!await explain({ isStep: passes < most })) break; // cancelled, refused, or another map was asked for
+    $("refine-bar").value = passes / most;
+    $("refine-text").textContent = `${passes} of ${most} passes`;
+  }
+  $("refine-bar").hidden = true;
+  $("refine-bar").value = 0;
+  showRefine();
+}
+
+/** The button that refines the map: of one photo, by a method that makes no passes of its own. */
+function showRefine() {
+  const entry = methodCard(map.method), isRefined = map.method !== innerOf(map.method), running = !$("refine-bar").hidden;
+  $("refine-row").hidden = Boolean(second) || !entry || entry.slow || entry.control;
+  $("refine").hidden = isRefined && !running;
+  if (running) return;
+  $("refine").disabled = false;
+  $("refine-text").textContent = isRefined ? (map.refinement ?? [])[0] ?? "" : "";
 }
 
 function setTargets(targets) {
@@ -530,6 +562,7 @@ for (const id of ["map-0", "map-1"]) {
 for (const type of ["pointerup", "pointercancel"]) document.addEventListener(type, () => hold(false));
 
 const bindControl = (id, event, read) => $(id).addEventListener(event, () => { state[id] = read($(id)); write(); if (reply) render(); });
+$("refine").addEventListener("click", refineMap);
 bindControl("opacity", "input", (control) => Number(control.value));
 bindControl("cmap", "change", (control) => control.value);
 bindControl("signed", "change", (control) => control.checked);
@@ -545,7 +578,7 @@ $("head").addEventListener("change", () => {
   if (state.head === "mean" || (map.headMaps && (!second || second.map.headMaps))) render();
   else explain();
 });
-$("methods").addEventListener("focusout", (event) => { if (map && !$("methods").contains(event.relatedTarget)) selectMethod($("methods"), state.method); });
+$("methods").addEventListener("focusout", (event) => { if (map && !$("methods").contains(event.relatedTarget)) selectMethod($("methods"), innerOf(state.method)); });
 $("filter").addEventListener("input", () => filterMethods($("methods"), $("filter").value));
 $("any-class").addEventListener("change", () => { if ($("any-class").value !== "") setTargets([Number($("any-class").value)]); });
 $("prompt-form").addEventListener("submit", (event) => { event.preventDefault(); setPrompt($("prompt").value.trim()); });
