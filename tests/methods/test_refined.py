@@ -96,6 +96,36 @@ def test_it_is_the_conditional_of_a_joint_normal() -> None:
     assert_same(actual.covariance, tau * (C - gain @ K @ C), magnitude=100.0 * tau)
 
 
+def test_an_estimate_with_more_shrinkage_has_the_errors_of_a_joint_normal() -> None:
+    """With s ≠ λ: E[(φ − φ̂)(φ − φ̂)ᵀ] of a linear estimate φ̂ = m + B (v − K m), by the joint covariance of φ and v."""
+    K, v, m = drawn(EQUATIONS, PATCHES), drawn(EQUATIONS, seed=1), drawn(PATCHES, seed=2)
+    C, noise, shrinkage = positive_definite(PATCHES), 3.0, 40.0
+    actual = posterior(K, v, m, C, noise, shrinkage)
+    g = (K @ C @ K.mT).diagonal().mean()
+    identity = torch.eye(EQUATIONS, dtype=torch.float64)
+    B = C @ K.mT @ (K @ C @ K.mT + shrinkage * g * identity).inverse()
+    assert_same(actual.mean, m + B @ (v - K @ m), magnitude=100.0)
+    tau = actual.noise / float(g * noise)
+    of_both = K @ C @ K.mT + noise * g * identity  # of v
+    expected = C - B @ K @ C - C @ K.mT @ B.mT + B @ of_both @ B.mT
+    assert_same(actual.covariance, tau * expected, magnitude=100.0 * tau)
+    best = posterior(K, v, m, C, noise)
+    assert_same(actual.noise, best.noise, magnitude=100.0)
+    assert (actual.standard_error > best.standard_error).all(), "no estimate errs less than the posterior mean"
+
+
+def test_standard_errors_of_few_passes_are_no_smaller_than_those_of_more() -> None:
+    """The map moves little after few passes, but that does not make it sure: of additive values with noise."""
+    places = torch.cartesian_prod(torch.arange(4.0), torch.arange(4.0)).double()
+    sets = keep_sets(16, 256, seed=0)
+    scores = sets.double() @ drawn(16, seed=2) + 0.5 * drawn(256, seed=3)
+    errors = [
+        refined_map(drawn(16, seed=1), sets[:passes], scores[:passes], places, None).standard_error.mean()
+        for passes in (16, 64, 256)
+    ]
+    assert errors[0] > errors[1] > errors[2]
+
+
 def test_tau_makes_left_out_residuals_as_large_as_their_variances() -> None:
     """Leave one equation out and predict it, by brute force: the mean of residual² / variance is 1."""
     K, v, m = drawn(10, PATCHES), drawn(10, seed=1), drawn(PATCHES, seed=2)

@@ -38,7 +38,8 @@ GOLDEN = 0.618034  # blocks of successive sizes spread evenly: the fractional pa
 FEWEST, MOST = 0.05, 0.95  # shares of the patches that a set keeps
 ALIKE, NEAR = 0.15, 2.5  # widths of the kernel: in cosine distance of tokens, and in patches
 OWN_SHARE = 0.3  # of a patch's prior variance that it shares with no other patch
-LEAST_NOISE, NOISE_OF_ONE = 3.0, 2000.0  # λ = max(3, 2000 / N)
+NOISE = 3.0  # λ: the variance of an equation's error over what the prior expects of it, as errors are computed
+CAUTION = 2000.0  # the map itself uses max(λ, 2000 / N): few passes move it less than they would by λ alone
 PRIOR_AGREEMENT, PRIOR_WEIGHT = 0.45, 8.0  # a one-pass map's correlation with removals before any is seen
 LEAST_AGREEMENT = 0.05  # a prior map never turns around or vanishes by noise
 DRAWS = 1000  # of the posterior, for the probability to be among the brightest
@@ -151,7 +152,10 @@ def prior_covariance(prior: Tensor, places: Tensor, tokens: Tensor | None) -> Te
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """What is believed of φ after n equations: its mean, covariance, and the variance of a further equation's error."""
+    """An estimate of φ after n equations, the covariance of its error, and the variance of a further equation's noise.
+
+    Estimated with the λ of the equations it is the posterior mean, and the covariance is the posterior's.
+    """
 
     mean: Tensor  # [P]
     covariance: Tensor  # [P, P]
@@ -178,13 +182,22 @@ class Posterior:
         return ((equations @ self.covariance * equations).sum(1) + self.noise).clamp(min=0).sqrt()
 
 
-def posterior(equations: Tensor, values: Tensor, prior_mean: Tensor, covariance: Tensor, noise: float) -> Posterior:
-    """Return what values [n] = K φ + ε of equations K [n, P] make of the prior φ ~ N(m, τ² C).
+def posterior(
+    equations: Tensor,
+    values: Tensor,
+    prior_mean: Tensor,
+    covariance: Tensor,
+    noise: float,
+    shrinkage: float | None = None,
+) -> Posterior:
+    """Return what values [n] = K φ + ε of equations K [n, P] make of the prior φ ~ N(m, τ² C), ε ~ N(0, τ² g λ I).
 
-    With g the mean diagonal of K C Kᵀ and M = K C Kᵀ / g + λ I: the mean is m + C Kᵀ M⁻¹ (v − K m) / g and the
-    covariance τ² (C − C Kᵀ M⁻¹ K C / g); `noise` is λ. τ² makes the squared leave-one-out residuals as large as their
+    With g the mean diagonal of K C Kᵀ, M = K C Kᵀ / g + s I and B = C Kᵀ M⁻¹ / g the estimate is m + B (v − K m), and
+    its error has the covariance τ² [(I − B K) C (I − B K)ᵀ + g λ B Bᵀ]. `noise` is λ and `shrinkage` s; where s = λ,
+    the default, this is the posterior. τ² makes the squared leave-one-out residuals (with λ) as large as their
     variances, on average. Without equations τ is not known and the errors are NaN.
     """
+    shrinkage = noise if shrinkage is None else shrinkage
     if not len(equations):
         return Posterior(prior_mean, torch.full_like(covariance, math.nan), math.nan)
     projected = equations @ covariance  # K C, [n, P]
@@ -193,14 +206,16 @@ def posterior(equations: Tensor, values: Tensor, prior_mean: Tensor, covariance:
     if scale == 0:  # no equation reads a patch
         return Posterior(prior_mean, torch.full_like(covariance, math.nan), math.nan)
     identity = torch.eye(len(values), dtype=values.dtype)
+    unexplained = values - equations @ prior_mean
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram / scale + noise * identity))
-    residuals = inverse @ (values - equations @ prior_mean)
+    residuals = inverse @ unexplained
     variance = float((residuals.square() / inverse.diagonal()).mean() / scale)  # τ²
-    return Posterior(
-        prior_mean + projected.mT @ residuals / scale,
-        variance * (covariance - projected.mT @ inverse @ projected / scale),
-        variance * scale * noise,
-    )
+    if shrinkage != noise:
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram / scale + shrinkage * identity))
+    gain = projected.mT @ inverse / scale  # B, [P, n]
+    left = covariance - gain @ projected  # (I − B K) C
+    of_error = left - left @ equations.mT @ gain.mT + scale * noise * gain @ gain.mT
+    return Posterior(prior_mean + gain @ unexplained, variance * of_error, variance * scale * noise)
 
 
 def scaled_prior(prior: Tensor, equations: Tensor, values: Tensor) -> Tensor:
@@ -231,9 +246,9 @@ def refined_map(prior: Tensor, keep: Tensor, scores: Tensor, places: Tensor, tok
         return posterior(torch.zeros(0, len(prior), dtype=prior.dtype), scores[:0], prior, torch.eye(len(prior)), 1.0)
     mixing = contrasts(len(keep))
     equations, values = mixing @ keep.to(prior.dtype), mixing @ scores
-    noise = max(LEAST_NOISE, NOISE_OF_ONE / len(keep))
     mean = scaled_prior(prior, equations, values)
-    return posterior(equations, values, mean, prior_covariance(prior, places, tokens), noise)
+    covariance = prior_covariance(prior, places, tokens)
+    return posterior(equations, values, mean, covariance, NOISE, max(NOISE, CAUTION / len(keep)))
 
 
 def log_odds(scores: Tensor, target: TargetBatch) -> Tensor:
@@ -277,9 +292,10 @@ def refined(
 
     v(S) = log-odds of the target with only the patches S = Z φ + a number for |S| + ε, φ ~ N(α w, τ² C). Sets come in
     blocks of 8 of one size, and orthonormal contrasts within a block take out what the size does. C is large for
-    patches whose tokens at the last layer are alike and near each other; ε has λ = max(3, 2000 / N) times the
-    equations' mean prior variance. The standard error of a patch is the posterior's. `passes` are nested: those of a
-    smaller number are the first of a larger one. One forward more, and the backwards of the one-pass method.
+    patches whose tokens at the last layer are alike and near each other; ε has 3 times the equations' mean prior
+    variance, and the map is estimated as if it had max(3, 2000 / N) times that, so that few passes move it little. The
+    standard error of a patch is that of this estimate. `passes` are nested: those of a smaller number are the first of
+    a larger one. One forward more, and the backwards of the one-pass method.
     """
     return _refined_from(inner, None, trace, passes, removal, seed)
 
