@@ -38,6 +38,10 @@ def heads() -> Heads:
     return Heads("rollout", numbers(2, 3, COUNT, 2, 2), numbers(2, 3, COUNT, 2, 2), numbers(3, COUNT, 2, 2))
 
 
+def refinement() -> cv.results.Refinement:
+    return cv.results.Refinement(numbers(COUNT, 5), numbers(COUNT, 2, 2))
+
+
 def target() -> TargetBatch:
     rows = tuple(((row, 1.0),) for row in range(COUNT))
     return TargetBatch(tuple(f"class {row}" for row in range(COUNT)), tuple(range(COUNT)), "logit", rows)
@@ -74,6 +78,7 @@ def explanation() -> cv.Explanation:
         regions=numbers(COUNT, 4, 4) > 20,
         layers=numbers(3, COUNT, 2, 2),
         heads=heads(),
+        refinement=refinement(),
         text_relevance=tuple(TextRelevance((f"word {row}",), numbers(1) + row) for row in range(COUNT)),
         notes=("first", "second"),
         weights=WeightsHash("abc"),
@@ -168,6 +173,7 @@ def moments() -> Moments:
 INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     cv.Explanation: (explanation,),
     Heads: (heads,),
+    cv.results.Refinement: (refinement,),
     Origin: (lambda: explanation().origin,),
     CheckResult: (checks,),
     cv.results.PatchFeatures: (patch_features, lambda: patch_features((patch_features(), patch_features()))),
