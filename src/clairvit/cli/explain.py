@@ -11,7 +11,14 @@ from clairvit.cli.arguments import single_method
 from clairvit.cli.command import Command
 from clairvit.cli.console import print_line
 from clairvit.cli.declare import option
-from clairvit.cli.finish import print_checks, print_files, print_notes, print_predictions, print_statistics
+from clairvit.cli.finish import (
+    print_certificates,
+    print_checks,
+    print_files,
+    print_notes,
+    print_predictions,
+    print_statistics,
+)
 from clairvit.cli.image_job import ImageJob, SaveResult, WrittenResult
 from clairvit.errors import BadInput
 
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
     from clairvit.methods.recipe import Recipe
     from clairvit.methods.spec import MethodSpec
+    from clairvit.metrics.certificate import Certificate
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
@@ -43,6 +51,8 @@ clairvit explain cat.jpg --recipe recipe.json
 clairvit explain cat.jpg --check
 
 clairvit explain cat.jpg --passes 256
+
+clairvit explain cat.jpg --certificate certificate.json
 
 clairvit explain street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --text 'a dog'
 
@@ -82,6 +92,12 @@ def explain(
     layers: bool = option(False, "Draw the map of each layer, too."),
     features: bool = option(False, "Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
     heads: bool = option(False, "Draw the map of each head of each layer, too."),
+    certificate: str | None = option(
+        None,
+        "The file of 'clairvit certify': outline the patches that alone keep the answer, and test them on each photo; "
+        "its method is the default.",
+        "FILE",
+    ),
     check: bool = option(False, "Say how far to trust each map, by removing its brightest patches."),
     keep_maps: bool = option(
         False,
@@ -101,6 +117,12 @@ def explain(
     chosen = None if recipe is None else read_recipe(recipe)
     text = (typed or (default_method() if sampling.typed() else None)) if chosen is None else chosen.method_for(typed)
     spec = None if text is None else resolve_method(text, **sampling.typed())  # None: the default that fits
+    certified = None
+    if certificate is not None:
+        from clairvit.metrics.certify import read_certificate
+
+        certified = read_certificate(certificate, None if spec is None else spec.text)
+        spec = spec or resolve_method(certified.method)
     run_options.check()
     by_layer: dict[str, Any] = {"layers": layers, "by_head": heads, "score": targets.score, "passes": passes}
     save = _save_with_features if features else _save
@@ -111,7 +133,7 @@ def explain(
         targets,
         run_options,
         output,
-        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}, check=check),
+        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}, check=check, certified=certified),
         save=_with_other_directions(save, targets.similar_to),
         out=out,
         suffix=None,
@@ -124,6 +146,7 @@ def explain(
         print_predictions(results)
         print_statistics(results)
         print_checks(results)
+        print_certificates(results)
         print_notes(results)
         if layers and results and results[0].first["layers"] is None:
             method_text = results[0].first["method"]
@@ -138,7 +161,12 @@ explain.__doc__ = f"Show where a model looked, by one method.\n\n{EXAMPLES}"
 
 
 def _explain_batch(
-    spec: MethodSpec | None, recipe: Recipe | None, arguments: Mapping[str, Any], *, check: bool
+    spec: MethodSpec | None,
+    recipe: Recipe | None,
+    arguments: Mapping[str, Any],
+    *,
+    check: bool,
+    certified: Certificate | None,
 ) -> Callable[[Model, Batch, Any], dict[str, Explanation]]:
     """Return the function that explains one batch; it checks once that the recipe belongs to the model."""
     import clairvit as cv
@@ -152,6 +180,8 @@ def _explain_batch(
         if check:
             passes = {name: arguments[name] for name in ("batch_size", "autocast")}
             explanation = explanation.with_check(**passes)
+        if certified is not None:
+            explanation = explanation.with_certificate(certified, test=True)
         return {explanation.method: explanation}
 
     return explain_batch

@@ -33,7 +33,9 @@ Sizes = Annotated[
     Range(ge=2, example=20),
     Doc("how many sizes are tried: P · (j / sizes)² patches, j = 1 … sizes, so that small ones lie closest"),
 ]
-UNDEFINED = "an image whose target is not the model's answer has none, nor has a model that does not answer by one class"
+UNDEFINED = (
+    "an image whose target is not the model's answer has none, nor has a model that does not answer by one class"
+)
 
 
 def size_grid(patches: int, sizes: int = SIZES) -> tuple[int, ...]:

@@ -269,7 +269,9 @@ class Certificate(Tabular):
             )
         names = {entry.name for entry in fields(cls)}
         try:
-            values = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items() if key in names}
+            values: dict[str, Any] = {
+                key: tuple(v) if isinstance(v, list) else v for key, v in content.items() if key in names
+            }
             certificate = cls(**values)
             changed = [name for name, value in certificate._computed().items() if content.get(name) != value]
         except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
@@ -289,17 +291,18 @@ def check_keep(keep: float) -> float:
     return float(keep)
 
 
-def check_count(count: int, keep: float, statement: Statement) -> None:
+def check_count(count: int, keep: float, statement: Statement, left_out: Sequence[str] = ()) -> None:
     """Raise BadInput for too few photos: the certified size would be infinite, or a share have no interval."""
     photos = f"{count} photo{'s' * (count != 1)}"
+    more = "".join(f" {reason}." for reason in left_out)
     if statement == "region":
         if count < FEWEST:
-            raise BadInput(f"{photos} with regions say nothing of other photos; expected {FEWEST} or more.")
+            raise BadInput(f"{photos} with regions say nothing of other photos; expected {FEWEST} or more.{more}")
     elif count < (fewest := fewest_photos(keep)):
         alpha = float(1 - Fraction(str(keep)))
         raise BadInput(
             f"{photos} cannot certify anything for {_percent(keep)} of photos; expected {fewest} calibration photos or "
-            f"more, ⌈1/α⌉ − 1 with α = {alpha:g}, or a smaller share than keep={keep:g}."
+            f"more, ⌈1/α⌉ − 1 with α = {alpha:g}, or a smaller share than keep={keep:g}.{more}"
         )
 
 

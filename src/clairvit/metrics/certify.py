@@ -12,16 +12,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, get_args
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from clairvit._rng import image_seeds
 from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.data.hashing import digest
-from clairvit.errors import BadInput, ClairWarning, NotApplicable, UnknownName, Verb, did_you_mean
-from clairvit.methods.collect import varies
+from clairvit.errors import Argument, BadInput, ClairWarning, NotApplicable, UnknownName, Verb, did_you_mean
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import run_all
@@ -114,16 +110,12 @@ def certify(
         >>> certificate.n, certificate.q == max(certificate.sizes)
         (9, True)
     """
-    if statement not in STATEMENTS:
-        raise UnknownName(
-            f"There is no statement {statement!r}; expected one of {', '.join(STATEMENTS)}."
-            f"{did_you_mean(str(statement), STATEMENTS)}"
-        )
+    keep = check_statement(statement, keep)
     check_removal(removal)
     if sizes < 2:
         raise BadInput(f"sizes={sizes} was given; expected 2 or more numbers of patches to try, such as {SIZES}.")
     spec = None if method is None else resolve_method(method)
-    request = CertificationRequest(check_keep(keep), statement, sizes, removal, error_handler(on_error))
+    request = CertificationRequest(keep, statement, sizes, removal, error_handler(on_error))
     if statement == "region" and spec is not None:
         raise BadInput(f"The method '{spec.text}' was given, and regions are drawn by a person; expected no method.")
     question = Question.of_dataset(
@@ -141,6 +133,16 @@ def certify(
         first = question.first_image(skip=request.on_error is not None)
         spec = resolve_method(explain(question.model, first.pixels).method)
     return _certificate(question, request, spec, _observe(question, request, spec))
+
+
+def check_statement(statement: str, keep: float) -> float:
+    """Return the share as a Python number; raise an error for a statement or a share that there is not."""
+    if statement not in STATEMENTS:
+        raise UnknownName(
+            f"There is no statement {statement!r}; expected one of {', '.join(STATEMENTS)}."
+            f"{did_you_mean(str(statement), STATEMENTS)}"
+        )
+    return check_keep(keep)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +218,8 @@ def _observe_run(
     reason = why_no_answer(target, int(logits.shape[1]))
     if reason or not run.model.classifier:
         raise NotApplicable(
-            f"{run.model.name} gives no answer that could be kept: {reason or 'its output is an embedding'}; expected a "
-            "classifier of one class per image (softmax), and a class or a contrast of two as the target."
+            f"{run.model.name} gives no answer that could be kept: {reason or 'its output is an embedding'}; expected "
+            "a classifier of one class per image (softmax), and a class or a contrast of two as the target."
         )
     trace = run_backward(run.recording, target, None)
     results = [result for (result,) in run_all(specs, run.recording, run.targets, seed=question.seed).values()]
@@ -283,16 +285,19 @@ def _certificate(
     """Return the certificate of what was observed; raise BadInput where too little is left."""
     dataset = question.images
     assert isinstance(dataset, ImageDataset)
-    photos = list({photo.content: photo for photo in reversed(observed.photos)}.values())[::-1]
+    first_with: dict[str, Photo] = {}
+    for photo in observed.photos:
+        first_with.setdefault(photo.content, photo)
+    photos = list(first_with.values())
     repeated = len(observed.photos) - len(photos)
-    notes = [*question.model.assumptions, *dataset.notes, *observed.notes]
-    if repeated:
-        notes.append(f"{repeated} photos are copies of others and were left out")
-    if observed.other_answers:
-        notes.append(f"{len(observed.other_answers)} photos were left out, as the model's answer is not the target")
-    if observed.unmasked:
-        notes.append(f"{len(observed.unmasked)} photos without a region were left out")
-    check_count(len(photos), request.keep, request.statement)
+    left_out = {
+        "are copies of others": repeated,
+        "have another answer than the target": len(observed.other_answers),
+        "have no region": len(observed.unmasked),
+    }
+    reasons = tuple(f"{count} photos {why} and were left out" for why, count in left_out.items() if count)
+    notes = [*question.model.assumptions, *dataset.notes, *observed.notes, *reasons]
+    check_count(len(photos), request.keep, request.statement, reasons)
     if len(observed.facts) > 1:
         (first, second, *_) = sorted(map(repr, observed.facts))
         raise BadInput(
@@ -348,8 +353,8 @@ def certify_explanation(
     model: ModelLike | None = None,
 ) -> CertifiedPatches:
     """Mark the patches that a certificate is about; what `Explanation.certify` does."""
-    certificate = certificate if isinstance(certificate, Certificate) else Certificate.load(certificate)
-    check_fits(explanation, certificate)
+    certificate = certificate if isinstance(certificate, Certificate) else read_certificate(certificate)
+    _check_fits(explanation, certificate)
     count = certificate.q
     assert count is not None
     pooled = pool_to_grid(explanation.maps.detach().cpu().double(), certificate.grid).flatten(1)
@@ -360,10 +365,17 @@ def certify_explanation(
     return _tested(explanation, marked, model) if test else marked
 
 
-def check_fits(explanation: Explanation, certificate: Certificate) -> None:
-    """Raise BadInput for maps that a certificate says nothing about."""
-    if not len(explanation):
-        raise BadInput("The explanation has no maps; expected at least one.")
+def read_certificate(path: PathLike[str] | str, method: str | None = None) -> Certificate:
+    """Return the certificate of a file; raise BadInput if it is not about maps, or not of the method that is named."""
+    certificate = Certificate.load(path)
+    _check_is_about_maps(certificate)
+    if method is not None:
+        _check_method(method, certificate)
+    return certificate
+
+
+def _check_is_about_maps(certificate: Certificate) -> None:
+    """Raise BadInput for a certificate that names no number of patches."""
     if certificate.statement == "region":
         raise BadInput(
             "This certificate is about regions that were drawn in the photos, and a map has none; expected one for "
@@ -373,7 +385,14 @@ def check_fits(explanation: Explanation, certificate: Certificate) -> None:
         )
     if certificate.q is None:
         raise BadInput(f"This certificate names no number of patches: {certificate.sentence}")
-    check_method(explanation.method, certificate)
+
+
+def _check_fits(explanation: Explanation, certificate: Certificate) -> None:
+    """Raise BadInput for maps that a certificate says nothing about."""
+    if not len(explanation):
+        raise BadInput("The explanation has no maps; expected at least one.")
+    _check_is_about_maps(certificate)
+    _check_method(explanation.method, certificate)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ClairWarning)  # of weights that have changed, which is the error below
         weights = explanation.weights_hash
@@ -394,8 +413,8 @@ def check_fits(explanation: Explanation, certificate: Certificate) -> None:
     size, shape = tuple(explanation.pixels.shape[-2:]), tuple(explanation.maps.shape[1:])
     if size != certificate.size or (shape != certificate.grid and shape[-2:] != size):
         raise BadInput(
-            f"These maps are {_by(shape)} of images of {_by(size)} pixels, and the certificate is for {_by(certificate.grid)} "
-            f"patches of images of {_by(certificate.size)}; expected the same size."
+            f"These maps are {_by(shape)} of images of {_by(size)} pixels, and the certificate is for "
+            f"{_by(certificate.grid)} patches of images of {_by(certificate.size)}; expected the same size."
         )
     if explanation.score != certificate.score:
         raise BadInput(
@@ -405,16 +424,18 @@ def check_fits(explanation: Explanation, certificate: Certificate) -> None:
     if explanation.seed != certificate.seed:
         raise BadInput(
             f"These maps were made with seed {explanation.seed}, and the certificate with {certificate.seed}; expected "
-            f"seed={certificate.seed}."
+            "the same: ",
+            Argument("seed", certificate.seed),
+            ".",
         )
     for row in range(len(explanation)):
         _check_target(explanation, certificate, row)
-    broken = [name for name, flat in zip(explanation.names, explanation.maps.flatten(1), strict=True) if flat.isnan().any()]
-    if broken:
-        raise BadInput(f"The map of {broken[0]} has NaN, so that it ranks no patches; expected finite values.")
+    for name, values in zip(explanation.names, explanation.maps, strict=True):
+        if not values.isfinite().all():
+            raise BadInput(f"The map of {name} has NaN or infinity, so that it ranks no patches; expected numbers.")
 
 
-def check_method(method: str, certificate: Certificate) -> None:
+def _check_method(method: str, certificate: Certificate) -> None:
     """Raise BadInput for maps of another method, or of one whose code was changed."""
     if method != certificate.method:
         raise BadInput(
@@ -442,7 +463,7 @@ def _check_target(explanation: Explanation, certificate: Certificate, row: int) 
                 "expected the same contrast."
             )
         if not logits[a] > logits[b]:
-            raise BadInput(f"For {name} {certificate.target} is not above 0, and the certificate is about photos where it is.")
+            raise BadInput(f"For {name} {certificate.target} is not above 0, as it is for the calibration photos.")
         return
     if explanation.class_specific and explanation.classes[row] != answer:
         raise BadInput(
@@ -471,15 +492,17 @@ def _tested(explanation: Explanation, marked: CertifiedPatches, model: ModelLike
         raise BadInput(f"The weights of {tested.name} are not those of the certificate; expected the same model.")
     contrast = Contrast(*certificate.classes) if len(certificate.classes) == 2 else None
     batch = Batch(to_device(explanation.pixels, tested), explanation.names)
-    question = Question.of(tested, batch, contrast, seed=certificate.seed, autocast=certificate.autocast, one_batch=True)
+    seed, autocast = certificate.seed, certificate.autocast
+    question = Question.of(tested, batch, contrast, seed=seed, autocast=autocast, one_batch=True)
     keep = marked.patches.flatten(1) if certificate.statement == "keep" else ~marked.patches.flatten(1)
     held: list[bool] = []
     answers: list[str] = []
     with closing(iter_runs(question, (), size=TESTED_AT_ONCE)) as runs:
         for run in runs:
             trace = run_backward(run.recording, run.targets[0], None)
-            with probing(trace, certificate.removal, label=NAME, forwards=1, seed=certificate.seed) as probe:
-                logits = probe.score_kept(keep[list(run.rows), None].to(trace.pixels.device), lambda logits, _: logits)[:, 0]
+            variants = keep[list(run.rows), None].to(trace.pixels.device)  # [B, 1, patches]
+            with probing(trace, certificate.removal, label=NAME, forwards=1, seed=seed) as probe:
+                logits = probe.score_kept(variants, lambda logits, _: logits)[:, 0]
             is_target = answer_is_target(run.targets[0])(logits, list(range(len(logits)))) > 0
             held += (is_target if certificate.statement == "keep" else ~is_target).tolist()
             answers += [class_name(explanation.labels, index) for index in logits.argmax(1).tolist()]

@@ -55,7 +55,7 @@ def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
 
 
 def draw_outlines(axes: Any, explanation: Explanation, item: int, size: tuple[int, ...], tile: float) -> None:
-    """Draw what belongs to one map: its chosen and certified patches, and the region or box that its target is about."""
+    """Draw what belongs to one map: its chosen and certified patches, and the region or box of its target."""
     draw_outline(axes, chosen_patches(explanation, item), size, tile)
     draw_outline(axes, certified_patches(explanation, item), size, tile)
     if explanation.regions is not None and not bool(explanation.regions[item].all()):  # the whole image needs no line
