@@ -536,17 +536,17 @@ def test_code_that_was_changed_is_refused() -> None:
     model, images = model_and_images()
 
     def registered(power: int) -> None:
-        @cv.method("own-map", output="tokens", aggregation=Total(), overwrite=True)
-        def own_map(layer: cv.extend.LayerView) -> Tensor:
+        @cv.method("power-map", output="tokens", aggregation=Total(), overwrite=True)
+        def power_map(layer: cv.extend.LayerView) -> Tensor:
             return layer.x.norm(dim=-1) ** power
 
     registered(1)
-    certified = cv.certify(model, images, "own-map", 0.5)
+    certified = cv.certify(model, images, "power-map", 0.5)
     assert certified.code
-    cv.explain(model, images[:1], "own-map").certify(certified)
+    cv.explain(model, images[:1], "power-map").certify(certified)
     registered(3)
     with pytest.raises(BadInput, match="was changed after the certificate was made"):
-        cv.explain(model, images[:1], "own-map").certify(certified)
+        cv.explain(model, images[:1], "power-map").certify(certified)
 
 
 def test_the_default_method_is_that_of_explain() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from clairvit._rng import image_seeds
 from clairvit.data.dataset import ErrorHandler, ImageDataset
 from clairvit.data.hashing import digest
-from clairvit.errors import Argument, BadInput, ClairWarning, NotApplicable, UnknownName, Verb, did_you_mean
+from clairvit.errors import BadInput, ClairWarning, NotApplicable, UnknownName, Verb, did_you_mean
 from clairvit.methods.explain import explain
 from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import run_all
@@ -424,9 +424,7 @@ def _check_fits(explanation: Explanation, certificate: Certificate) -> None:
     if explanation.seed != certificate.seed:
         raise BadInput(
             f"These maps were made with seed {explanation.seed}, and the certificate with {certificate.seed}; expected "
-            "the same: ",
-            Argument("seed", certificate.seed),
-            ".",
+            f"maps of seed {certificate.seed}."
         )
     for row in range(len(explanation)):
         _check_target(explanation, certificate, row)
@@ -454,7 +452,7 @@ def _check_target(explanation: Explanation, certificate: Certificate, row: int) 
     """Raise BadInput unless one map is of the answer that the certificate is about, and the model gives it."""
     logits = explanation.logits[row].double()
     answer, name = int(logits.argmax()), explanation.names[row]
-    said = class_name(explanation.labels, answer)
+    answer_name = class_name(explanation.labels, answer)
     if len(certificate.classes) == 2:
         a, b = certificate.classes
         if explanation.class_specific and explanation.targets[row] != certificate.target:
@@ -467,12 +465,12 @@ def _check_target(explanation: Explanation, certificate: Certificate, row: int) 
         return
     if explanation.class_specific and explanation.classes[row] != answer:
         raise BadInput(
-            f"The map of {name} is of {explanation.targets[row]}, and the model's answer is {said}: the certificate is "
-            "about its answer; expected a map of the predicted class."
+            f"The map of {name} is of {explanation.targets[row]}, and the model's answer is {answer_name}: the "
+            "certificate is about its answer; expected a map of the predicted class."
         )
     if certificate.classes and answer != certificate.classes[0]:
         raise BadInput(
-            f"The model's answer for {name} is {said}, and the certificate is about photos that it calls "
+            f"The model's answer for {name} is {answer_name}, and the certificate is about photos that it calls "
             f"{certificate.target}."
         )
 
