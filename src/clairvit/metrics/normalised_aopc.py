@@ -27,12 +27,12 @@ Cells = Annotated[
     Doc("how many cells the image has along each side, which are removed one by one; None: every patch is one"),
 ]
 Beam = Annotated[
-    int, Range(ge=1, example=5), Doc("how many sets of cells the search for each bound keeps at each step")
+    int, Range(ge=1, example=3), Doc("how many sets of cells the search for each bound keeps at each step")
 ]
 NAME = "naopc"
 
 
-def passes(patches: int, cells: int | None = 4, beam: int = 5, **_: object) -> Cost:
+def passes(patches: int, cells: int | None = 4, beam: int = 3, **_: object) -> Cost:
     """Return the most passes for one map: its own curve, and every set of cells that the two searches look at."""
     count = patches if cells is None else min(cells * cells, patches)
     looked_at = [min(beam * (count - k + 1), math.comb(count, k)) for k in range(2, count)]
@@ -52,7 +52,7 @@ def passes(patches: int, cells: int | None = 4, beam: int = 5, **_: object) -> C
 def normalised_aopc(
     context: EvalContext,
     cells: Cells = 4,
-    beam: Beam = 5,
+    beam: Beam = 3,
     order: Annotated[Literal["morf", "lerf"], Doc("which cells go first: most relevant, or least relevant")] = "morf",
     removal: Removal = "token",
     score: ScoreKind = "prob",
