@@ -27,6 +27,10 @@ so may a target that is not the probability of one class. [Intervals](#intervals
 that *explains again* runs the method on other images or models; its backwards, and forwards beyond one a run, come on
 top. Options are written `NAME(option=value)`, published variants `NAME(preset=…)`.
 
+**Between models** areas and drops do not compare: how far they can go depends on the model and the image, so that the
+better map of one model may have the smaller area. `naopc` is the place between the smallest and the largest area that
+any order of removal reaches on this model and image; use it where numbers of two models stand side by side.
+
 **Models without probabilities** (`Model.activation` is `raw`: a regression, a single CLIP prompt; see
 [models](models.md#what-a-score-means)). `score=prob` is a preference: where there is no probability, the raw score f
 takes its place, `Score.settings` says `score: raw`, and areas and drops are divided by |f(x) − f(nothing left)|, the
@@ -35,10 +39,10 @@ forward, `normalised_by` in the settings, and a note. A curve then runs from 1 (
 score) to 0 and may leave that range; where nothing changes the score it is undefined (NaN).
 
 * Normalised: `deletion`, `insertion`, `insertion-deletion`, `aopc`, `comprehensiveness`, `sufficiency`, `road`, `irof`,
-  `srg`.
+  `srg`, `f-fidelity`.
 * Not normalised, because they have no unit: `faithfulness-correlation`, `sensitivity-n`, `faithfulness-estimate`,
   `idsds` (correlations), `saco` (a share of pairs), `monotonicity` (a share of steps), `completeness` (relative
-  already).
+  already), `naopc` (a place between two bounds).
 * Not normalised, in the unit of the score squared: `infidelity`.
 * As it is asked for: with `score=logit` every model's output is taken as it is. `score=logprob` and `log-odds` of raw
   scores, and `grid-pointing-game`, which takes images that the model is sure of, are refused."""

@@ -19,6 +19,7 @@ from clairvit.data.dataset import ImageDataset, Sample, SampleBatch
 from clairvit.errors import BadInput
 from clairvit.methods.explanation import Heads, Origin, TextRelevance
 from clairvit.methods.intervention import InterventionScores, InterventionSweep
+from clairvit.metrics.certificate import Certificate, CertifiedPatches
 from clairvit.metrics.check_result import CheckResult, MapCheck
 from clairvit.metrics.score import Curve, Score
 from clairvit.models.preprocess import Preprocess
@@ -55,6 +56,13 @@ def checks() -> CheckResult:
     return CheckResult(tuple(map_check(f"{row}.jpg") for row in range(COUNT)), cv.results.Cost(12), 3, ("painted",))
 
 
+def certified_patches(count: int = COUNT) -> CertifiedPatches:
+    names = tuple(f"{row}.jpg" for row in range(count))
+    certificate = Certificate("keep", "legrad", 0.5, names, (1,) * count, (1, 2, 4), (2, 2), (4, 4), "tiny", "abc")
+    targets, held = tuple(f"class {row}" for row in range(count)), tuple(row % 2 == 0 for row in range(count))
+    return CertifiedPatches(numbers(count, 2, 2) % 4 == 1, names, targets, certificate, held, targets)
+
+
 def explanation() -> cv.Explanation:
     logits = numbers(COUNT, 5)
     return cv.Explanation(
@@ -84,6 +92,7 @@ def explanation() -> cv.Explanation:
         weights=WeightsHash("abc"),
         versions={"torch": "2"},
         checked=checks(),
+        certified=certified_patches(),
         origin=Origin((None,) * COUNT, tuple(target().take([row]) for row in range(COUNT))),  # type: ignore[arg-type]
     )
 
@@ -176,6 +185,7 @@ INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     cv.results.Refinement: (refinement,),
     Origin: (lambda: explanation().origin,),
     CheckResult: (checks,),
+    CertifiedPatches: (certified_patches,),
     cv.results.PatchFeatures: (patch_features, lambda: patch_features((patch_features(), patch_features()))),
     InterventionSweep: (sweep,),
     InterventionScores: (interventions, lambda: interventions([1, 2, None, "cat"])),

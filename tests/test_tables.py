@@ -25,7 +25,7 @@ from clairvit.metrics.score import Curve
 from clairvit.selection.start_layer import StartLayer
 from helpers.tiny_models import pixels, wrapped
 from plotting.fakes import fake
-from test_rows import checks, patch_features, score, score_with_baselines, sweep
+from test_rows import certified_patches, checks, patch_features, score, score_with_baselines, sweep
 
 LAYERS, HEADS, CLASSES, IMAGES = 3, 2, 5, 2
 
@@ -70,6 +70,13 @@ def diagnosis() -> cv.results.Diagnosis:
     return cv.results.Diagnosis("pets", ("demo",), checks)
 
 
+def certificate() -> cv.results.Certificate:
+    names = tuple(f"{row}.jpg" for row in range(5))
+    return cv.results.Certificate(
+        "keep", "legrad", 0.8, names, (1, 4, None, 2, 1), (1, 2, 4, 16), (4, 4), (64, 64), "pets", "abc"
+    )
+
+
 # A result -> how to make it, and the number of rows of its table.
 RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     cv.Explanation: (lambda: fake(IMAGES, layers=2), IMAGES),
@@ -89,6 +96,8 @@ RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     Heads: (lambda: Heads("genatt", torch.rand(2, 3, 1, 4, 4), torch.rand(2, 3, 1, 4, 4)), 2 * (3 + 3)),
     TextRelevance: (lambda: TextRelevance(("a", " cat"), torch.tensor([0.5, math.nan])), 2),
     Recipe: (lambda: selection().recipe, 4),
+    cv.results.Certificate: (certificate, 5),
+    cv.results.CertifiedPatches: (lambda: certified_patches(IMAGES), IMAGES),
 }
 NAMES = {result.__name__: result for result in RESULTS}
 

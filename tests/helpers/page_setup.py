@@ -85,6 +85,16 @@ def data(folder: Path) -> Names:
     return {"model": cv.load("pets")}
 
 
+def certify(folder: Path) -> Names:
+    """A folder of ten different photos: crops of one."""
+    whole = read_image("demo")
+    (folder / "photos").mkdir()
+    for number in range(10):
+        left, top = 8 * number, 5 * number
+        whole.crop((left, top, left + 160, top + 160)).save(folder / "photos" / f"{number}.png")
+    return {}
+
+
 def finetune(folder: Path) -> Names:
     """A data set of two classes."""
     from helpers.small_datasets import coloured_noise
@@ -199,6 +209,7 @@ def testing(folder: Path) -> Names:
 
 
 PAGES: dict[str, PageSetup] = {
+    "certify.md": PageSetup(certify),
     "data.md": PageSetup(data, {"scenes:500": "scenes:5", "parts:240": "parts:2"}),
     "doctor.md": PageSetup(lambda folder: {"model": "scenes", "images": "demo"}),
     "finetune.md": PageSetup(

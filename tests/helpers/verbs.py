@@ -89,6 +89,13 @@ def check_maps(module: nn.Module) -> Any:
     return cv.check_maps(cv.wrap(module), image(2), maps, target=TARGET, method="genatt")
 
 
+def certify(module: nn.Module) -> Any:
+    """Certify, mark and test: the sizes of the photos, and which patches are marked."""
+    certificate = cv.certify(cv.wrap(module), image(4), "genatt", 0.5)
+    marked = cv.explain(cv.wrap(module), image(1), "genatt").certify(certificate, test=True)
+    return torch.tensor(certificate.sizes, dtype=torch.float64), marked.patches
+
+
 def features(module: nn.Module) -> Any:
     return cv.features(cv.wrap(module), image(2), layer="all", foreground="positive", batch_size=1)
 
@@ -125,6 +132,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "calibrate": calibrate,
     "doctor": doctor,
     "check_maps": check_maps,
+    "certify": certify,
     "features": features,
     "intervene": intervene,
     "intervene_sweep": intervene_sweep,

@@ -61,3 +61,11 @@ def test_focusvit_reads_it_the_other_way_round() -> None:
     plain = cv.evaluate(model, "demo", "raw-attention", "sparseness")
     assert isinstance(plain, cv.Score)
     assert (plain.better, plain.mean) == ("higher", score.mean)
+
+
+def test_positive_over_negative_mass() -> None:
+    values = torch.tensor([3.0, -1.0, 0.0, 2.5, -0.75, *[0.0] * 11])
+    assert float(resolve_metric("pnr")(case_of(maps(values)))) == pytest.approx(5.5 / 1.75, abs=1e-12)
+    assert float(resolve_metric("pnr")(case_of(maps(-values)))) == pytest.approx(1.75 / 5.5, abs=1e-12)
+    assert float(resolve_metric("pnr")(case_of(maps(-RAMP)))) == 0
+    assert math.isnan(float(resolve_metric("pnr")(case_of(maps(RAMP)))))

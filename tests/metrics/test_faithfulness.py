@@ -21,7 +21,8 @@ from helpers.tiny_models import double
 
 LINEAR: dict[str, Any] = {"score": "logit", "removal": "mean"}
 FAMILY = [metric for metric in list_metrics() if metric.family == "faithfulness"]
-NAMES = [metric.name for metric in FAMILY]
+# What is swept does not depend on how far a search goes
+NAMES = ["naopc(cells=3,beam=1)" if metric.name == "naopc" else metric.name for metric in FAMILY]
 
 
 def of_map(maps: Tensor, metric: str, grid: tuple[int, int] = (6, 6), **more: Any) -> cv.Score:
@@ -161,3 +162,50 @@ def test_options_that_make_no_sense_are_refused() -> None:
     ]:
         with pytest.raises(BadInput, match=message):
             of_map(ORACLE, text)
+
+
+# F-Fidelity
+
+
+def powers(order: list[int]) -> tuple[cv.Model, Tensor, cv.Explanation]:
+    """A model whose patch i adds 2^i to class 1, so that a drop says which patches are gone; a map in this order."""
+    model, image = linear((4, 4))
+    with torch.no_grad():
+        model.module.weights[1] = 2.0 ** torch.arange(16, dtype=torch.float64).reshape(4, 4)  # type: ignore[index, union-attr]
+        model.module.weights[1] /= model.module.embed(image)[0, 0]  # type: ignore[index, union-attr, operator]
+    maps = torch.zeros(16, dtype=torch.float64)
+    maps[order] = torch.arange(16, 0, -1, dtype=torch.float64)
+    return model, image, replace(cv.explain(model, image, "random", target=1), maps=maps.reshape(1, 4, 4))
+
+
+@pytest.mark.parametrize("order", ["morf", "lerf"])
+@pytest.mark.parametrize(("share", "trained", "count"), [(0.5, 1.0, 4), (0.5, 0.2, 3), (1.0, 1.0, 8), (0.01, 1.0, 1)])
+def test_f_fidelity_removes_random_parts_of_the_top_set(order: str, share: float, trained: float, count: int) -> None:
+    """Of half of the patches the share, and at most the trained one; which they are is read off the drop."""
+    ranking = torch.randperm(16, generator=torch.Generator().manual_seed(3)).tolist()
+    model, image, ex = powers(ranking)
+    allowed = set(ranking[:8] if order == "morf" else ranking[8:])
+    seen = set()
+    for seed in range(6):
+        given = {"share": share, "trained": trained, "order": order, "seed": seed, "steps": 1, "runs": 1}
+        score = cv.evaluate(model, image, replace(ex, seed=seed), "f-fidelity", baselines=False, **LINEAR, **given)
+        drop = round(float(score.values[0]))
+        assert_same(score.values[0], drop, magnitude=2.0**16)
+        removed = {k for k in range(16) if drop >> k & 1}
+        assert len(removed) == count
+        assert removed <= allowed
+        seen.add(frozenset(removed))
+    assert (len(seen) > 1) == (count < 8), "another seed draws other patches"
+
+
+def test_f_fidelity_of_whole_top_sets_is_the_sum_of_their_effects() -> None:
+    ranking = torch.randperm(16, generator=torch.Generator().manual_seed(4)).tolist()
+    model, image, ex = powers(ranking)
+    score = cv.evaluate(model, image, ex, "f-fidelity", share=1.0, trained=1.0, runs=2, baselines=False, **LINEAR)
+    tops = [min(max(1, round(k * 1.6)), 15) for k in range(1, 10)]
+    expected = [float(sum(2**patch for patch in ranking[:top])) for top in tops]
+    assert score.curve is not None
+    assert_same(score.curve.y[0], expected, magnitude=2.0**16)
+    assert_same(score.values[0], math.fsum(expected) / 9, magnitude=2.0**16)
+    assert score.cost.forwards == 9 * 2
+    assert resolve_metric("f-fidelity(order=lerf)").better == "lower"

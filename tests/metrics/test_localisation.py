@@ -15,6 +15,8 @@ from clairvit.metrics.localisation import SWEEP, binarise, otsu, score_threshold
 from clairvit.metrics.registry import MetricOutput, resolve_metric
 from clairvit.numerics import min_max
 from helpers.eval_contexts import case_of, values
+from helpers.reference_token_dropping import logits_without
+from helpers.rounding import assert_same
 from helpers.tiny_models import double
 
 SIZE = 16
@@ -216,3 +218,52 @@ def test_a_part_of_nothing_is_whole() -> None:
         return torch.stack([torch.stack([tp, tp + fp + fn], -1), torch.stack([tn, tn + fp + fn], -1)], -2)
 
     assert score_thresholded(context, "", "half", "images", "nearest", shares).values.tolist() == [[1.0]]
+
+
+# Spuriosity: outside over inside
+
+
+def test_spuriosity_of_leave_one_out_is_that_of_tokens_left_out_by_hand() -> None:
+    """z_k = |p − p without token k| of a ViT in float64; inside are the patches that the box fills by half or more."""
+    model, images = double("timm-vit", 3)
+    masks = torch.zeros(3, 32, 32, dtype=torch.bool)
+    masks[0, 3:18, 9:30] = True
+    masks[1, 8:12, 0:24] = True
+    masks[1, 20:22, 4:6] = True  # the box reaches down to here
+    masks[2] = True  # nothing is outside
+    inside = [
+        [1, 2, 5, 6, 7],  # of patch 3 it fills 30 of 64 pixels
+        [4 * r + c for r in (1, 2) for c in (0, 1, 2)],
+        list(range(16)),
+    ]
+    scores = cv.evaluate(model, images, "leave-one-out", ["a-tsi", "m-tsi"], target=2, masks=masks, baselines=False)
+    for row in range(2):
+        image = images[row : row + 1]
+        whole = float(logits_without(model.module, image, [], 16).softmax(-1)[2])
+        z = [abs(whole - float(logits_without(model.module, image, [k], 16).softmax(-1)[2])) for k in range(16)]
+        within = [z[k] for k in inside[row]]
+        beyond = [z[k] for k in range(16) if k not in inside[row]]
+        average = (math.fsum(beyond) / len(beyond)) / (math.fsum(within) / len(within))
+        assert_same(scores["leave-one-out", "a-tsi"].values[row], average, magnitude=100.0)
+        assert_same(scores["leave-one-out", "m-tsi"].values[row], max(beyond) / max(within), magnitude=100.0)
+    for metric in ("a-tsi", "m-tsi"):
+        assert scores["leave-one-out", metric].values[2].isnan()
+
+
+def test_spuriosity_of_maps_by_hand() -> None:
+    maps = torch.tensor([[[4.0, -2.0], [1.0, 0.0]]], dtype=torch.float64)
+    masks = torch.zeros(1, 16, 16, dtype=torch.bool)
+    masks[:, :8, :8] = True
+    masks[:, 8:, 12:] = True  # half of the last patch
+    context = case_of(maps, masks=masks)
+    assert values("a-tsi(box=false)", context).tolist() == [[((2 + 1) / 2) / ((4 + 0) / 2)]]
+    assert values("m-tsi(box=false)", context).tolist() == [[2 / 4]]
+    assert values("a-tsi", context).isnan().all(), "the box is the whole image"
+    empty = case_of(maps, masks=torch.zeros(1, 16, 16, dtype=torch.bool))
+    assert values("a-tsi", empty).isnan().all()
+    assert values("m-tsi", empty).isnan().all()
+    dark = case_of(torch.tensor([[[0.0, 2.0], [1.0, 0.0]]], dtype=torch.float64), masks=masks)
+    assert values("m-tsi(box=false)", dark).isnan().all(), "no relevance inside"
+    void = torch.zeros(1, 16, 16, dtype=torch.bool)
+    void[:, 8:, :8] = True
+    assert values("a-tsi(box=false)", case_of(maps, masks=masks, void=void)).tolist() == [[2 / ((4 + 0) / 2)]]

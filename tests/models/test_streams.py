@@ -67,6 +67,7 @@ VERBS: dict[str, Callable[[cv.Model, Any], Any]] = {
     "calibrate": lambda model, images: (
         cv.explain(model, photos()[:1], cv.calibrate(model, images, sets=2, metrics=[FAST])).maps
     ),
+    "certify": lambda model, images: torch.tensor(cv.certify(model, images, "ixg", 0.5).sizes, dtype=torch.float64),
     "check_maps": lambda model, images: torch.tensor(
         [check.full for check in cv.check_maps(model, images, torch.ones(COUNT, 4, 4))]
     ),

@@ -15,6 +15,7 @@ from clairvit._io import decoded
 from clairvit._version import __version__
 from clairvit.cli.bench import bench
 from clairvit.cli.calibrate import calibrate
+from clairvit.cli.certify import certify
 from clairvit.cli.choose import choose
 from clairvit.cli.compare import compare
 from clairvit.cli.console import print_json, print_message, print_note
@@ -59,6 +60,7 @@ for _function in (
         evaluate,
         choose,
         calibrate,
+        certify,
         doctor,
         bench,
         report,

@@ -12,6 +12,7 @@ from clairvit.cli.command import Command
 from clairvit.cli.console import print_line
 from clairvit.cli.declare import option
 from clairvit.cli.finish import (
+    print_certificates,
     print_checks,
     print_files,
     print_notes,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from clairvit.methods.explanation import Explanation
     from clairvit.methods.recipe import Recipe
     from clairvit.methods.spec import MethodSpec
+    from clairvit.metrics.certificate import Certificate
     from clairvit.models.images import Batch
     from clairvit.models.model import Model
 
@@ -52,6 +54,8 @@ clairvit explain cat.jpg --check
 clairvit explain cat.jpg --passes 256
 
 clairvit explain cat.jpg --budget 2s
+
+clairvit explain cat.jpg --certificate certificate.json
 
 clairvit explain street.jpg --model open_clip:ViT-B-32:openai --text 'a red car' --text 'a dog'
 
@@ -94,6 +98,12 @@ def explain(
     layers: bool = option(False, "Draw the map of each layer, too."),
     features: bool = option(False, "Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
     heads: bool = option(False, "Draw the map of each head of each layer, too."),
+    certificate: str | None = option(
+        None,
+        "The file of 'clairvit certify': outline the patches that alone keep the answer, and test them on each photo; "
+        "its method is the default.",
+        "FILE",
+    ),
     check: bool = option(False, "Say how far to trust each map, by removing its brightest patches."),
     keep_maps: bool = option(
         False,
@@ -113,6 +123,12 @@ def explain(
     chosen = None if recipe is None else read_recipe(recipe)
     text = (typed or (default_method() if sampling.typed() else None)) if chosen is None else chosen.method_for(typed)
     spec = None if text is None else resolve_method(text, **sampling.typed())  # None: the default that fits
+    certified = None
+    if certificate is not None:
+        from clairvit.metrics.certify import read_certificate
+
+        certified = read_certificate(certificate, None if spec is None else spec.text)
+        spec = spec or resolve_method(certified.method)
     run_options.check()
     if passes is not None and budget is not None:
         raise BadInput("--passes and --budget were given; expected one of them.")
@@ -126,7 +142,14 @@ def explain(
         targets,
         run_options,
         output,
-        explain=_explain_batch(spec, chosen, {**by_layer, **run_options.arguments()}, seconds=seconds, check=check),
+        explain=_explain_batch(
+            spec,
+            chosen,
+            {**by_layer, **run_options.arguments()},
+            seconds=seconds,
+            check=check,
+            certified=certified,
+        ),
         save=_with_other_directions(save, targets.similar_to),
         out=out,
         suffix=None,
@@ -140,6 +163,7 @@ def explain(
         print_statistics(results)
         print_refinements(results)
         print_checks(results)
+        print_certificates(results)
         print_notes(results)
         if layers and results and results[0].first["layers"] is None:
             method_text = results[0].first["method"]
@@ -160,6 +184,7 @@ def _explain_batch(
     *,
     seconds: float | None,
     check: bool,
+    certified: Certificate | None,
 ) -> Callable[[Model, Batch, Any], dict[str, Explanation]]:
     """Return the function that explains one batch; it checks once that the recipe belongs to the model.
 
@@ -180,6 +205,8 @@ def _explain_batch(
         if check:
             passes = {name: arguments[name] for name in ("batch_size", "autocast")}
             explanation = explanation.with_check(**passes)
+        if certified is not None:
+            explanation = explanation.with_certificate(certified, test=True)
         return {explanation.method: explanation}
 
     return explain_batch

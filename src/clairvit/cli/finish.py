@@ -96,6 +96,17 @@ def print_checks(results: Sequence[WrittenResult]) -> None:
         print_result_note(note)
 
 
+def print_certificates(results: Sequence[WrittenResult]) -> None:
+    """Print what a certificate says of each map, and what it takes for granted."""
+    records = [(result.image, result.first["certified"]) for result in results if result.first["certified"] is not None]
+    several = sum(len(record["maps"]) for _, record in records) > 1
+    for image, record in records:
+        for marked in record["maps"]:
+            print_line(f"{image if several else 'Certificate'}: {marked['sentence']}")
+    for condition in dict.fromkeys(record["condition"] for _, record in records):
+        print_line(condition)
+
+
 def print_cost(record: Mapping[str, Any]) -> None:
     """Print the passes and seconds of a method that runs the model more than once."""
     from clairvit._cost import Cost

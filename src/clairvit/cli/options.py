@@ -51,6 +51,7 @@ BATCH_SIZE = option(
     panel=RUN,
     min=1,
 )
+REMOVAL_HELP = "How patches are removed: token, mean, image-mean, black, minimum, blur, gaussian-blur, noise or road."
 AS_JSON = option(False, "Print one JSON document for machines, nothing else.", None, "--json", panel=RESULT)
 # Where a command has to know whether these were typed, its default is None.
 MAPS = option("raw", MAPS_HELP, MAPS_METAVAR, shown="raw")
@@ -336,7 +337,7 @@ class SamplingOptions:
     )
     removal: str | None = option(
         None,
-        "How patches are removed: token, mean, image-mean, black, minimum, blur, gaussian-blur, noise or road.",
+        REMOVAL_HELP,
         shown=METHODS_OWN,
     )
 

@@ -30,6 +30,7 @@ from clairvit.targets.base import CUSTOM_SCORE, NO_SCORE, class_name
 
 if TYPE_CHECKING:
     from clairvit.methods.spec import MethodSpec
+    from clairvit.metrics.certificate import Certificate, CertifiedPatches
     from clairvit.metrics.check_result import CheckResult
     from clairvit.models.coerce import ModelLike
     from clairvit.models.model import Model
@@ -221,6 +222,7 @@ class Explanation(RowSequence, Tabular):
         versions: Package versions that the result depends on.
         refinement: What the passes of a refined map showed; None for other maps. `refine` goes on from there.
         checked: How far to trust each map, where `with_check` asked for it: in figures and files.
+        certified: The patches that a certificate names, where `with_certificate` asked for them: in figures and files.
         origin: The model and the targets themselves, for `check`; None after pickling.
 
     Example:
@@ -261,6 +263,7 @@ class Explanation(RowSequence, Tabular):
     versions: dict[str, str] = first(default_factory=dict)
     refinement: Refinement | None = per_row(default=None)
     checked: CheckResult | None = per_row(default=None)
+    certified: CertifiedPatches | None = per_row(default=None)
     origin: Origin | None = per_row(default=None, repr=False)
 
     @property
@@ -478,6 +481,44 @@ class Explanation(RowSequence, Tabular):
         """Return the same explanation with the result of `check` in `.checked`: figures and files then show it."""
         return replace(self, checked=self.check(**arguments))
 
+    def certify(
+        self,
+        certificate: Certificate | str | PathLike[str],
+        *,
+        test: bool = False,
+        model: ModelLike | None = None,
+    ) -> CertifiedPatches:
+        """Mark the patches of each map that a certificate names: from them alone the model keeps its answer.
+
+        Args:
+            certificate: What `cv.certify` made for this model and method, or its file.
+            test: Test whether the statement holds on these photos, by one more pass.
+            model: The model that was explained; needed only to test an explanation from a file.
+
+        Returns:
+            `CertifiedPatches`: `.patches` [B, rows, columns], `.sentences`, `.held`.
+
+        Raises:
+            BadInput: The certificate is of another model, method, seed, preprocessing or grid, or a map is not of the
+                model's answer.
+
+        Example:
+            >>> import clairvit as cv, torch
+            >>> model = cv.load("scenes")
+            >>> noise = torch.randn(4, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+            >>> certificate = cv.certify(model, noise[:3], "ixg", keep=0.5)
+            >>> marked = cv.explain(model, noise[3:], "ixg").certify(certificate, test=True)
+            >>> tuple(marked.patches.shape), len(marked.held)
+            ((1, 12, 12), 1)
+        """
+        from clairvit.metrics.certify import certify_explanation  # metrics come after methods
+
+        return certify_explanation(self, certificate, test=test, model=model)
+
+    def with_certificate(self, certificate: Certificate | str | PathLike[str], **arguments: Any) -> Explanation:
+        """Return the same explanation with what `certify` marks in `.certified`: figures and files then show it."""
+        return replace(self, certified=self.certify(certificate, **arguments))
+
     def to_dict(self, values: bool = True) -> dict[str, Any]:
         """Return everything as JSON values under the names of the fields; lists have one entry per map.
 
@@ -535,6 +576,7 @@ class Explanation(RowSequence, Tabular):
             "heads": None if self.heads is None else self.heads.to_dict(values=False),
             "text_relevance": [text.to_dict() for text in self.text_relevance] or None,
             "check": None if self.checked is None else self.checked.to_dict(),
+            "certified": None if self.certified is None else self.certified.to_dict(),
         }
         if values:
             tensors = {"maps": self.maps, "standard_error_maps": self.standard_error, "layer_maps": self.layers}
@@ -564,6 +606,9 @@ class Explanation(RowSequence, Tabular):
         if self.checked is not None:
             for row, check in zip(rows, self.checked, strict=True):
                 row |= {"verdict": check.verdict, "effect": check.effect if check.removals else None}
+        if self.certified is not None:
+            for row, marked in zip(rows, self.certified._table(), strict=True):
+                row |= {"certified_patches": marked["q"], "certified_held": marked["held"]}
         return rows
 
     @classmethod

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from clairvit.methods.explanation import Comparison, Explanation, Heads, TextRel
 from clairvit.methods.result import LayerGrid, Refinement
 from clairvit.models.preprocess import Preprocess
 from clairvit.models.state_hash import WeightsHash
+
+if TYPE_CHECKING:
+    from clairvit.metrics.certificate import CertifiedPatches
 
 FORMAT = 2  # of `about`; files of format 1, which did not say so, held no pixels and no class names
 TENSORS = ("maps", "logits", "pixels", "standard_error", "chosen", "regions", "layers")
@@ -50,6 +53,8 @@ def npz_bytes(explanations: Mapping[str, Explanation]) -> bytes:
             if tensor is not None:
                 arrays["pixels" if key == "pixels" and is_shared else f"{start}{key}"] = _as_array(tensor)
         about = explanation.to_dict(values=False) | {field: getattr(explanation, field) for field in EXTRA}
+        if explanation.certified is not None:
+            about["certificate"] = explanation.certified.certificate.to_dict()  # with what it has of each photo
         dtypes = {
             key: str(tensor.dtype) for key, tensor in tensors.items() if str(getattr(tensor, "dtype", "")) in NARROW
         }
@@ -204,7 +209,17 @@ def _from_parts(arrays: Mapping[str, Any], start: str, about: Mapping[str, Any])
             for text in texts
         ),
         checked=None if about["check"] is None else CheckResult.from_dict(about["check"]),
+        certified=_certified(about),
     )
+
+
+def _certified(about: Mapping[str, Any]) -> CertifiedPatches | None:
+    """Return the patches that a certificate names, with the whole certificate; None in files without."""
+    from clairvit.metrics.certificate import Certificate, CertifiedPatches  # metrics come after methods
+
+    if about.get("certified") is None:
+        return None
+    return CertifiedPatches.from_dict(about["certified"], Certificate.from_dict(about["certificate"]))
 
 
 def _with_nan(values: Iterable[float | None]) -> list[float]:

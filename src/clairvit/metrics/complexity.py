@@ -81,6 +81,25 @@ def effective_complexity(
     return torch.stack([(over_largest(values, 1) > threshold).sum(1).double() for values in maps])
 
 
+@metric(
+    "pnr",
+    family="complexity",
+    better="higher",
+    span=(0, math.inf),
+    paper="Su & Luo, PAKDD 2026 (BiCAM)",
+    undefined="a map without negative values has no such ratio",
+)
+def positive_to_negative_ratio(context: EvalContext) -> Tensor:
+    """Return Σ a⁺ / Σ a⁻, what a signed map says for the target over what it says against it.
+
+    It describes an image more than a map: its authors take low values as a sign of an adversarial one. Undefined for a
+    map without negative values.
+    """
+    values = context.maps.flatten(2)
+    positive, negative = values.clamp(min=0).sum(-1), values.clamp(max=0).abs().sum(-1)
+    return positive / negative.masked_fill(negative == 0, math.nan)
+
+
 def magnitudes(context: EvalContext, resolution: Resolution, upsampling: Upsampling) -> list[Tensor]:
     """Return |a| of each method, [B, n], over the patches or the pixels."""
     maps = context.maps if resolution == "patch" else context.pixel_maps(upsampling)

@@ -151,9 +151,7 @@ class EvalContext:
 
     def tie_order(self, count: int, stream: str = "metrics/ties", index: int = 0) -> Tensor:
         """Return a random permutation of 0 … count - 1 per image, [B, count], in which ties are broken."""
-        generators = [make_generator(seed, stream, index) for seed in self.image_seeds]
-        orders = [torch.randperm(count, generator=generator, device="cpu") for generator in generators]
-        return torch.stack(orders).to(self.maps.device)
+        return tie_orders(self.image_seeds, count, stream, index).to(self.maps.device)
 
     # Scores of the target
 
@@ -311,6 +309,12 @@ class EvalContext:
                 ".",
             )
         return self.masks
+
+
+def tie_orders(image_seeds: Sequence[int], count: int, stream: str = "metrics/ties", index: int = 0) -> Tensor:
+    """Return a random permutation of 0 … count - 1 for the seed of each image, [B, count], on the CPU."""
+    generators = [make_generator(seed, stream, index) for seed in image_seeds]
+    return torch.stack([torch.randperm(count, generator=generator, device="cpu") for generator in generators])
 
 
 def sort_with_ties(values: Tensor, tie_order: Tensor) -> Tensor:

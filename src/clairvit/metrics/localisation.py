@@ -43,6 +43,8 @@ Ties = Literal["share", "any", "first"]  # which of several highest points count
 Shares = Callable[[Tensor], Tensor]  # […, 4] counts -> […, K, 2]: parts and wholes
 MapScore = Callable[[Tensor, Tensor, Tensor], Tensor]  # (maps [B, H, W], objects, valid, both bool [B, H, W]) -> [B, …]
 SWEEP = tuple(k / 20 for k in range(1, 20))  # thresholds of maps in 0 … 1: 0.05, 0.10 … 0.95
+SideBox = Annotated[bool, Doc("inside is the mask's bounding box; false: the mask itself")]
+NO_SIDES = "an object that fills half of no patch, or of all of them, has no two sides, nor has a map of zeros inside"
 FULL = (
     "a mask covers its whole image: scores against it are defined, and say nothing about the map "
     "(leave such images out)"
@@ -558,3 +560,58 @@ def background_fraction(context: EvalContext, overlap: Overlap = "area") -> Tens
     """Return 1 − FAF, the background's share of the attention."""
     fraction: Tensor = foreground_fraction(context, overlap)
     return 1 - fraction
+
+
+# Relevance outside the object over that inside it
+
+
+@metric(
+    "a-tsi",
+    family="localisation",
+    better="lower",
+    span=(0, math.inf),
+    paper="Kang et al., TMLR 2026",
+    undefined=NO_SIDES,
+    needs=("masks",),
+)
+def average_spuriosity(context: EvalContext, box: SideBox = True) -> Tensor:
+    """Return mean |a| over the patches outside the object / mean |a| over those inside it, by its bounding box.
+
+    Of the map of `leave-one-out`, z_k = |p − p without patch k|, it is the paper's Average Token Spuriosity Index: how
+    much the model depends on the background. Of other maps it is what they say of it.
+    """
+    values, inside, outside = _sides(context, box)
+    return _ratio(*((values * side).sum(-1) / side.sum(-1) for side in (outside, inside)))
+
+
+@metric(
+    "m-tsi",
+    family="localisation",
+    better="lower",
+    span=(0, math.inf),
+    paper="Kang et al., TMLR 2026",
+    undefined=NO_SIDES,
+    needs=("masks",),
+)
+def maximum_spuriosity(context: EvalContext, box: SideBox = True) -> Tensor:
+    """Return max |a| over the patches outside the object / max |a| over those inside it, as `a-tsi` (Maximum TSI)."""
+    values, inside, outside = _sides(context, box)
+    largest = ((values * side).amax(-1).masked_fill(~side.any(-1), math.nan) for side in (outside, inside))
+    return _ratio(*largest)
+
+
+def _sides(context: EvalContext, box: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return |a| [M, B, patches], and which patches lie in the object by half or more, and which do not, [B, patches].
+
+    Patches that are void by more than half are on neither side.
+    """
+    objects, valid = object_masks(context)
+    regions = torch.stack([bounding_box(mask) for mask in objects]) & valid if box else objects
+    inside, counted = patch_foreground(regions, valid, context.trace.layout.plane, "area")
+    inside, counted = inside.flatten(1) > 0, counted.flatten(1) > 0
+    return context.maps.flatten(2).abs(), inside, counted & ~inside
+
+
+def _ratio(outside: Tensor, inside: Tensor) -> Tensor:
+    """Return outside / inside, each NaN where it has no patch; NaN where there is no relevance inside."""
+    return outside / inside.masked_fill(inside == 0, math.nan)

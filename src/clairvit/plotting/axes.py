@@ -67,6 +67,9 @@ def plot_explanation(explanation: Explanation, ax: Any = None, **display: Any) -
         if explanation.checked is not None:
             sentence = textwrap.fill(explanation.checked[item].sentence.replace(" %", "\u00a0%"), CHECK_LETTERS)
             axes[item].set_xlabel(sentence, fontsize="xx-small")
+        if explanation.certified is not None:
+            lines = [axes[item].get_xlabel(), textwrap.fill(explanation.certified.sentences[item], CHECK_LETTERS)]
+            axes[item].set_xlabel("\n".join(filter(None, lines)), fontsize="xx-small")
     return axes[0] if count == 1 else axes[:count]
 
 
@@ -192,7 +195,8 @@ def explanation_html(explanation: Explanation) -> str:
     """Return the picture and the notes of an explanation as HTML."""
     figure = explanation_figure(explanation[:MOST_ROWS], PlotStyle())
     checks = [] if explanation.checked is None else [str(check) for check in explanation.checked]
-    return _figure_html(figure, repr(explanation), [*checks, *explanation.notes])
+    certified = [] if explanation.certified is None else str(explanation.certified).splitlines()
+    return _figure_html(figure, repr(explanation), [*checks, *certified, *explanation.notes])
 
 
 def comparison_html(comparison: Comparison) -> str:

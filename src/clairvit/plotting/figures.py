@@ -106,8 +106,10 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
     side = BAR if explanation.chosen is None else BAR + tile + GAP
     width = tile + side - GAP
     checks = [check_lines(explanation, item, width) for item in range(len(explanation))]
+    certified = [certificate_lines(explanation, item, width) for item in range(len(explanation))]
     texts = [text_lines(text, width) for text in explanation.text_relevance] or [[]] * len(explanation)
-    below = CHECK_LINE * max(len(lines) for lines in checks) + TEXT_LINE * max(len(lines) for lines in texts)
+    below = CHECK_LINE * max(len(check) + len(more) for check, more in zip(checks, certified, strict=True))
+    below += TEXT_LINE * max(len(lines) for lines in texts)
     grid = TileGrid(len(lines), columns, tile, tile * aspect_ratio(explanation), side, below)
     shift = tile + GAP  # the photo's column, which needs no colour bar
     block = shift + columns * (tile + side)  # inches from an image to the next one
@@ -129,7 +131,9 @@ def explanation_figure(explanation: Explanation, style: PlotStyle | None = None)
             )
             under = top + HEADING + grid.tile_height
             _write_text(canvas, texts[item], scales[item], style.opacity, left + shift, under)
-            _write_check(canvas, checks[item], left + shift, under + TEXT_LINE * len(texts[item]), width)
+            under += TEXT_LINE * len(texts[item])
+            _write_check(canvas, checks[item], left + shift, under, width)
+            _write_check(canvas, certified[item], left + shift, under + CHECK_LINE * len(checks[item]), width)
             if explanation.chosen is not None:
                 _removal_tile(canvas, explanation, item, left + shift + grid.tile + BAR, top, grid)
     canvas.caption(*source_line(explanation, style), MARGIN, canvas.height - FOOT + 0.04, canvas.width - 2 * MARGIN)
@@ -149,8 +153,17 @@ def check_lines(explanation: Explanation, item: int, width: float) -> list[str]:
     return [f"Check: {check.verdict or 'not checked'}", *wrap(check.sentence, width, SMALL)]
 
 
+def certificate_lines(explanation: Explanation, item: int, width: float) -> list[str]:
+    """Return what a certificate says of one map in lines that fit into `width` inches; none without."""
+    marked = explanation.certified
+    if marked is None:
+        return []
+    heading = "Certified patches (outlined)"
+    return [heading, *wrap(f"{marked.sentences[item]} {marked.condition}", width, SMALL)]
+
+
 def _write_check(canvas: Canvas, lines: Sequence[str], left: float, top: float, width: float) -> None:
-    """Write the lines of a check under its map, the verdict in bold."""
+    """Write the lines of a check or certificate under its map, the first one in bold."""
     for number, line in enumerate(lines):
         canvas.write(line, left, top + 0.04 + number * CHECK_LINE, width, SMALL, INK, bold=number == 0, align="left")
 

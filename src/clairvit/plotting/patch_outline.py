@@ -30,6 +30,13 @@ def chosen_patches(explanation: Explanation, item: int) -> Patches | None:
     return np.asarray(explanation.chosen[item].detach().cpu().numpy(), dtype=np.bool_)
 
 
+def certified_patches(explanation: Explanation, item: int) -> Patches | None:
+    """Return the patches that a certificate names on one map; None without one."""
+    if explanation.certified is None:
+        return None
+    return np.asarray(explanation.certified.patches[item].numpy(), dtype=np.bool_)
+
+
 def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
     """Return the sides of chosen patches without a chosen neighbour, on an image of `size` (H, W) pixels."""
     rows, cols = chosen.shape
@@ -48,8 +55,9 @@ def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
 
 
 def draw_outlines(axes: Any, explanation: Explanation, item: int, size: tuple[int, ...], tile: float) -> None:
-    """Draw what belongs to one map: its chosen patches, and the region or the query's box that its target is about."""
+    """Draw what belongs to one map: its chosen and certified patches, and the region or box of its target."""
     draw_outline(axes, chosen_patches(explanation, item), size, tile)
+    draw_outline(axes, certified_patches(explanation, item), size, tile)
     if explanation.regions is not None and not bool(explanation.regions[item].all()):  # the whole image needs no line
         draw_outline(axes, np.asarray(explanation.regions[item].cpu().numpy(), dtype=np.bool_), size, tile)
 

@@ -34,6 +34,9 @@ def frame_strip(explanation: Explanation, style: PlotStyle) -> Explanation:
         maps=_enlarged_strip(explanation.maps, size, style.smooth),
         standard_error=None if explanation.standard_error is None else side_by_side(explanation.standard_error),
         chosen=None if explanation.chosen is None else side_by_side(explanation.chosen),
+        certified=None
+        if explanation.certified is None
+        else replace(explanation.certified, patches=side_by_side(explanation.certified.patches)),
         layers=None if explanation.layers is None else _enlarged_strip(explanation.layers, size, style.smooth),
         heads=None
         if heads is None
