@@ -112,6 +112,7 @@ def _refined(explanation: Explanation, passes: int, execution: ExecutionOptions)
         heads=None,
         chosen=None,
         checked=None,
+        certified=None,
         layer_grids=(),
         cost=sum((part.cost for part in parts), explanation.cost),
         notes=tuple(dict.fromkeys(note for part in (explanation, *parts) for note in part.notes)),
