@@ -27,8 +27,9 @@ demo: $(VENV)/.installed
 	@$(BIN)/clairvit compare demo --method '$(DEMO)' --out out/demo.png
 
 QUICK := not (slow or browser or ray or cuda)
-# One thread a worker: two workers with two threads each would fight over two cores.
-PYTEST := HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m pytest
+# One thread a worker: two workers with two threads each would fight over two cores. Bytecode is written, whatever the
+# shell says: without it every worker, and every process that a test starts, compiles torch, timm and transformers anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python -m pytest
 test: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) $(ARGS)
 

@@ -322,15 +322,18 @@ class Trees:
             return self._passes[test, cases]
 
 
-def judge(mutant: Mutant, trees: Trees, limit: float) -> dict[str, Any]:
-    """Return what the tests say about one mistake: with covering arrays, and if it survives with all cases."""
+def judge(mutant: Mutant, trees: Trees, limit: float, files: int | None) -> dict[str, Any]:
+    """Return what the tests say about one mistake: with covering arrays, and if it survives with all cases.
+
+    `files`: only the first so many files of tests are run, those that name the module.
+    """
     tree = trees.free.get()
     path = tree / "src" / "clairvit" / mutant.path
     text = path.read_bytes()
     result: dict[str, Any] = {"key": mutant.key, **asdict(mutant), "package": mutant.package}
     try:
         path.write_bytes(text[: mutant.start] + mutant.after.encode() + text[mutant.end :])
-        tests = tests_for(mutant, tree)
+        tests = tests_for(mutant, tree)[:files]
         for suite, cases in (("short", "covering"), ("long", "all")):
             start, skipped, outcome = time.monotonic(), list[str](), ("survived", "")
             while True:
@@ -398,6 +401,9 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=900, help="seconds for one run of tests; longer is counted apart"
     )
+    parser.add_argument(
+        "--files", type=int, help="files of tests that are run for a mistake (default: all that can see it)"
+    )
     parser.add_argument("--only", default="", help="mistakes in paths that contain this text")
     parser.add_argument("--out", type=Path, default=Path("out/mutation"), help="where results.jsonl is kept")
     parser.add_argument("--list", action="store_true", help="print the mistakes and run nothing")
@@ -420,7 +426,7 @@ def main() -> None:
         def work(mutant: Mutant) -> None:
             if mutant.key in judged or time.monotonic() > end:
                 return
-            result = judge(mutant, trees, arguments.limit)
+            result = judge(mutant, trees, arguments.limit, arguments.files)
             with lock:
                 judged[mutant.key] = result
                 print(json.dumps(result), file=file, flush=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("no GPU here")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Share a model no longer that a test changed: the next test gets a new one."""
+    yield
+    if shared := sys.modules.get("helpers.shared_models"):
+        shared.forget_changed_models()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,6 +5,7 @@ Failures are put in place of single torch calls, at several points between the f
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.bench.run import run_study
@@ -24,6 +25,7 @@ from clairvit.errors import ClairError
 from clairvit.models.model import Model
 from clairvit.training.finetune import finetune
 from clairvit.training.training_config import TrainingConfig
+from helpers.covering import all_cases, covering_array
 from helpers.method_conditions import allow_declared_zeros
 from helpers.module_fingerprint import differences, messy, surroundings, unchanged
 from helpers.operations import FailAt
@@ -108,18 +110,30 @@ def test_a_verb_leaves_everything_as_it_was(verb: str) -> None:
         tensors(run(module))
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("verb", VERBS)
+@functools.cache
+def undisturbed(verb: str) -> tuple[list[Tensor], int]:
+    """Return the numbers of a verb on a fresh model, and how many torch calls it makes."""
+    with FailAt(Stop) as counting:
+        expected = tensors(VERBS[verb](messy(NAME)))
+    return expected, counting.calls
+
+
+def points_of(failure: str, calls: int) -> list[int]:
+    """Return three of the points for each failure, so that every point is that of one or more; all with --cases=all."""
+    if all_cases() and calls < MANY:
+        return [*range(POINTS)]
+    return [*((0, 3, 6), (1, 3, 5), (0, 2, 4), (2, 4, 6))[[*FAILURES].index(failure)]]
+
+
+@pytest.mark.parametrize(("verb", "failure"), covering_array([*VERBS], [*FAILURES], least=2))
 def test_a_verb_that_is_stopped_leaves_everything_as_it_was(verb: str, failure: str) -> None:
     """And afterwards it gives what it gives otherwise: nothing half done was remembered."""
     run, kind = VERBS[verb], FAILURES[failure]
-    fresh = messy(NAME)
-    with FailAt(kind.error) as counting:
-        expected = tensors(run(fresh))
-    assert counting.calls > POINTS
-    points = POINTS if counting.calls < MANY else 3
-    for point in range(points):
-        at = 1 + LAST * counting.calls // 100 * point // (points - 1)
+    expected, calls = undisturbed(verb)
+    assert calls > POINTS
+    points = points_of(failure, calls)
+    for point in points:
+        at = 1 + LAST * calls // 100 * point // (POINTS - 1)
         module = messy(NAME)  # one that nothing is known of yet: the same calls in the same order
         stopped = FailAt(kind.error, at, repeatedly=kind.repeatedly)
         with unchanged(module):
@@ -130,9 +144,9 @@ def test_a_verb_that_is_stopped_leaves_everything_as_it_was(verb: str, failure: 
                 pass
             else:
                 recovers = kind.may_recover or (verb == "doctor" and failure != "KeyboardInterrupt")  # a line says so
-                assert recovers, f"{failure} at call {at} of {counting.calls} was swallowed"
+                assert recovers, f"{failure} at call {at} of {calls} was swallowed"
         assert stopped.raised >= 1
-        if point in (0, points // 2, points - 1):
+        if point in points[1:]:
             again = tensors(run(module))
             assert len(again) == len(expected)
             for ours, theirs in zip(again, expected, strict=True):

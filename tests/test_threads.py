@@ -71,8 +71,8 @@ def double(module: nn.Module) -> nn.Module:
 def test_four_threads_get_the_maps_of_one(kind: str) -> None:
     module, method = double(messy(NAME)), KINDS[kind]
     images = [noise(number) for number in range(THREADS * IMAGES)]
-    expected = [cv.explain(cv.wrap(double(messy(NAME))), image, method, target=TARGET).maps for image in images]
-    model = cv.wrap(module)
+    alone, model = cv.wrap(double(messy(NAME))), cv.wrap(module)
+    expected = [cv.explain(alone, image, method, target=TARGET).maps for image in images]
 
     def work(number: int) -> list[Tensor]:
         share = images[number::THREADS]

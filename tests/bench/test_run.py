@@ -339,7 +339,7 @@ def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(tmp_path: Path, monke
 
 
 # A process that has imported everything forks children that run the study; importing takes longer than a study.
-IMAGES = 36
+IMAGES = 24
 STUDY_PROCESSES = f"""
 import json, os, random, signal, sys, time
 from pathlib import Path

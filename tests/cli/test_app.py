@@ -118,7 +118,7 @@ def test_our_warnings_are_notes(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    command = f"'{sys.executable}' -c 'import sys; from clairvit.cli import main; sys.exit(main())' models timm: --json"
+    command = f"'{sys.executable}' -c 'import sys; from clairvit.cli import main; sys.exit(main())' methods --json"
     piped = f"{command} | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=False)
     assert done.stdout == "[\n"

@@ -344,7 +344,7 @@ def test_ray_gives_the_same_table(home: Path, capsys: Captured, monkeypatch: pyt
 def test_ctrl_c_leaves_a_store_that_goes_on(home: Path, capsys: Captured) -> None:
     code = "import sys; from clairvit.cli import main; sys.exit(main())"
     path = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
-    options = (str(file(at_once="1")), "--out", "store", "--method", "legrad,rise(samples=3000)", "--workers", "2")
+    options = (str(file(at_once="1")), "--out", "store", "--method", "legrad,rise(samples=3000)", "--workers", "1")
     units = answer(capsys, *options[:-2], "--plan")["plan"]["units"]
     running = subprocess.Popen(
         [sys.executable, "-c", code, "bench", *options],

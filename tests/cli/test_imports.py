@@ -35,6 +35,9 @@ at_once = 2
 """
 
 
+QUICK = ("--model", "scenes", "--metric", "sparseness")
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Registries, modules and the memory of imports as they were."""
@@ -75,7 +78,7 @@ def test_every_command_takes_it() -> None:
         ("explain", "demo", "--method", "token-length+last", "--import", "./my.py", "--out", "out"),
         ("compare", "demo", "--method", "token-length,raw-attention", "--import", "my.py", "--out", "out.png"),
         ("evaluate", "demo", "--method", "token-length", "--metric", "peak-share", "--import", "my.py"),
-        ("choose", "--data", "folder:photos", "--method", "token-length,raw-attention", "--import", "my.py"),
+        ("choose", "--data", "folder:photos", "--method", "token-length,raw-attention", "--import", "my.py", *QUICK),
     ],
     ids=lambda arguments: arguments[0],
 )

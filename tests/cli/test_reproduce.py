@@ -20,7 +20,7 @@ from clairvit.data.detector import Detector
 from clairvit.errors import BadInput
 from clairvit.papers.paper import NAMES, find_paper
 from clairvit.papers.setup import ReproductionConfig
-from helpers.tiny_models import wrapped
+from helpers.tiny_models import fresh, wrapped
 
 Captured = pytest.CaptureFixture[str]
 SIZE = 32
@@ -356,14 +356,14 @@ def test_mask_rcnn_finds_the_foreground(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(places, "load_detector", lambda *_, **__: Detector(nn.Identity(), "tiny", ("cat",)))
     monkeypatch.setattr(places, "foreground", lambda *_, **__: foreground)
     config = ReproductionConfig(find_paper("cmi"), ModelConfig("tiny"), DataConfig("folder:photos", limit=2))
-    shown = detected_data(config, Annotations(masks="mask-rcnn"), wrapped("timm-vit"))
-    other = detected_data(config, Annotations(masks="mask-rcnn(score=0.7)"), wrapped("timm-vit"))
+    shown = detected_data(config, Annotations(masks="mask-rcnn"), fresh("timm-vit"))
+    other = detected_data(config, Annotations(masks="mask-rcnn(score=0.7)"), fresh("timm-vit"))
     assert len(shown.dataset) == 2
-    page = shown.dataset.read(0, wrapped("timm-vit"))
+    page = shown.dataset.read(0, fresh("timm-vit"))
     assert page.mask is not None
     assert int(page.mask.sum()) == 64
     assert shown.dataset.content_hash(0) != other.dataset.content_hash(0)
     assert shown.description == "a folder of images, 2 of 3 images"
     nowhere = ReproductionConfig(config.paper, config.model, DataConfig("folder:nowhere"))
     with pytest.raises(BadInput, match="There is no folder 'nowhere'"):
-        detected_data(nowhere, Annotations(masks="mask-rcnn"), wrapped("timm-vit"))
+        detected_data(nowhere, Annotations(masks="mask-rcnn"), fresh("timm-vit"))

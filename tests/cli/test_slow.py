@@ -17,7 +17,7 @@ from clairvit.methods.registry import list_methods
 Captured = pytest.CaptureFixture[str]
 SLOW = [method.name for method in list_methods() if method.slow]
 OTHERS = [method.name for method in list_methods() if not method.slow]
-WINDOWS = ["--model", "timm:swin_tiny_patch4_window7_224", "--no-pretrained"]
+WINDOWS = ["--model", "timm:test_maxvit", "--no-pretrained"]
 
 
 def test_all_is_all_but_the_slow_ones() -> None:

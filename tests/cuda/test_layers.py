@@ -27,7 +27,7 @@ TEXTS = [*EVERY, *COMBINED, *OPTIONS]
 PAIRS = method_model_pairs(TEXTS, TINY, seed="planner")
 
 
-@pytest.mark.parametrize(("kind", "layers"), covering_array(TINY, [False, True]))
+@pytest.mark.parametrize(("kind", "layers"), covering_array(some_models([*TINY], 30, seed="planner"), [False, True]))
 def test_layers_together_are_layers_one_by_one(kind: str, layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [text for text, other in PAIRS if other == kind]
     apart = maps_of(kind, texts, layers)

@@ -33,7 +33,7 @@ from helpers.broken_models import (
 )
 from helpers.broken_models import with_unknown_activation as unknown_activation
 from helpers.module_fingerprint import differences, fingerprint, surroundings
-from helpers.tiny_models import STRANGE, ZOO
+from helpers.tiny_models import STRANGE, ZOO, fresh
 from helpers.tiny_models import wrapped as tiny_wrapped
 
 NAMES = {
@@ -149,7 +149,7 @@ def test_half_precision_warns() -> None:
 
 
 def test_flags_of_gradient_checkpointing_are_no_problem() -> None:
-    model = tiny_wrapped("timm-vit")
+    model = fresh("timm-vit")
     model.module.set_grad_checkpointing(True)  # type: ignore[operator]
     check = cv.doctor(model)["checkpointing"]
     assert check.status == "pass"

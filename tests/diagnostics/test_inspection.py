@@ -28,7 +28,7 @@ from clairvit.tracing.trace import run_backward
 from helpers.broken_models import Artefacts, uninitialised, wrapped
 from helpers.custom_vits import Block, Halving, HalvingInPlace, HomeMade, MatmulAttention
 from helpers.rounding import assert_same
-from helpers.tiny_models import pixels
+from helpers.tiny_models import fresh, pixels
 from helpers.tiny_models import wrapped as tiny_wrapped
 
 
@@ -57,7 +57,7 @@ def test_each_block_has_two_residual_sums(name: str) -> None:
 
 def test_cancellation_against_brute_force() -> None:
     """The first sum of each block of a pre-norm ViT, from hooks on its parts."""
-    model, image = tiny_wrapped("timm-vit", torch.float64), pixels("timm-vit", dtype=torch.float64)
+    model, image = fresh("timm-vit", torch.float64), pixels("timm-vit", dtype=torch.float64)
     given: list[Tensor] = []
     added: list[Tensor] = []
     for block in model.module.blocks:  # type: ignore[union-attr]

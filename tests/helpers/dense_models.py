@@ -10,6 +10,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 import clairvit as cv
+from helpers.shared_models import shared_model
 
 SIZE = 64  # pixels
 NAMES = ("cat", "dog", "sky", "sea", "tree")
@@ -239,8 +240,18 @@ DETECTORS = {"detr": detr, "yolos": yolos, "rt_detr": rt_detr}
 
 
 def model_of(build: Callable[[], nn.Module]) -> cv.Model:
-    """Return a tiny model in float64."""
-    return cv.wrap(build().double(), size=SIZE, mean=0.5, std=0.5)
+    """Return a tiny model in float64; those of SEGMENTERS and DETECTORS are shared (`helpers/shared_models.py`)."""
+
+    def wrapped() -> cv.Model:
+        return cv.wrap(build().double(), size=SIZE, mean=0.5, std=0.5)
+
+    def used() -> cv.Model:
+        model = wrapped()
+        with torch.no_grad():
+            model.module(images(1))  # transformers hooks a model when it first runs
+        return model
+
+    return shared_model(build, used) if build in (*SEGMENTERS.values(), *DETECTORS.values()) else wrapped()
 
 
 def images(count: int = 2, seed: int = 0) -> Tensor:

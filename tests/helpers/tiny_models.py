@@ -51,6 +51,7 @@ from helpers.custom_vits import (
     encoder_layer,
 )
 from helpers.rounding import growth
+from helpers.shared_models import shared_model
 
 Reference = Literal["hf", "mha", "drop"]
 
@@ -123,9 +124,16 @@ def build(name: str) -> nn.Module:
     return _build(name) if ZOO[name].full_size else copy.deepcopy(_build_once(name))
 
 
-def wrapped(name: str, dtype: torch.dtype = torch.float32) -> cv.Model:
-    """A fresh copy as a cv.Model."""
+def fresh(name: str, dtype: torch.dtype = torch.float32) -> cv.Model:
+    """A fresh copy as a cv.Model: for tests that change it, or count the passes that inspect it."""
     return cv.wrap(build(name).to(dtype), name=name, size=ZOO[name].size, classifier=ZOO[name].classifier)
+
+
+def wrapped(name: str, dtype: torch.dtype = torch.float32) -> cv.Model:
+    """The model that tests share; one that a test changed is shared no longer (`helpers/shared_models.py`)."""
+    if ZOO[name].full_size:
+        return fresh(name, dtype)
+    return shared_model((name, dtype), lambda: fresh(name, dtype))
 
 
 def pixels(name: str, batch: int = 2, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -135,8 +143,13 @@ def pixels(name: str, batch: int = 2, seed: int = 1, dtype: torch.dtype = torch.
 
 
 def double(name: str, batch: int = 2, seed: int = 1) -> tuple[cv.Model, Tensor]:
-    """Return a fresh model and images [batch, 3, H, W] for it, both float64: for comparisons of numbers."""
+    """Return a shared model and images [batch, 3, H, W] for it, both float64: for comparisons of numbers."""
     return wrapped(name, torch.float64), pixels(name, batch, seed, torch.float64)
+
+
+def fresh_double(name: str, batch: int = 2, seed: int = 1) -> tuple[cv.Model, Tensor]:
+    """Return what `double` does, with a model of its own."""
+    return fresh(name, torch.float64), pixels(name, batch, seed, torch.float64)
 
 
 def growth_of(name: str) -> float:

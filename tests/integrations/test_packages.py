@@ -215,15 +215,14 @@ class LightningRun:
         self.lightning = pytest.importorskip("lightning.pytorch")
         pytest.importorskip("tensorboard")
         self.folder = folder
-        self.images = tiny.double("timm-vit")[1].float()
+        self.images = tiny.pixels("timm-vit")
 
     def classifier(self, validates: bool) -> Any:
         class Classifier(self.lightning.LightningModule):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
                 super().__init__()
                 torch.manual_seed(0)
-                model, _ = tiny.double("timm-vit")
-                self.model = model.module.float()
+                self.model = tiny.fresh("timm-vit").module
 
             def training_step(self, batch: list[Tensor], index: int) -> Tensor:
                 return nn.functional.cross_entropy(self.model(batch[0]), batch[1])

@@ -9,7 +9,7 @@ import torch
 
 import clairvit as cv
 from helpers.rounding import assert_same
-from helpers.tiny_models import ZOO, pixels, wrapped
+from helpers.tiny_models import ZOO, fresh, pixels, wrapped
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -37,7 +37,7 @@ def test_random_is_the_same_in_every_precision() -> None:
     """Of an image that bfloat16 holds exactly; float64 maps for a float64 model."""
     images = pixels("timm-vit", 2).bfloat16()
     maps = {
-        dtype: cv.explain(wrapped("timm-vit", dtype), images.to(dtype), "random", target=3).maps
+        dtype: cv.explain(fresh("timm-vit", dtype), images.to(dtype), "random", target=3).maps
         for dtype in (torch.bfloat16, torch.float32, torch.float64)
     }
     assert torch.equal(maps[torch.bfloat16], maps[torch.float32])

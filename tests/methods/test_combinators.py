@@ -28,7 +28,7 @@ from helpers.exact_models import build as exact_model
 from helpers.exact_models import images_for
 from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, short
 from helpers.rounding import assert_same, same
-from helpers.tiny_models import ZOO, pixels, strange, wrapped
+from helpers.tiny_models import ZOO, fresh, pixels, strange, wrapped
 
 TARGET = 3
 EVERY = list(METHODS)
@@ -413,7 +413,7 @@ def test_compare_wants_a_list(wrong: Any) -> None:
 
 def test_compare_finds_mistakes_before_it_runs_anything() -> None:
     runs: list[int] = []
-    model = wrapped(DEEP)
+    model = fresh(DEEP)
     model.module.register_forward_hook(lambda *_: runs.append(1))
     with pytest.raises(UnknownName):
         cv.compare(model, pixels(DEEP), ["rollout", "rolout"])

@@ -24,7 +24,7 @@ from helpers.custom_vits import CLASSES, Block, HomeMade, MatmulAttention
 from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, method_of, short
 from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import assert_same, magnified
-from helpers.tiny_models import TINY, ZOO, build, double, growth_of, pixels, strange, wrapped
+from helpers.tiny_models import TINY, ZOO, build, double, fresh, growth_of, pixels, strange, wrapped
 
 TARGET = 3
 PATCHES = 16  # of the counting model
@@ -485,7 +485,7 @@ def test_forward_methods_make_no_graph(counting: Counting) -> None:
 @functools.cache
 def without_head(kind: str) -> cv.Model:
     """A classifier of zeros, as a new head often is; several tests explain it, none changes it."""
-    model = wrapped(kind)
+    model = fresh(kind)
     heads = [part for part in model.module.modules() if isinstance(part, nn.Linear) and part.out_features == CLASSES]
     assert heads
     for head in heads:

@@ -18,7 +18,7 @@ from clairvit.methods.fullgrad import completeness_sums
 from clairvit.tracing.recorders.bias_terms import BiasMaps, BiasTerms, ImplicitBiasTerms, LearnedBiasTerms
 from clairvit.tracing.recording import record
 from clairvit.tracing.trace import Trace, one_target, run_backward
-from helpers.covering import covering_array, model_traits
+from helpers.covering import covering_array, model_traits, some_models
 from helpers.exact_models import TARGETS, both_ways, build, images_for, wrapped
 from helpers.reference_vit import ACTIVATIONS, Attention, Linear, Mlp, Norm, ViT, score, written_out
 from helpers.rounding import assert_same
@@ -175,16 +175,20 @@ OTHERS = ["torchvision", "weighed", "einsum", "grouped", "relative-bias", "rope-
 def test_fullgrad_is_tokens_and_biases_by_hand(kind: str, fused: bool, way: str) -> None:
     model, image, vit, full = proven(kind, fused, way)
 
-    def same(text: str, row: Tensor) -> None:
-        assert_same(cv.explain(model, image, text, target=TARGETS).maps, row[:, vit.prefix :].unflatten(1, vit.grid))
-
-    same(named("fullgrad", way), full.fullgrad())
-    same(named("fullgrad", way, "layer=1"), full.fullgrad(1))
-    same(named("fullgrad-plus", way), full.plus())
+    rows = {
+        named("fullgrad", way): full.fullgrad(),
+        named("fullgrad", way, "layer=1"): full.fullgrad(1),
+        named("fullgrad-plus", way): full.plus(),
+    }
     for name in ("fullgrad", "fullgrad-plus"):
-        same(named(name, way, combinator="+skipplus"), full.plus(2))
-        same(named(name, way, combinator="+from:1"), full.plus(1))
-        same(named(name, way, combinator="+last"), full.fullgrad(2))
+        rows[named(name, way, combinator="+skipplus")] = full.plus(2)
+        rows[named(name, way, combinator="+from:1")] = full.plus(1)
+        rows[named(name, way, combinator="+last")] = full.fullgrad(2)
+    explanations = cv.compare(model, image, [*rows], target=TARGETS)
+    for explanation, row in zip(explanations.values(), rows.values(), strict=True):
+        assert_same(explanation.maps, row[:, vit.prefix :].unflatten(1, vit.grid))
+    alone = cv.explain(model, image, named("fullgrad-plus", way), target=TARGETS)
+    assert_same(alone.maps, full.plus()[:, vit.prefix :].unflatten(1, vit.grid))
 
 
 @pytest.mark.parametrize("kind", MAIN)
@@ -254,7 +258,9 @@ def float32_softmax(kind: str) -> bool:
     [
         (kind, *way)
         for kind, way in covering_array(
-            [kind for kind in TINY if kind != "home-loop"], [("implicit", "plain"), ("learned", "linear")], model_traits
+            some_models([kind for kind in TINY if kind != "home-loop"], 30, seed="fullgrad"),
+            [("implicit", "plain"), ("learned", "linear")],
+            model_traits,
         )
     ],
 )

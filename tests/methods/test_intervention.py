@@ -25,7 +25,19 @@ from helpers import vision_language
 from helpers.custom_vits import SortedByWindows
 from helpers.module_fingerprint import differences, fingerprint
 from helpers.rounding import assert_same, same
-from helpers.tiny_models import HEADS, STRANGE, WIDTH, ZOO, cnn, double, growth_of, pixels, shaken, strange
+from helpers.tiny_models import (
+    HEADS,
+    STRANGE,
+    WIDTH,
+    ZOO,
+    cnn,
+    double,
+    fresh_double,
+    growth_of,
+    pixels,
+    shaken,
+    strange,
+)
 
 MODELS = ["timm-vit", "hf-vit-sdpa", "torchvision-vit", "home-matmul"]
 # Other attention code, token order, prefixes, residual sums and heads.
@@ -116,7 +128,7 @@ def test_a_head_set_to_zero_is_a_projection_that_does_not_read_it(name: str, lay
 @pytest.mark.parametrize("name", ["timm-vit", "hf-vit-sdpa", "home-matmul"])
 def test_a_head_set_to_zero_is_a_hook_on_the_projection(name: str) -> None:
     """Torchvision's projection is no module that is called: it has the test above."""
-    model, images = double(name)
+    model, images = fresh_double(name)
 
     def zeroed(module: nn.Module, args: tuple[Tensor]) -> Tensor:
         tokens = args[0].clone()
@@ -135,7 +147,7 @@ def test_a_head_set_to_zero_is_a_hook_on_the_projection(name: str) -> None:
 @pytest.mark.parametrize("part", ["attention", "mlp"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_part_set_to_zero_is_a_part_without_weights(name: str, part: Any, layer: int) -> None:
-    model, images = double(name)
+    model, images = fresh_double(name)
 
     def without_part(block: nn.Module) -> None:
         last = output_projection(block) if part == "attention" else linear_layers(block)[-1]
@@ -149,7 +161,7 @@ def test_a_part_set_to_zero_is_a_part_without_weights(name: str, part: Any, laye
 @pytest.mark.parametrize(("part", "scale"), [("attention", "ls1"), ("mlp", "ls2")])
 def test_the_value_of_a_part_is_what_comes_after_layer_scale(part: Any, scale: str) -> None:
     name = "timm-vit-qk-norm"
-    model, images = double(name)
+    model, images = fresh_double(name)
     value = torch.randn(2, 17, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     scores = cv.intervene(model, images, {cv.Site(0, part=part): value})
     layer_scale = blocks_of(model.module)[0].get_submodule(scale)
@@ -161,7 +173,7 @@ def test_the_value_of_a_part_is_what_comes_after_layer_scale(part: Any, scale: s
 
 def test_values_of_every_shape_and_group_of_tokens() -> None:
     name = "timm-vit"
-    model, images = double(name)
+    model, images = fresh_double(name)
     generator = torch.Generator().manual_seed(3)
     block = blocks_of(model.module)[1]
 
@@ -214,7 +226,7 @@ def test_the_logit_lens_of_the_last_layer_is_the_score(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*MODELS, "home-sequence-first", "timm-dinov3"])
 def test_the_logit_lens_is_the_model_whose_later_blocks_do_nothing(name: str) -> None:
-    model, images = double(name)
+    model, images = fresh_double(name)
     scores = cv.logit_lens(model, images)
     assert torch.equal(scores, cv.logit_lens(cv.trace(model, images)))
 
@@ -385,7 +397,7 @@ def test_patches_that_are_not_in_order_have_no_index() -> None:
 
 
 def test_no_reference_cycle_keeps_tensors_alive() -> None:
-    model, images = double("timm-vit")
+    model, images = fresh_double("timm-vit")
     sites: dict[cv.Site, Any] = {cv.Site(1, **part): "source" for part in PARTS}
     cv.intervene(model, images, sites, source=images)
     cv.logit_lens(model, images)

@@ -15,7 +15,7 @@ from clairvit.errors import CaptureError
 from clairvit.extend import LayerView, Op, Recorder, Requires, Single, method, ops
 from clairvit.methods.registry import METHODS, Method
 from clairvit.tracing.recording import Recording, record
-from helpers.tiny_models import pixels, wrapped
+from helpers.tiny_models import fresh, pixels, wrapped
 
 
 class HiddenActivations(Recorder):
@@ -50,7 +50,7 @@ def registered() -> Iterator[None]:
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("text", ["active-share", "active-share(threshold=0.05)", "active-share+layer:0"])
 def test_a_method_reads_its_own_recorder(text: str) -> None:
-    model, images = wrapped("timm-vit"), pixels("timm-vit")
+    model, images = fresh("timm-vit"), pixels("timm-vit")
     hidden: list[Tensor] = []
     hooks = [b.mlp.act.register_forward_hook(lambda m, i, out: hidden.append(out)) for b in model.module.blocks]
     model.logits(images)

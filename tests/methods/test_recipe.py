@@ -19,7 +19,7 @@ from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairError, ClairWarning
 from clairvit.methods.recipe import KIND, Recipe, as_recipe, read_recipe
 from clairvit.selection.result import Selection
-from helpers.tiny_models import build, pixels, wrapped
+from helpers.tiny_models import build, fresh, pixels, wrapped
 
 METRIC = "insertion-deletion(steps=2)"
 DEEP = "timm-deep"  # five layers
@@ -185,7 +185,7 @@ def test_other_weights_are_a_warning(tmp_path: Path) -> None:
     image, path = pixels(DEEP, 1), pick().save(tmp_path / "recipe.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error", ClairWarning)
-        cv.explain(wrapped(DEEP), image, path)
+        cv.explain(fresh(DEEP), image, path)
     module = build(DEEP)
     with torch.no_grad():
         next(module.parameters()).add_(1e-3)

@@ -27,7 +27,7 @@ from clairvit.methods.runs import CHUNK_SIZE, Question, Run, TargetList, iter_ru
 from clairvit.methods.spec import resolve_method
 from clairvit.models.state_hash import state_hash
 from helpers.rounding import assert_same
-from helpers.tiny_models import build, double, wrapped
+from helpers.tiny_models import build, double, fresh_double, wrapped
 
 KIND = "timm-vit"
 CHUNK = CHUNK_SIZE["cpu"]
@@ -134,7 +134,7 @@ def test_the_structure_is_found_once_in_a_call(monkeypatch: pytest.MonkeyPatch) 
             return usual(*args)
 
         monkeypatch.setattr(module, "model_structure", count)
-    model, images = double(KIND, 2)
+    model, images = fresh_double(KIND, 2)
     cv.explain(model, images)
     assert len(calls) == 1
 
@@ -152,7 +152,7 @@ def test_closing_ends_the_threads_that_read_ahead(tmp_path: Path) -> None:
 def test_a_run_is_let_go_before_the_next_one_is_recorded() -> None:
     import weakref
 
-    model, images = double(KIND, 3 * CHUNK)
+    model, images = fresh_double(KIND, 3 * CHUNK)
     alive: list[weakref.ref[Run]] = []
     with closing(iter_runs(Question.of(model, Pictures(images)), SPECS)) as some:
         for run in some:
@@ -248,7 +248,7 @@ def test_the_hash_is_that_of_the_weights_that_were_explained(change: Callable[[n
 
 def test_the_hash_is_read_for_a_pickle_and_outlives_the_model() -> None:
     module = copy.deepcopy(build(KIND))
-    _, images = double(KIND, 1)
+    _, images = fresh_double(KIND, 1)
     explanation = cv.explain(cv.wrap(module), images.float(), "rollout")
     expected = state_hash(copy.deepcopy(module))
     content = pickle.dumps(explanation)
@@ -261,7 +261,7 @@ def test_the_hash_is_read_for_a_pickle_and_outlives_the_model() -> None:
 
 def test_the_hash_of_a_model_that_is_gone_can_still_be_read() -> None:
     module = copy.deepcopy(build(KIND))
-    _, images = double(KIND, 1)
+    _, images = fresh_double(KIND, 1)
     explanation = replace(cv.explain(cv.wrap(module), images.float(), "rollout"), origin=None)
     expected = state_hash(copy.deepcopy(module))
     del module

@@ -24,7 +24,7 @@ from clairvit.perturbation.probe import Probe, probing
 from clairvit.tracing.recorders.last_norm import LastNorm
 from clairvit.tracing.trace import Trace
 from helpers.rounding import DEFAULT_GROWTH, assert_same, growth, same
-from helpers.tiny_models import double, wrapped
+from helpers.tiny_models import double, fresh, wrapped
 from helpers.tiny_models import pixels as tiny_pixels
 from parity.peers_models import TARGETS, vit
 from parity.small_cnn import CHANNELS, CONSTANT, DEAD, small_cnn
@@ -483,7 +483,7 @@ def test_features_that_are_the_same_everywhere_leave_nothing_to_say() -> None:
 
 @pytest.mark.parametrize("name", ["scorecam", "vit-cx"])
 def test_a_head_of_zeros_is_a_warning(name: str) -> None:
-    model = wrapped("timm-vit")
+    model = fresh("timm-vit")
     for part in (model.module.head.weight, model.module.head.bias):
         nn.init.zeros_(part)
     with pytest.warns(ClairWarning, match="the score stays the same whatever is removed"):

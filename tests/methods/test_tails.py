@@ -20,7 +20,7 @@ from clairvit.methods.spec import resolve_method
 from helpers.method_conditions import METHODS, allow_declared_zeros, fits, home_of, short
 from helpers.module_fingerprint import differences, fingerprint
 from helpers.rounding import assert_same
-from helpers.tiny_models import STRANGE, ZOO, pixels, strange, wrapped
+from helpers.tiny_models import STRANGE, ZOO, fresh, pixels, strange, wrapped
 
 KIND, LAYERS, TARGET, PATCHES = "timm-deep", 5, 3, 16  # an odd number of layers tells ceil from floor; CLS, 4 × 4
 SKIP = [3, 4]  # from ceil(5/2) on
@@ -255,7 +255,7 @@ class Counter:
 
 @pytest.mark.parametrize("text", ["saliency", "leave-one-out", "integrated-gradients(steps=2)", "lime(samples=8)"])
 def test_the_passes_are_those_that_are_planned_and_no_block_runs_in_vain(text: str) -> None:
-    model = wrapped(KIND, torch.float64)
+    model = fresh(KIND, torch.float64)
     blocks: Any = model.module.blocks
     counter = Counter(blocks)
     cv.explain(model, images(), f"{text}+from:2", target=TARGET)  # the model is looked at
@@ -269,7 +269,7 @@ def test_the_passes_are_those_that_are_planned_and_no_block_runs_in_vain(text: s
 
 
 def test_sub_networks_are_shared_between_sums() -> None:
-    model = wrapped(KIND, torch.float64)
+    model = fresh(KIND, torch.float64)
     counter = Counter(model.module.blocks)  # type: ignore[arg-type]
     cv.explain(model, images(), "saliency+plus", target=TARGET)
     counter.images = [0] * LAYERS

@@ -19,7 +19,8 @@ from helpers.tiny_models import ZOO, double, pixels, wrapped
 PARTS = {metric.name for metric in list_metrics() if "parts" in metric.needs}  # swept in test_parts.py
 METRICS = {metric.name: metric for metric in list_metrics() if metric.scope == "image" and metric.name not in PARTS}
 KINDS = ["timm-vit", "timm-reg4-gap", "hf-dinov2-registers-sdpa", "open_clip-nonsquare", "home-mean-pool"]
-QUICK = {"samples": 2, "runs": 5, "beam": 1}  # what a metric promises does not depend on how many
+# What a metric promises does not depend on how many.
+QUICK = {"samples": 2, "runs": 5, "layers": 2, "steps": 4, "regions": 8, "grids": 2, "beam": 1}
 
 
 def test_every_metric_is_in_a_sweep() -> None:

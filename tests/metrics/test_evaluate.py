@@ -21,7 +21,7 @@ from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.score import paired
 from helpers.linear_patch_model import effects, linear
 from helpers.rounding import assert_same
-from helpers.tiny_models import double, pixels, wrapped
+from helpers.tiny_models import double, fresh, pixels, wrapped
 
 KIND = "timm-vit"
 
@@ -254,7 +254,7 @@ def test_nothing_is_kept_of_images_that_are_done(tmp_path: Path, monkeypatch: py
             alive.append(sum(candidate.numel() * candidate.element_size() for candidate in kept))
 
     monkeypatch.setattr("clairvit.methods.runs.iter_batches", watched)
-    cv.evaluate(wrapped(KIND), paths, ["ixg", "rollout"], ["deletion(steps=2)", "sparseness", "random-logit"], target=3)
+    cv.evaluate(fresh(KIND), paths, ["ixg", "rollout"], ["deletion(steps=2)", "sparseness", "random-logit"], target=3)
     assert len(alive) == 6
     image = 3 * 32 * 32 * 4
     assert alive[-1] - alive[0] < 40 * image / 4, "a quarter of the images that were read meanwhile"

@@ -11,7 +11,7 @@ from clairvit.perturbation.attention_override import AttentionOverride, ScoreTra
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.token_dropping import DropStrategy, droppable_tokens, run_tokens
 from helpers.rounding import assert_same, rounding_bound
-from helpers.tiny_models import TINY, ZOO, pixels, wrapped
+from helpers.tiny_models import TINY, ZOO, fresh, pixels, wrapped
 
 
 def same(scores: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def test_nobody_sees_a_hidden_token(name: str) -> None:
 
 def _mean_of_the_others(name: str) -> None:
     """A mean reads the hidden token's own row, but the other rows do not look at it."""
-    tiny, model, image = ZOO[name], wrapped(name, torch.float64), pixels(name, 1, dtype=torch.float64)
+    tiny, model, image = ZOO[name], fresh(name, torch.float64), pixels(name, 1, dtype=torch.float64)
     trace = cv.trace(model, image, target=3)
     block = trace.recording.structure.layers[-1].block
     if block is None:

@@ -19,7 +19,7 @@ from clairvit.perturbation.batching import GROWS_AFTER, BatchBudget, in_batches
 from clairvit.perturbation.probe import TOKENS_AT_ONCE, probing
 from clairvit.tracing.trace import Trace, one_target, run_backward
 from helpers.rounding import assert_same
-from helpers.tiny_models import double, pixels, wrapped
+from helpers.tiny_models import fresh, fresh_double, pixels, wrapped
 
 LINUX = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
@@ -76,7 +76,7 @@ def test_one_that_does_not_fit_is_an_error_and_other_errors_stay() -> None:
 
 def test_a_variant_of_many_images_is_spread_over_passes() -> None:
     """A batch of 6 images where 2 fit: the painted variant is run in three passes."""
-    model, images = double("timm-vit", 6)
+    model, images = fresh_double("timm-vit", 6)
     trace = cv.trace(model, images, target=3)
     seen: list[int] = []
 
@@ -174,7 +174,7 @@ def test_autocast_is_for_the_passes_and_the_scores_stay_wide() -> None:
 @pytest.mark.parametrize("name", ["timm-vit", "timm-eva02", "home-lucid", "timm-sam"])
 def test_the_caller_s_own_autocast_reaches_the_passes(name: str) -> None:
     """The arithmetic of methods is kept out of it, and the passes must still match the recorded forward."""
-    model = wrapped(name)
+    model = fresh(name)
     seen: list[torch.dtype] = []
     linear = [part for part in model.module.modules() if isinstance(part, torch.nn.Linear)][-2]
     linear.register_forward_hook(lambda m, args, out: seen.append(out.dtype))

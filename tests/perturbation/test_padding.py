@@ -14,7 +14,7 @@ from clairvit.perturbation.batching import length_buckets
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.token_dropping import can_pad, drop_strategy, padded_rows
 from clairvit.tracing.recording import record
-from helpers.tiny_models import TINY, ZOO, pixels, wrapped
+from helpers.tiny_models import TINY, ZOO, fresh, pixels, wrapped
 
 # Class tokens, positions that go with the tokens, and pools of attention; means count every token.
 PADDED = [
@@ -44,7 +44,7 @@ def some_patches(name: str, images: int, variants: int) -> Tensor:
 
 def scores(name: str, keep: Tensor) -> tuple[Tensor, int]:
     """Return the scores [B, V] in float64 and the number of passes of the first block."""
-    model = wrapped(name, torch.float64)
+    model = fresh(name, torch.float64)
     trace = cv.trace(model, pixels(name, 2, dtype=torch.float64), target=1)
     can_pad(trace.recording)  # the passes of the test are not counted
     passes = 0

@@ -24,7 +24,7 @@ from clairvit.tracing.trace import Trace
 from helpers.linear_patch_model import effects, linear
 from helpers.module_fingerprint import differences, fingerprint, surroundings
 from helpers.rounding import DEFAULT_GROWTH, assert_same, growth
-from helpers.tiny_models import ZOO, build, double, pixels, wrapped
+from helpers.tiny_models import ZOO, build, double, fresh, pixels, wrapped
 
 KINDS = ["timm-vit", "timm-eva02", "timm-sam", "home-loop", "timm-siglip-map"]  # drop, cut, zero, paint, pool
 B, V = 3, 10
@@ -254,7 +254,7 @@ def test_it_says_what_was_done_instead_of_dropping() -> None:
 
 
 def test_images_whose_score_never_moves_are_reported() -> None:
-    model = wrapped("timm-vit")
+    model = fresh("timm-vit")
     nn.init.zeros_(model.module.head.weight)
     for variants in (V, 1):
         keep = some("timm-vit", 1, variants)
@@ -366,7 +366,7 @@ def test_nothing_is_kept_when_the_work_is_done(name: str, removal: str) -> None:
 
 
 def test_two_threads_on_one_model() -> None:
-    model = wrapped("timm-vit", torch.float64)
+    model = fresh("timm-vit", torch.float64)
     model.module.train()
     before = fingerprint(model.module)
     images = pixels("timm-vit", 4, dtype=torch.float64)

@@ -23,7 +23,7 @@ from clairvit.perturbation.removal import (
     rise_kernel,
 )
 from helpers.rounding import assert_same
-from helpers.tiny_models import ZOO, double, pixels, wrapped
+from helpers.tiny_models import ZOO, double, fresh, pixels
 
 USUAL = Preprocess()
 
@@ -123,7 +123,7 @@ def test_every_pixel_has_its_patch_s_value(grid: tuple[int, int], size: tuple[in
 @pytest.mark.parametrize("removal", [name for name in REMOVALS if name not in ("token", "road")])
 def test_a_removed_patch_shows_the_background_and_no_other_pixel_changes(removal: str) -> None:
     name = "timm-vit-nonsquare"
-    trace = cv.trace(wrapped(name), pixels(name), target=3)
+    trace = cv.trace(fresh(name), pixels(name), target=3)
     keep = torch.ones(1, 1, 15, dtype=torch.bool)
     keep[0, 0, 7] = False  # row 1, column 2
     seen: list[Tensor] = []

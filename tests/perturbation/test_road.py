@@ -16,7 +16,7 @@ from clairvit.perturbation import removal
 from clairvit.perturbation.probe import probing
 from clairvit.perturbation.removal import ROAD_NOISE, impute
 from helpers.rounding import assert_same
-from helpers.tiny_models import pixels, wrapped
+from helpers.tiny_models import fresh, pixels
 
 THEIRS = np.load(Path(__file__).parent.parent / "fixtures" / "road.npz")
 
@@ -105,7 +105,7 @@ def test_noise_is_small_fixed_and_only_on_the_gaps(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_probe_imputes_the_patches_that_are_not_kept() -> None:
-    trace = cv.trace(wrapped("timm-vit"), pixels("timm-vit"), target=3)
+    trace = cv.trace(fresh("timm-vit"), pixels("timm-vit"), target=3)
     seen: list[Tensor] = []
     trace.recording.model.module.patch_embed.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
     keep = torch.ones(2, 1, 16, dtype=torch.bool)

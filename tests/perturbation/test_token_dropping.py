@@ -28,7 +28,7 @@ from clairvit.tracing.recording import Recording, record
 from helpers.custom_vits import HEADS, WIDTH, Block, HomeMade, Lucid, MatmulAttention, mlp
 from helpers.module_fingerprint import differences, fingerprint
 from helpers.rounding import assert_same, growth
-from helpers.tiny_models import STRANGE, TINY, ZOO, cnn, pixels, shaken, strange, wrapped
+from helpers.tiny_models import STRANGE, TINY, ZOO, cnn, fresh, pixels, shaken, strange, wrapped
 
 # What a person who knows the architectures says; all others have learned position embeddings, and simply drop.
 _PLACES = ("beit", "beitv2", "eva02", "dinov3", "relpos", "post-norm")
@@ -281,7 +281,7 @@ def probed(name: str, keep: Tensor, removal: str = "token") -> tuple[Tensor, Pro
 
 def test_blocks_see_fewer_tokens_and_images_are_embedded_once() -> None:
     """Each pass takes one stand-in image through the patch embedding, however many variants it runs."""
-    model = wrapped("timm-vit")
+    model = fresh("timm-vit")
     trace = cv.trace(model, pixels("timm-vit", 2), target=3)
     seen: list[tuple[int, ...]] = []
     through: list[int] = []
@@ -415,7 +415,7 @@ def test_a_model_that_one_patch_alone_would_break_is_found_out() -> None:
 
 
 def test_the_caller_s_autocast_does_not_blur_the_trial() -> None:
-    model, seen = wrapped("timm-vit"), []
+    model, seen = fresh("timm-vit"), []
     recording = record(model, pixels("timm-vit"), differentiable=False)
     model.module.blocks[1].mlp.fc2.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
     with torch.autocast("cpu", torch.bfloat16):
@@ -460,7 +460,7 @@ def test_what_a_model_remembers_of_shorter_sequences_is_forgotten() -> None:
 
 def test_a_blank_image_and_a_head_of_zeros_do_not_hide_how_a_model_is_built() -> None:
     for name in ("timm-eva02", "timm-sam", "timm-vit"):
-        model = wrapped(name)
+        model = fresh(name)
         for p in model.module.head.parameters():
             torch.nn.init.zeros_(p)
         blank = record(model, torch.zeros(1, 3, 32, 32), differentiable=False)

@@ -40,7 +40,7 @@ from clairvit.selection.calibrate import (
 )
 from helpers.rounding import assert_same
 from helpers.small_study import study
-from helpers.tiny_models import STRANGE, cnn, double, growth_of, pixels, strange, wrapped
+from helpers.tiny_models import STRANGE, cnn, double, fresh, growth_of, pixels, strange
 
 NAME = "timm-vit"
 COUNT, SETS = 9, 3
@@ -381,10 +381,10 @@ def test_a_study_stores_its_scores(tmp_path: Path) -> None:
 def test_another_model_is_refused_and_both_are_named() -> None:
     _, images = model_and_images()
     recipe = mine()
-    other = wrapped("timm-reg4-gap", torch.float64)
+    other = fresh("timm-reg4-gap", torch.float64)
     with pytest.raises(NotApplicable, match=r"calibrated for timm-vit, .* and this is timm-reg4-gap"):
         cv.explain(other, pixels("timm-reg4-gap", 1, dtype=torch.float64), recipe)
-    changed = wrapped(NAME, torch.float64)
+    changed = fresh(NAME, torch.float64)
     with torch.no_grad():
         next(iter(changed.module.parameters())).add_(1e-3)
     with pytest.raises(NotApplicable, match=weights_hash(changed)[:12]):

@@ -20,7 +20,19 @@ from clairvit.tracing.trace import run_backward
 from helpers import families, tiny_pairs, vision_language
 from helpers.module_fingerprint import unchanged
 from helpers.rounding import assert_same
-from helpers.tiny_models import HEADS, STRANGE, WIDTH, ZOO, cnn, double, growth_of, pixels, shaken, strange
+from helpers.tiny_models import (
+    HEADS,
+    STRANGE,
+    WIDTH,
+    ZOO,
+    cnn,
+    double,
+    fresh_double,
+    growth_of,
+    pixels,
+    shaken,
+    strange,
+)
 
 LAYER, CHANNEL = 1, 3
 DH = WIDTH // HEADS
@@ -90,7 +102,7 @@ def activation_by_hand(module: nn.Module, images: Tensor, layer: int, site: dict
 @pytest.mark.parametrize("site", SITES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_score_and_its_gradients_are_those_of_a_hook_and_autograd(name: str, site: dict[str, Any]) -> None:
-    model, images = double(name)
+    model, images = fresh_double(name)
     traced = cv.trace(model, images, target=cv.Neuron(LAYER, CHANNEL, **site))
     assert len(traced.layers) == LAYER + 1  # later blocks take no part
     inputs: list[Tensor] = []
@@ -135,7 +147,7 @@ def test_a_direction_is_a_product_with_the_tokens(name: str) -> None:
 
 def test_the_map_of_a_direction_has_a_closed_form_where_a_block_adds_nothing() -> None:
     """x_out = x: a = 1/n sum_p x_p · w, so that patch p contributes x_p · w / n."""
-    model, images = double("timm-vit")
+    model, images = fresh_double("timm-vit")
     with torch.no_grad():
         for linear in (blocks_of(model.module)[0].attn.proj, blocks_of(model.module)[0].mlp.fc2):  # type: ignore[union-attr]
             linear.weight.zero_()
@@ -159,7 +171,7 @@ def without_biases(module: nn.Module) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_contributions_under_the_linear_rules_add_up_to_the_activation(name: str, site: dict[str, Any]) -> None:
     """Attention, norms and slopes held fixed, a model without biases is linear: sum_i x_i · dx_i = a."""
-    model, images = double(name)
+    model, images = fresh_double(name)
     without_biases(model.module)
     target = cv.Neuron(LAYER, CHANNEL, **site)
     traced = cv.trace(model, images, target=target, rules="linear")
@@ -375,7 +387,7 @@ def test_models_without_such_blocks_are_refused() -> None:
 
 
 def test_the_model_stays_as_it_was_and_a_copy_of_a_readout_works() -> None:
-    model, images = double("torchvision-vit")  # its attention is torch's own
+    model, images = fresh_double("torchvision-vit")  # its attention is torch's own
     target = cv.Neuron(LAYER, CHANNEL, where="head", head=1)
     with unchanged(model.module):
         expected = cv.explain(model, images, "attnlrp", target=target)

@@ -18,6 +18,7 @@ import clairvit as cv
 from clairvit.models.language import cut_patches
 from clairvit.models.readout import readout_text
 from clairvit.perturbation.probe import probing
+from helpers.covering import covering_array
 from helpers.vision_language import (
     FAMILIES,
     GRID,
@@ -146,11 +147,14 @@ def test_maps_and_text_are_the_tokens_of_one_row(family: str) -> None:
     assert [len(text.tokens) for text in explanation.text_relevance] == [6, 6]
 
 
-@pytest.mark.parametrize("method", ["ixg", "attnlrp+plus", "reslrp", "saliency", "rollout", "genatt", "leave-one-out"])
+METHODS = ["ixg", "attnlrp+plus", "reslrp", "saliency", "rollout", "genatt", "leave-one-out"]
+
+
+@pytest.mark.parametrize(("method", "family"), covering_array(METHODS, [*FAMILIES], least=3))
 def test_methods_of_every_kind_work(family: str, method: str) -> None:
-    module, pixels = tiny_language_model(family), images(2)
-    explanation = cv.explain(wrapped(module), pixels, method, cv.NextToken(token=TOKEN), inputs=text_of(family))
-    alone = cv.explain(wrapped(module), pixels[1:], method, cv.NextToken(token=TOKEN), inputs=text_of(family))
+    model, pixels = wrapped(tiny_language_model(family)), images(2)
+    explanation = cv.explain(model, pixels, method, cv.NextToken(token=TOKEN), inputs=text_of(family))
+    alone = cv.explain(model, pixels[1:], method, cv.NextToken(token=TOKEN), inputs=text_of(family))
     assert explanation.maps.shape == (2, *GRID)
     assert bool(explanation.maps.flatten(1).any(1).all())
     torch.testing.assert_close(explanation.maps[1], alone.maps[0], rtol=1e-7, atol=1e-12)

@@ -17,7 +17,7 @@ from clairvit.tracing.recorders.op_log import OpLog
 from clairvit.tracing.recording import record
 from helpers.custom_vits import WIDTH, Block, HomeMade, MatmulAttention
 from helpers.rounding import assert_same
-from helpers.tiny_models import TINY, ZOO, build, pixels, strange, wrapped
+from helpers.tiny_models import TINY, ZOO, build, fresh, pixels, strange, wrapped
 from helpers.transformers_names import value_and_output, vit_layers
 
 FITTING = [kind for kind in TINY if "residual" not in ZOO[kind].lacks and kind != "home-loop"]
@@ -203,7 +203,7 @@ def test_the_operation_log_keeps_no_graph() -> None:
 
 
 def test_an_operation_log_is_freed_without_the_garbage_collector() -> None:
-    model, image = wrapped("timm-vit"), pixels("timm-vit")
+    model, image = fresh("timm-vit"), pixels("timm-vit")
     cv.compare(model, image, ["alti", "tokentm", "globenc"], target=1)
     gc.collect()
     gc.disable()

@@ -20,7 +20,7 @@ from clairvit.models.scores import extract_scores
 from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.trace import Trace, one_target, run_backward
 from helpers.rounding import assert_same, growth, same
-from helpers.tiny_models import TINY, ZOO, build, double, pixels, wrapped
+from helpers.tiny_models import TINY, ZOO, build, double, fresh, fresh_double, pixels, wrapped
 
 TARGET = 3
 FULL_SIZE = [name for name in ZOO if name not in TINY]
@@ -129,7 +129,7 @@ def test_layout_is_inferred(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in TINY if name != "home-loop"])
 def test_tokens_lie_where_their_patches_are(name: str) -> None:
     """Before the first attention a patch token knows its own pixels only, so grid, order and prefix can be checked."""
-    tiny, recording = ZOO[name], record(wrapped(name), pixels(name))
+    tiny, recording = ZOO[name], record(fresh(name), pixels(name))
     tokens = recording.as_tokens(recording.inputs[0])
     assert tokens.shape[:2] == (2, tiny.tokens)
     for row, column in ((0, 0), (1, tiny.grid[1] - 1), (tiny.grid[0] - 1, 1)):
@@ -278,7 +278,7 @@ def test_real_constructors(name: str) -> None:
 
 
 def test_retarget_needs_no_other_forward() -> None:
-    model, image = double("timm-vit")
+    model, image = fresh_double("timm-vit")
     runs: list[int] = []
     model.module.register_forward_hook(lambda *_: runs.append(1))
     first = cv.trace(model, image, target=2)

@@ -33,7 +33,7 @@ from clairvit.tracing.recording import record
 from clairvit.tracing.structure import MOST_STRUCTURES, _structures, model_structure
 from helpers.custom_vits import Block, FusedAttention, HomeMade
 from helpers.rounding import assert_same
-from helpers.tiny_models import build, double, pixels, shaken
+from helpers.tiny_models import build, fresh_double, pixels, shaken
 
 TARGET = 3
 
@@ -238,7 +238,7 @@ def test_a_part_that_refers_to_its_model_does_not_keep_it_alive(make: Callable[[
 
 def test_readouts_are_bounded() -> None:
     """A mask for each image of a data set is not kept for ever; the last ones are."""
-    model = double("timm-vit")[0]
+    model = fresh_double("timm-vit")[0]
     targets = [cv.Output(lambda output, number=number: output[:, number]) for number in range(5)]
     masks = [torch.zeros(4) for _ in range(3 * MOST_READOUTS)]
     references = [weakref.ref(mask) for mask in masks]

@@ -17,7 +17,7 @@ from helpers.exact_models import TARGETS, build, images_for, wrapped
 from helpers.reference_rules import amplification
 from helpers.reference_vit import forward, written_out
 from helpers.rounding import assert_same
-from helpers.tiny_models import cnn, double, shaken
+from helpers.tiny_models import cnn, double, fresh_double, shaken
 
 TABLES = {"plain": 2.0, "attnlrp": 2.0, "linear": 2.0, "reslrp": 4 / 3, "reslrp(gamma=0.5)": (1 + 2.0) / 2}
 
@@ -93,7 +93,7 @@ def test_without_a_graph_or_blocks_there_are_none() -> None:
 
 
 def test_the_graph_is_freed_with_the_trace() -> None:
-    model, image = double("timm-vit")
+    model, image = fresh_double("timm-vit")
     gc.collect()
     gc.disable()
     try:

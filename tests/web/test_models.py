@@ -11,16 +11,16 @@ import clairvit as cv
 from clairvit.errors import BadInput
 from clairvit.web.app import create_app
 from clairvit.web.state import create_state
-from helpers.tiny_models import STRANGE, cnn, strange, wrapped
+from helpers.tiny_models import STRANGE, cnn, fresh, strange
 
 pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning")
 KINDS: dict[str, tuple[Callable[[], cv.Model], bool]] = {  # model, and does it attend between all tokens?
-    "nonsquare": (lambda: wrapped("timm-vit-nonsquare"), True),
-    "registers": (lambda: wrapped("timm-dinov2-reg4"), True),
-    "mean": (lambda: wrapped("home-mean-pool"), True),
+    "nonsquare": (lambda: fresh("timm-vit-nonsquare"), True),
+    "registers": (lambda: fresh("timm-dinov2-reg4"), True),
+    "mean": (lambda: fresh("home-mean-pool"), True),
     "window": (lambda: cv.wrap(strange(STRANGE["swin"].make), name="swin", size=(32, 32)), False),
     "cnn": (lambda: cv.wrap(strange(cnn), name="cnn", size=(32, 32)), False),
-    "embedding": (lambda: wrapped("open_clip-tower"), True),
+    "embedding": (lambda: fresh("open_clip-tower"), True),
 }
 
 
@@ -47,7 +47,7 @@ def test_what_fits_is_shown_and_what_does_not_is_explained(kind: str) -> None:
 
 
 def test_several_models_are_served_by_name() -> None:
-    models = [wrapped("timm-vit"), wrapped("timm-vit-nonsquare")]
+    models = [fresh("timm-vit"), fresh("timm-vit-nonsquare")]
     with TestClient(create_app(create_state(models)), base_url="http://127.0.0.1") as client:
         reply = client.post("/api/explain", data={"model": "timm-vit-nonsquare", "method": "rollout"}).json()
         assert reply["explanations"][0]["maps"]["shape"] == [1, 3, 5]
@@ -59,4 +59,4 @@ def test_no_model_and_the_same_model_twice_are_refused() -> None:
     with pytest.raises(BadInput, match="at least one"):
         create_state([])
     with pytest.raises(BadInput, match="the same name"):
-        create_state([wrapped("timm-vit"), wrapped("timm-vit")])
+        create_state([fresh("timm-vit"), fresh("timm-vit")])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from clairvit.web.state import create_state
 from helpers.browser_tab import WAIT, animation_ended, browser, checked, needs_a_browser, settled, sync_api, visit
-from helpers.tiny_models import wrapped
+from helpers.tiny_models import fresh
 from helpers.web_server import serving
 
 __all__ = ["browser", "visit"]  # fixtures
@@ -29,7 +29,7 @@ APPEARANCES = {
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A server of a tiny model: the elements are those of a large one."""
-    state = create_state([wrapped("timm-vit")])
+    state = create_state([fresh("timm-vit")])
     with serving(state) as url:
         yield url
     state.close()

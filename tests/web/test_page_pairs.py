@@ -19,7 +19,7 @@ from clairvit.models.image_files import read_image
 from clairvit.plotting.overlay import scale_of, to_numpy
 from clairvit.web.state import create_state
 from helpers.browser_tab import WAIT, browser, needs_a_browser, picture, settled, sync_api
-from helpers.tiny_models import wrapped
+from helpers.tiny_models import fresh
 from helpers.web_server import serving
 
 __all__ = ["browser"]  # a fixture
@@ -40,7 +40,7 @@ def file(name: str = "flipped.png") -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    state = create_state([wrapped(FIRST), wrapped(SECOND)])
+    state = create_state([fresh(FIRST), fresh(SECOND)])
     with serving(state) as url:
         yield url
     state.close()
@@ -76,7 +76,7 @@ def assert_one_scale(page: Any, *maps: Any) -> None:
 
 
 def test_two_photos_are_on_one_scale_and_a_link_keeps_them(page: Any, address: str) -> None:
-    model = wrapped(FIRST)
+    model = fresh(FIRST)
     compare_photo(page)
     maps = [cv.explain(model, image, METHOD) for image in ("demo", flipped())]
     assert_one_scale(page, *(each.maps for each in maps))
@@ -100,7 +100,7 @@ def test_two_photos_are_on_one_scale_and_a_link_keeps_them(page: Any, address: s
 
 
 def test_what_makes_two_photos_alike_is_shown_in_both_directions(page: Any) -> None:
-    model = wrapped(FIRST)
+    model = fresh(FIRST)
     compare_photo(page)
     pair(page, "alike")
     there = cv.explain(model, "demo", METHOD, target=cv.Similar(flipped()))
@@ -142,7 +142,7 @@ def test_two_models_are_on_one_scale_and_each_has_its_own_parts(page: Any) -> No
     page.locator("#other-model").select_option(SECOND)
     page.locator("#second-map").wait_for(state="visible")
     settled(page)
-    first, second = wrapped(FIRST), wrapped(SECOND)
+    first, second = fresh(FIRST), fresh(SECOND)
     index = cv.explain(first, "demo", METHOD).classes[0]
     maps = [cv.explain(model, "demo", METHOD, target=index) for model in (first, second)]
     assert_one_scale(page, *(each.maps for each in maps))
@@ -158,7 +158,7 @@ def test_two_models_are_on_one_scale_and_each_has_its_own_parts(page: Any) -> No
 
 def test_a_caution_is_about_the_model_that_it_is_about(browser: Any) -> None:
     """A second model that is unsure made the badge of the first doubtful; and its three layers filled the panel."""
-    state = create_state([cv.load("pets"), wrapped(FIRST)])
+    state = create_state([cv.load("pets"), fresh(FIRST)])
     with serving(state) as address:
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.set_default_timeout(WAIT)
@@ -183,7 +183,7 @@ def test_features_of_two_photos_have_one_basis(page: Any) -> None:
     page.locator("#smooth").uncheck()
     page.locator("#features summary").click()
     sync_api.expect(page.locator("#features-grid")).to_have_attribute("data-layer", re.compile(r"\d+"))
-    expected = cv.features(wrapped(FIRST), ["demo", flipped()])
+    expected = cv.features(fresh(FIRST), ["demo", flipped()])
     low, high = to_numpy(expected.limits)
     colours = np.clip((to_numpy(expected.pca[1]) - low) / (high - low), 0, 1)
     with Image.open(io.BytesIO(base64.b64decode(picture(page, "colours-map-1").partition(",")[2]))) as drawn:
@@ -200,7 +200,7 @@ def test_features_of_two_photos_have_one_basis(page: Any) -> None:
 
 def test_a_model_without_classes_shows_what_makes_two_photos_alike(browser: Any) -> None:
     """The method that it opens with needs no target, so another one is taken."""
-    model = wrapped("open_clip-tower")
+    model = fresh("open_clip-tower")
     state = create_state([model])
     with serving(state) as address:
         page = browser.new_page()

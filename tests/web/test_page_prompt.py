@@ -8,7 +8,7 @@ from typing import Any
 import clairvit as cv
 from clairvit.web.state import create_state
 from helpers.browser_tab import WAIT, browser, needs_a_browser, settled, sync_api
-from helpers.tiny_models import wrapped
+from helpers.tiny_models import fresh
 from helpers.tiny_pairs import save_clip
 from helpers.web_server import serving
 
@@ -17,7 +17,7 @@ pytestmark = needs_a_browser
 
 
 def test_a_prompt_is_typed_and_shown(tmp_path: Path, browser: Any) -> None:
-    state = create_state([cv.load(f"hf:{save_clip(tmp_path)}"), wrapped("timm-vit")], time_limit=300)
+    state = create_state([cv.load(f"hf:{save_clip(tmp_path)}"), fresh("timm-vit")], time_limit=300)
     try:
         with serving(state) as address:
             page = browser.new_page()

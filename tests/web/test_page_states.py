@@ -29,7 +29,7 @@ from helpers.browser_tab import (
     visit,
     wait_for_map,
 )
-from helpers.tiny_models import cnn, strange, wrapped
+from helpers.tiny_models import cnn, fresh, strange
 from helpers.web_server import serving
 
 __all__ = ["browser", "visit"]  # fixtures
@@ -207,7 +207,7 @@ def test_a_link_to_a_slow_method_asks_first(visit: Callable[..., Any], state: Ap
 
 def test_a_model_without_classes_is_no_dead_page(browser: Any) -> None:
     """A CLIP model without labels: every default failed."""
-    embedding = create_state([wrapped("open_clip-tower")])
+    embedding = create_state([fresh("open_clip-tower")])
     default = embedding.cards[0].default_method
     with serving(embedding) as address:
         page = browser.new_page()
@@ -400,7 +400,7 @@ def test_a_curve_of_the_map_before_is_not_shown(visit: Callable[..., Any], state
 
 def test_a_model_that_a_method_does_not_fit_is_not_shown(browser: Any) -> None:
     """The list goes back to the model on show."""
-    models = [wrapped("timm-vit"), cv.wrap(strange(cnn), name="cnn", size=(32, 32))]
+    models = [fresh("timm-vit"), cv.wrap(strange(cnn), name="cnn", size=(32, 32))]
     with serving(create_state(models)) as address:
         page = browser.new_page()
         page.goto(f"{address}/#method=rollout")

@@ -19,7 +19,7 @@ from clairvit.web.app import create_app
 from clairvit.web.state import create_state
 from helpers.app_lifespan import unclosed
 from helpers.rounding import assert_same
-from helpers.tiny_models import wrapped
+from helpers.tiny_models import fresh
 from helpers.tiny_pairs import save_clip
 
 SENT = 1.0  # numbers are sent as float32: rounded once
@@ -33,7 +33,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> cv.Model:
 
 @pytest.fixture(scope="module")
 def client(clip: cv.Model) -> Iterator[TestClient]:
-    state = create_state([clip, wrapped("timm-vit")], time_limit=300)
+    state = create_state([clip, fresh("timm-vit")], time_limit=300)
     with TestClient(
         create_app(unclosed(state)), base_url="http://127.0.0.1", raise_server_exceptions=False
     ) as test_client:

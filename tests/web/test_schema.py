@@ -13,7 +13,7 @@ from hypothesis.strategies import integers, sampled_from
 from clairvit.web.app import create_app
 from clairvit.web.state import create_state
 from helpers.app_lifespan import unclosed
-from helpers.tiny_models import wrapped
+from helpers.tiny_models import fresh
 
 pytestmark = pytest.mark.filterwarnings("default::clairvit.errors.ClairWarning", "ignore::DeprecationWarning")
 TRUE = [  # what the document says of answers
@@ -46,7 +46,7 @@ OPERATIONS = [
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     """A tiny model: what is tried here are requests, not maps. Schemathesis ends the app after each of them."""
-    state = create_state([wrapped("timm-vit")])
+    state = create_state([fresh("timm-vit")])
     with TestClient(create_app(unclosed(state)), base_url="http://127.0.0.1") as test_client:
         yield test_client
     state.close()
