@@ -43,7 +43,7 @@ SEEN_BY = {
     "tracing": ["tests/methods"],
     "perturbation": ["tests/methods", "tests/metrics"],
     "methods": ["tests/parity", "tests/test_change_between_calls.py"],
-    "metrics": ["tests/test_change_between_calls.py"],
+    "metrics": ["tests/test_change_between_calls.py", "tests/bench/test_own_code.py"],
     "bench": ["tests/cli/test_bench.py", "tests/report"],
     "papers": ["tests/cli/test_reproduce.py"],
     "training": ["tests/cli/test_finetune.py"],

@@ -170,6 +170,21 @@ def test_other_blocks_are_refused(block: type[nn.Module]) -> None:
         cv.explain(model, pixels("timm-vit"), "globenc")
 
 
+class NormOfGroups(Block):
+    """The attention's result is normalised in two groups of channels: a token has two spreads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.attention(self.norm(x)).unflatten(-1, (2, -1))
+        x = x + nn.functional.layer_norm(inner, inner.shape[-1:]).flatten(-2)
+        return x + self.mlp(x)
+
+
+def test_a_norm_over_a_part_of_a_token_is_refused() -> None:
+    model = cv.wrap(strange(lambda: HomeMade(lambda: NormOfGroups(MatmulAttention))))
+    with pytest.raises(NotApplicable, match=r"is over \[2, 17, 2, 1\], not over whole tokens; expected one spread"):
+        cv.explain(model, pixels("timm-vit"), "globenc")
+
+
 class WritesIntoSlices(Block):
     """The first token's attention is overwritten after the fact: the log cannot know what it was."""
 
