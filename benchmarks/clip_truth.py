@@ -10,10 +10,12 @@ Usage:
 which `voc20` (the classes of Pascal VOC, in their order) is read. Nothing is downloaded; torch and timm are enough.
 
 Three scores are explained: `cosine`, cos(image, text); `neutral`, that minus its mean over the other 19 texts; `pair`,
-cos(image, "cat") − cos(image, "dog") or the other way round. Metrics: AP, IoU at the mean and pointing game against the
-animal; insertion − deletion of the score (tokens removed), divided by |f(x) − f(nothing left)|, and in hundredths of a
-cosine. Photos are a stratified sample over breeds; even rows choose (tuning half), odd rows judge (judging half).
-The values of every photo are written after each chunk, and a run that was cut off goes on from there.
+cos(image, "cat") − cos(image, "dog") or the other way round. A fourth, `--scores image`, is the cosine to another photo
+of the same breed. Metrics: AP, IoU at the mean and pointing game against the animal; insertion − deletion of the score
+(tokens removed; not of `image`), divided by |f(x) − f(nothing left)|, and in hundredths of a cosine; `--autocast
+bfloat16` makes its passes quicker and less exact. Photos are a stratified sample over breeds; even rows choose (tuning
+half), odd rows judge (judging half). The values of every photo are written after each chunk, and a run that was cut off
+goes on from there.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ SINGLE = (
 )
 METHODS = (*SINGLE, *(f"{method}+plus" for method in COMBINED[:4]), *(f"{method}+skipplus" for method in COMBINED))
 SCORES = ("cosine", "neutral", "pair")
+IMAGE = "image"
 MASK_METRICS = ("ap", "iou(threshold=mean)", "pointing-game")
 FAITHFUL, IN_COSINE = "insertion-deletion", "in cosine"
 CHUNK = 20  # photos
@@ -64,6 +67,15 @@ def species_of(names: tuple[str, ...], photos: Path) -> list[str]:
     lines = (photos / "annotations" / "test.txt").read_text(encoding="utf-8").splitlines()
     kinds = {line.split()[0]: line.split()[2] for line in lines if line and not line.startswith("#")}
     return ["cat" if kinds[Path(name).stem] == "1" else "dog" for name in names]
+
+
+def partners(names: tuple[str, ...], photos: Path) -> list[Path]:
+    """Return for each photo one of the same breed that is not among them."""
+    every = sorted(path.stem for path in (photos / "images").glob("*.jpg"))
+    free = set(every) - {Path(name).stem for name in names}
+    breeds = [Path(name).stem.rpartition("_")[0] for name in names]
+    chosen = [next(stem for stem in every if stem in free and stem.rpartition("_")[0] == breed) for breed in breeds]
+    return [photos / "images" / f"{stem}.jpg" for stem in chosen]
 
 
 def text_target(score: str, word: str, texts: Tensor) -> cv.targets.Target:
@@ -97,15 +109,12 @@ def ranges(model: cv.Model, dataset: ImageDataset, texts: Tensor, words: list[st
 def score_chunk(
     model: cv.Model,
     part: ImageDataset,
-    words: list[str],
-    texts: Tensor,
-    score: str,
+    targets: list[cv.targets.Target],
     arguments: argparse.Namespace,
     *,
     faithful: bool,
 ) -> dict[str, dict[str, list[float]]]:
     """Return method -> metric -> the value of each photo of a chunk."""
-    targets = [text_target(score, word, texts) for word in words]
     values: dict[str, dict[str, list[float]]] = {}
 
     jobs: list[tuple[str, list[str]]] = [(arguments.methods, list(MASK_METRICS))]
@@ -113,7 +122,9 @@ def score_chunk(
         jobs.append((arguments.faithful, [f"{FAITHFUL}(steps={arguments.steps})"]))
     for methods, metrics in jobs:
         listed = list(dict.fromkeys((*methods.split(";"), *BASELINES)))
-        scores = cv.evaluate(model, part, listed, metrics, target=targets, skip=True, baselines=False)
+        scores = cv.evaluate(
+            model, part, listed, metrics, target=targets, skip=True, baselines=False, autocast=arguments.autocast
+        )
         for (method, metric), result in scores.items():
             name = metric.partition("(")[0]
             values.setdefault(method, {})[name] = [round(float(v), 5) for v in result.values]
@@ -121,8 +132,11 @@ def score_chunk(
 
 
 def chunk_rows(count: int) -> list[list[int]]:
-    """Return the rows of each chunk, spread over the data set: a run that was cut off has a sample of all breeds."""
-    chunks = max(1, round(count / CHUNK))
+    """Return the rows of each chunk, spread over the data set: a run that was cut off has a sample of all breeds.
+
+    Their number is odd, so that each chunk has rows of both halves.
+    """
+    chunks = max(1, round(count / CHUNK)) | 1
     return [list(range(k, count, chunks)) for k in range(chunks)]
 
 
@@ -136,6 +150,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.out.is_file():
         record = json.loads(arguments.out.read_text(encoding="utf-8"))
     record |= {"model": "OpenAI CLIP ViT-B/16 (int8 weights)", "steps": arguments.steps, "device": str(model.device)}
+    record["autocast"] = arguments.autocast
     record["photos"] = [Path(name).stem for name in dataset.names]
     started, scored = time.monotonic(), 0
     for number, rows in enumerate(chunk_rows(len(dataset))):
@@ -146,8 +161,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             key = f"{score}/{number}"
             if key in record["chunks"]:
                 continue
-            values = score_chunk(model, part, chunk_words, texts, score, arguments, faithful=faithful)
-            spans = ranges(model, part, texts, chunk_words, score)
+            targets: list[cv.targets.Target] = (
+                [cv.Similar(path) for path in partners(part.names, arguments.photos)]
+                if score == IMAGE
+                else [text_target(score, word, texts) for word in chunk_words]
+            )
+            values = score_chunk(model, part, targets, arguments, faithful=faithful and score != IMAGE)
+            spans = [] if score == IMAGE else ranges(model, part, texts, chunk_words, score)
             record["chunks"][key] = {"rows": rows, "range": spans, "values": values}
             arguments.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
             print(f"{key}: {time.monotonic() - started:.0f} s", flush=True)
@@ -217,9 +237,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--insertion", type=int, default=200, help="photos of insertion − deletion")
     parser.add_argument("--steps", type=int, default=9, help="of insertion − deletion")
-    parser.add_argument("--scores", default=",".join(SCORES))
+    parser.add_argument("--scores", default=",".join(SCORES), help=f"of {', '.join((*SCORES, IMAGE))}")
     parser.add_argument("--methods", default=";".join(METHODS), help="separated by ';'")
     parser.add_argument("--faithful", default=";".join(METHODS), help="those scored by insertion − deletion")
+    parser.add_argument("--autocast", choices=["bfloat16", "float16"], help="precision of the passes of a metric")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("clip.json"))
     parser.add_argument("--table", type=Path, help="print the tables of this file, and run nothing")
