@@ -5,6 +5,7 @@
 
 Means, standard errors and intervals of every method and metric, paired differences for the papers' claims, and those of
 every method to `attnlrp+plus`. Several files are of the same images; a calibrated recipe is called `calibrated`.
+Where deletion and insertion were scored and their difference was not, it is taken image by image: the same passes.
 `--add` keeps what there is and adds the methods that it lacks. `attnlrp+plus` must be among those of the new file, with
 the means that were kept: then the images, the model and the settings are the same.
 """
@@ -68,6 +69,7 @@ def summary(title: str, *paths: str) -> dict[str, Any]:
     for content in contents:
         for record in content["scores"]:
             records.setdefault((short_name(record["method"]), record["metric"]), record)
+    records |= differences(records)
     metrics = list(dict.fromkeys(metric for _, metric in records))
     scores = [{**short(record), "method": method, "metric": metric} for (method, metric), record in records.items()]
     pairs = [
@@ -93,6 +95,29 @@ def summary(title: str, *paths: str) -> dict[str, Any]:
         "pairs": pairs,
         "to_default": to_default,
     }
+
+
+def differences(records: dict[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return insertion − deletion of the methods that have both and not yet their difference."""
+    added = {}
+    for (method, metric), insertion in records.items():
+        deletion = records.get((method, "deletion"))
+        if metric != "insertion" or deletion is None or (method, "insertion-deletion") in records:
+            continue
+        pairs = zip(insertion["values"], deletion["values"], strict=True)
+        values = [None if None in pair else pair[0] - pair[1] for pair in pairs]
+        valid = np.array([value for value in values if value is not None and math.isfinite(value)])
+        added[method, "insertion-deletion"] = insertion | {
+            "metric": "insertion-deletion",
+            "span": [-1, 1],
+            "values": values,
+            "mean": float(valid.mean()) if len(valid) else None,
+            "standard_error": float(valid.std(ddof=1) / len(valid) ** 0.5) if len(valid) > 1 else None,
+            "interval": list(mean_interval(valid, 0, (-1, 1))),
+            "n_valid": len(valid),
+            "n_invalid": len(values) - len(valid),
+        }
+    return added
 
 
 def with_methods_of(kept: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
