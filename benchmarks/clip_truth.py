@@ -54,6 +54,7 @@ SCORES = ("cosine", "neutral", "pair")
 IMAGE = "image"
 MASK_METRICS = ("ap", "iou(threshold=mean)", "pointing-game")
 FAITHFUL, IN_COSINE = "insertion-deletion", "in cosine"
+LEGRAD = "legrad"
 CHUNK = 20  # photos
 
 
@@ -202,30 +203,48 @@ def halves(values: dict[int, float]) -> dict[str, list[float]]:
 
 def mean_cell(values: list[float]) -> str:
     """Return mean and 95 % interval of a table's cell."""
-    if len(values) < 2:
+    if not values:
         return "–"
     low, high = mean_interval(np.array(values))
-    return f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]"
+    return f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
+
+
+def paired(values: dict[int, float], others: dict[int, float], half: str) -> list[float]:
+    """Return the differences of two methods on the photos of a half that both have a value of."""
+    rows = values.keys() & others.keys()
+    return halves({row: values[row] - others[row] for row in sorted(rows)})[half]
 
 
 def print_tables(record: dict[str, Any]) -> None:
-    """Print a Markdown table per score, best AP on the tuning half first."""
+    """Print a Markdown table per score, best AP on the tuning half first, and what the judging half says of the best.
+
+    The column of differences is to the method that is the best on the tuning half.
+    """
     scores = dict.fromkeys(key.partition("/")[0] for key in record["chunks"])
     for score in scores:
         table = joined(record, score)
         counts = {m: max((len(by[m]) for by in table.values() if m in by), default=0) for m in ("ap", FAITHFUL)}
         print(f"\n**{score}**: {counts['ap']} photos, insertion − deletion on {counts[FAITHFUL]}\n")
-        print(
-            "| method | AP, tuning half | AP, judging half | IoU | pointing | ins − del, 1/100 cosine | judging half |"
-        )
-        print("|---" * 7 + "|")
-        for method in sorted(table, key=lambda name: -float(np.mean(halves(table[name]["ap"])["tune"]))):
-            by_metric = {metric: halves(values) for metric, values in table[method].items()}
-            ap, faithful = by_metric["ap"], by_metric.get(IN_COSINE, {"all": [], "judge": []})
-            cells = [f"{np.mean(ap['tune']):.3f}", mean_cell(ap["judge"])]
-            cells += [f"{np.mean(by_metric[metric]['all']):.3f}" for metric in ("iou", "pointing-game")]
-            cells += [mean_cell(faithful[half]) for half in ("all", "judge")]
+        ranked = sorted(table, key=lambda name: -float(np.mean(halves(table[name]["ap"])["tune"])))
+        best = next(method for method in ranked if method not in BASELINES)
+        titles = ["method", "AP, tuning half", "AP, judging half", f"minus `{best}`, judging half", "IoU", "pointing"]
+        faithful = any(IN_COSINE in by for by in table.values())
+        titles += ["ins − del, 1/100 cosine", "minus `legrad`"] if faithful else []
+        print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
+        behind = 0
+        for method in ranked:
+            by = table[method]
+            gaps = paired(by["ap"], table[best]["ap"], "judge")
+            behind += bool(mean_interval(np.array(gaps))[1] < 0)
+            ap = halves(by["ap"])
+            cells = [f"{np.mean(ap['tune']):.3f}", mean_cell(ap["judge"]), "–" if method == best else mean_cell(gaps)]
+            cells += [mean_cell(halves(by[metric])["all"]) for metric in ("iou", "pointing-game")]
+            if faithful:
+                against = {} if method == LEGRAD else table[LEGRAD].get(IN_COSINE, {})
+                cells.append(mean_cell(halves(by.get(IN_COSINE, {}))["all"]))
+                cells.append(mean_cell(paired(by.get(IN_COSINE, {}), against, "all")))
             print(f"| `{method}` | {' | '.join(cells)} |")
+        print(f"\nOn the judging half `{best}` is surely ahead of {behind} of {len(ranked) - 1} others by AP.")
 
 
 def main() -> None:

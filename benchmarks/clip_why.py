@@ -36,6 +36,7 @@ from torch.nn.functional import interpolate, normalize
 import clairvit as cv
 from clairvit.data.dataset import SampleBatch, iter_batches
 from clairvit.data.open import open_data
+from clairvit.metrics.confidence_intervals import mean_interval
 from clairvit.metrics.localisation import average_precision_of
 from clip_truth import VOC, chunk_rows, load_clip, species_of, text_target
 
@@ -184,8 +185,9 @@ def gathered(records: list[dict[str, Any]], *path: str) -> Tensor:
 
 
 def cell(values: Tensor) -> str:
-    """Return mean and standard error."""
-    return f"{values.mean():.3f} ± {values.std() / len(values) ** 0.5:.3f}"
+    """Return mean and 95 % interval."""
+    low, high = mean_interval(values.numpy())
+    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
 
 
 def print_texts(tables: dict[str, Tensor]) -> None:
