@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ IMAGE = "image"
 MASK_METRICS = ("ap", "iou(threshold=mean)", "pointing-game")
 FAITHFUL, IN_COSINE = "insertion-deletion", "in cosine"
 LEGRAD = "legrad"
+SHARE = (0, 1)  # the range of AP, IoU and the pointing game
 CHUNK = 20  # photos
 
 
@@ -201,11 +203,11 @@ def halves(values: dict[int, float]) -> dict[str, list[float]]:
     }
 
 
-def mean_cell(values: list[float]) -> str:
-    """Return mean and 95 % interval of a table's cell."""
+def mean_cell(values: list[float], span: tuple[float, float] = (-math.inf, math.inf)) -> str:
+    """Return mean and 95 % interval of a table's cell; `span` is the range of a value."""
     if not values:
         return "–"
-    low, high = mean_interval(np.array(values))
+    low, high = mean_interval(np.array(values), 0, span)
     return f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
 
 
@@ -237,8 +239,12 @@ def print_tables(record: dict[str, Any]) -> None:
             gaps = paired(by["ap"], table[best]["ap"], "judge")
             behind += bool(mean_interval(np.array(gaps))[1] < 0)
             ap = halves(by["ap"])
-            cells = [f"{np.mean(ap['tune']):.3f}", mean_cell(ap["judge"]), "–" if method == best else mean_cell(gaps)]
-            cells += [mean_cell(halves(by[metric])["all"]) for metric in ("iou", "pointing-game")]
+            cells = [
+                f"{np.mean(ap['tune']):.3f}",
+                mean_cell(ap["judge"], SHARE),
+                "–" if method == best else mean_cell(gaps),
+            ]
+            cells += [mean_cell(halves(by[metric])["all"], SHARE) for metric in ("iou", "pointing-game")]
             if faithful:
                 against = {} if method == LEGRAD else table[LEGRAD].get(IN_COSINE, {})
                 cells.append(mean_cell(halves(by.get(IN_COSINE, {}))["all"]))
