@@ -220,7 +220,7 @@ def paired(values: dict[int, float], others: dict[int, float], half: str) -> lis
 def print_tables(record: dict[str, Any]) -> None:
     """Print a Markdown table per score, best AP on the tuning half first, and what the judging half says of the best.
 
-    The column of differences is to the method that is the best on the tuning half.
+    The column of differences is to the method that is the best on the tuning half, of those scored on all photos.
     """
     scores = dict.fromkeys(key.partition("/")[0] for key in record["chunks"])
     for score in scores:
@@ -228,8 +228,16 @@ def print_tables(record: dict[str, Any]) -> None:
         counts = {m: max((len(by[m]) for by in table.values() if m in by), default=0) for m in ("ap", FAITHFUL)}
         print(f"\n**{score}**: {counts['ap']} photos, insertion − deletion on {counts[FAITHFUL]}\n")
         ranked = sorted(table, key=lambda name: -float(np.mean(halves(table[name]["ap"])["tune"])))
-        best = next(method for method in ranked if method not in BASELINES)
-        titles = ["method", "AP, tuning half", "AP, judging half", f"minus `{best}`, judging half", "IoU", "pointing"]
+        best = next(m for m in ranked if m not in BASELINES and len(table[m]["ap"]) == counts["ap"])
+        titles = [
+            "method",
+            "photos",
+            "AP, tuning half",
+            "AP, judging half",
+            f"minus `{best}`, judging half",
+            "IoU",
+            "pointing",
+        ]
         faithful = any(IN_COSINE in by for by in table.values())
         titles += ["ins − del, 1/100 cosine", "minus `legrad`"] if faithful else []
         print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
@@ -239,11 +247,8 @@ def print_tables(record: dict[str, Any]) -> None:
             gaps = paired(by["ap"], table[best]["ap"], "judge")
             behind += bool(mean_interval(np.array(gaps))[1] < 0)
             ap = halves(by["ap"])
-            cells = [
-                f"{np.mean(ap['tune']):.3f}",
-                mean_cell(ap["judge"], SHARE),
-                "–" if method == best else mean_cell(gaps),
-            ]
+            cells = [str(len(by["ap"])), f"{np.mean(ap['tune']):.3f}", mean_cell(ap["judge"], SHARE)]
+            cells.append("–" if method == best else mean_cell(gaps))
             cells += [mean_cell(halves(by[metric])["all"], SHARE) for metric in ("iou", "pointing-game")]
             if faithful:
                 against = {} if method == LEGRAD else table[LEGRAD].get(IN_COSINE, {})
