@@ -116,6 +116,29 @@ def test_insertion_minus_deletion_is_kept_as_it_would_be_scored(monkeypatch: pyt
     assert keep.differences(records | expected) == {}
 
 
+def test_runs_on_different_images_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/results/keep.py: two halves of the photos give what all of them give."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "results"))
+    keep = importlib.import_module("keep")
+    model = wrapped("timm-vit", torch.float64)
+    images = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def run(rows: range) -> dict[str, Any]:
+        scores = clairvit.evaluate(model, images[rows.start : rows.stop], ["ixg", "genatt"], ["deletion", "sparseness"])
+        return {**scores.to_dict(), "model": "tiny", "images": [f"{row}.png" for row in rows]}
+
+    whole, halves = run(range(10)), [run(range(6)), run(range(6, 10))]
+    joined = keep.of_all_images(halves)
+    assert joined["images"] == whole["images"]
+    for record, expected in zip(joined["scores"], whole["scores"], strict=True):
+        assert record.keys() == expected.keys()
+        assert record["values"] == pytest.approx(expected["values"], abs=1e-9)
+        for field in ("mean", "standard_error", "interval", "n_valid", "n_invalid", "n_degenerate"):
+            assert record[field] == pytest.approx(expected[field], abs=1e-9), field
+    with pytest.raises(SystemExit, match="different methods"):
+        keep.of_all_images([halves[0], {**halves[1], "model": "another"}])
+
+
 def two_photos(folder: Path) -> None:
     """Save the demo photo twice, in two shapes."""
     folder.mkdir()

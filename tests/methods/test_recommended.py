@@ -14,6 +14,7 @@ from clairvit.cli import main
 from clairvit.errors import BadInput
 from clairvit.methods.recommended import (
     COMPARED,
+    CONTRASTED,
     DefaultMethod,
     default_method,
     default_methods,
@@ -65,17 +66,28 @@ def test_a_cnn_has_a_default_of_its_own() -> None:
 def test_texts_and_similar_images_have_a_default_of_their_own() -> None:
     """On a plain ViT; a class of the same model keeps the usual one, and what is compared says why."""
     images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    expected = next(item.method for item in default_methods() if item.models == COMPARED)
+    methods = {item.models: item.method for item in default_methods()}
+    alone, against = methods[COMPARED], methods[CONTRASTED]
+    assert alone != against
     vector = torch.randn(192, generator=torch.Generator().manual_seed(2))
     cat, dog = cv.Text("cat", embedding=vector), cv.Text("dog", embedding=vector.flip(0))
-    for target in (cat, cv.Contrast(cat, dog), cv.Similar(images.flip(-1)), [cat]):
+    minus_dog = cv.Text("cat", embedding=vector, against=vector.flip(0))
+    for target, expected in (
+        *((cat, alone), ([cat], alone), (cv.Similar(images.flip(-1)), alone)),
+        *((minus_dog, against), (cv.Contrast(cat, dog), against), ([minus_dog], against)),
+    ):
         explanation = cv.explain("pets", images, target=target)
         assert explanation.method == expected
         assert f"{expected} was used, the default for this target" in explanation.notes[-1]
+    both = cv.explain("pets", images, targets=[cat, minus_dog])
+    assert set(explanation.method for explanation in both) == {alone}  # a method for all: the one that does for each
     assert cv.explain("pets", images).method == default_method()
+    assert cv.explain("pets", images, target=cv.Contrast(1, 2)).method == default_method()
+    assert cv.Text("a cat").subtracts
+    assert not cv.Text("a cat", against=None).subtracts
     swin = cv.wrap(strange(STRANGE["swin"].make), name="swin")
     pixels = torch.randn(1, 3, *STRANGE["swin"].size, generator=torch.Generator().manual_seed(1))
-    assert kind_of_model(model_structure(swin, pixels), compares=True) == "hierarchical"
+    assert kind_of_model(model_structure(swin, pixels), compares=CONTRASTED) == "hierarchical"
 
 
 def quick(*methods: str) -> tuple[DefaultMethod, ...]:
