@@ -45,7 +45,7 @@ class Recommendation:
 class DefaultMethod:
     """The method that is used where none is named, for one kind of models."""
 
-    models: str  # "text or image", "text against others", "plain", "hierarchical", "no block modules", "cnn", "no gradient"
+    models: str  # `COMPARED`, `CONTRASTED`, "plain", "hierarchical", "no block modules", "cnn" or "no gradient"
     method: str
     reason: str
     evidence: str = ""  # the figures that speak for it, as docs/which-method.md has them
