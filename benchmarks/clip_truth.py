@@ -10,16 +10,19 @@ Usage:
 which `voc20` (the classes of Pascal VOC, in their order) is read. Nothing is downloaded; torch and timm are enough.
 
 Three scores are explained: `cosine`, cos(image, text); `neutral`, that minus its mean over the other 19 texts; `pair`,
-cos(image, "cat") − cos(image, "dog") or the other way round. Metrics: AP, IoU at the mean and pointing game against the
-animal; insertion − deletion of the score (tokens removed), divided by |f(x) − f(nothing left)|, and in hundredths of a
-cosine. Photos are a stratified sample over breeds; even rows choose (tuning half), odd rows judge (judging half).
-The values of every photo are written after each chunk, and a run that was cut off goes on from there.
+cos(image, "cat") − cos(image, "dog") or the other way round. A fourth, `--scores image`, is the cosine to another photo
+of the same breed. Metrics: AP, IoU at the mean and pointing game against the animal; insertion − deletion of the score
+(tokens removed; not of `image`), divided by |f(x) − f(nothing left)|, and in hundredths of a cosine; `--autocast
+bfloat16` makes its passes quicker and less exact. Photos are a stratified sample over breeds; even rows choose (tuning
+half), odd rows judge (judging half). The values of every photo are written after each chunk, and a run that was cut off
+goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -49,8 +52,11 @@ SINGLE = (
 )
 METHODS = (*SINGLE, *(f"{method}+plus" for method in COMBINED[:4]), *(f"{method}+skipplus" for method in COMBINED))
 SCORES = ("cosine", "neutral", "pair")
+IMAGE = "image"
 MASK_METRICS = ("ap", "iou(threshold=mean)", "pointing-game")
 FAITHFUL, IN_COSINE = "insertion-deletion", "in cosine"
+LEGRAD = "legrad"
+SHARE = (0, 1)  # the range of AP, IoU and the pointing game
 CHUNK = 20  # photos
 
 
@@ -64,6 +70,15 @@ def species_of(names: tuple[str, ...], photos: Path) -> list[str]:
     lines = (photos / "annotations" / "test.txt").read_text(encoding="utf-8").splitlines()
     kinds = {line.split()[0]: line.split()[2] for line in lines if line and not line.startswith("#")}
     return ["cat" if kinds[Path(name).stem] == "1" else "dog" for name in names]
+
+
+def partners(names: tuple[str, ...], photos: Path) -> list[Path]:
+    """Return for each photo one of the same breed that is not among them."""
+    every = sorted(path.stem for path in (photos / "images").glob("*.jpg"))
+    free = set(every) - {Path(name).stem for name in names}
+    breeds = [Path(name).stem.rpartition("_")[0] for name in names]
+    chosen = [next(stem for stem in every if stem in free and stem.rpartition("_")[0] == breed) for breed in breeds]
+    return [photos / "images" / f"{stem}.jpg" for stem in chosen]
 
 
 def text_target(score: str, word: str, texts: Tensor) -> cv.targets.Target:
@@ -97,15 +112,12 @@ def ranges(model: cv.Model, dataset: ImageDataset, texts: Tensor, words: list[st
 def score_chunk(
     model: cv.Model,
     part: ImageDataset,
-    words: list[str],
-    texts: Tensor,
-    score: str,
+    targets: list[cv.targets.Target],
     arguments: argparse.Namespace,
     *,
     faithful: bool,
 ) -> dict[str, dict[str, list[float]]]:
     """Return method -> metric -> the value of each photo of a chunk."""
-    targets = [text_target(score, word, texts) for word in words]
     values: dict[str, dict[str, list[float]]] = {}
 
     jobs: list[tuple[str, list[str]]] = [(arguments.methods, list(MASK_METRICS))]
@@ -113,7 +125,9 @@ def score_chunk(
         jobs.append((arguments.faithful, [f"{FAITHFUL}(steps={arguments.steps})"]))
     for methods, metrics in jobs:
         listed = list(dict.fromkeys((*methods.split(";"), *BASELINES)))
-        scores = cv.evaluate(model, part, listed, metrics, target=targets, skip=True, baselines=False)
+        scores = cv.evaluate(
+            model, part, listed, metrics, target=targets, skip=True, baselines=False, autocast=arguments.autocast
+        )
         for (method, metric), result in scores.items():
             name = metric.partition("(")[0]
             values.setdefault(method, {})[name] = [round(float(v), 5) for v in result.values]
@@ -121,8 +135,11 @@ def score_chunk(
 
 
 def chunk_rows(count: int) -> list[list[int]]:
-    """Return the rows of each chunk, spread over the data set: a run that was cut off has a sample of all breeds."""
-    chunks = max(1, round(count / CHUNK))
+    """Return the rows of each chunk, spread over the data set: a run that was cut off has a sample of all breeds.
+
+    Their number is odd, so that each chunk has rows of both halves.
+    """
+    chunks = max(1, round(count / CHUNK)) | 1
     return [list(range(k, count, chunks)) for k in range(chunks)]
 
 
@@ -136,6 +153,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.out.is_file():
         record = json.loads(arguments.out.read_text(encoding="utf-8"))
     record |= {"model": "OpenAI CLIP ViT-B/16 (int8 weights)", "steps": arguments.steps, "device": str(model.device)}
+    record["autocast"] = arguments.autocast
     record["photos"] = [Path(name).stem for name in dataset.names]
     started, scored = time.monotonic(), 0
     for number, rows in enumerate(chunk_rows(len(dataset))):
@@ -146,8 +164,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             key = f"{score}/{number}"
             if key in record["chunks"]:
                 continue
-            values = score_chunk(model, part, chunk_words, texts, score, arguments, faithful=faithful)
-            spans = ranges(model, part, texts, chunk_words, score)
+            targets: list[cv.targets.Target] = (
+                [cv.Similar(path) for path in partners(part.names, arguments.photos)]
+                if score == IMAGE
+                else [text_target(score, word, texts) for word in chunk_words]
+            )
+            values = score_chunk(model, part, targets, arguments, faithful=faithful and score != IMAGE)
+            spans = [] if score == IMAGE else ranges(model, part, texts, chunk_words, score)
             record["chunks"][key] = {"rows": rows, "range": spans, "values": values}
             arguments.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
             print(f"{key}: {time.monotonic() - started:.0f} s", flush=True)
@@ -180,32 +203,59 @@ def halves(values: dict[int, float]) -> dict[str, list[float]]:
     }
 
 
-def mean_cell(values: list[float]) -> str:
-    """Return mean and 95 % interval of a table's cell."""
-    if len(values) < 2:
+def mean_cell(values: list[float], span: tuple[float, float] = (-math.inf, math.inf)) -> str:
+    """Return mean and 95 % interval of a table's cell; `span` is the range of a value."""
+    if not values:
         return "–"
-    low, high = mean_interval(np.array(values))
-    return f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]"
+    low, high = mean_interval(np.array(values), 0, span)
+    return f"{np.mean(values):.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
+
+
+def paired(values: dict[int, float], others: dict[int, float], half: str) -> list[float]:
+    """Return the differences of two methods on the photos of a half that both have a value of."""
+    rows = values.keys() & others.keys()
+    return halves({row: values[row] - others[row] for row in sorted(rows)})[half]
 
 
 def print_tables(record: dict[str, Any]) -> None:
-    """Print a Markdown table per score, best AP on the tuning half first."""
+    """Print a Markdown table per score, best AP on the tuning half first, and what the judging half says of the best.
+
+    The column of differences is to the method that is the best on the tuning half, of those scored on all photos.
+    """
     scores = dict.fromkeys(key.partition("/")[0] for key in record["chunks"])
     for score in scores:
         table = joined(record, score)
         counts = {m: max((len(by[m]) for by in table.values() if m in by), default=0) for m in ("ap", FAITHFUL)}
         print(f"\n**{score}**: {counts['ap']} photos, insertion − deletion on {counts[FAITHFUL]}\n")
-        print(
-            "| method | AP, tuning half | AP, judging half | IoU | pointing | ins − del, 1/100 cosine | judging half |"
-        )
-        print("|---" * 7 + "|")
-        for method in sorted(table, key=lambda name: -float(np.mean(halves(table[name]["ap"])["tune"]))):
-            by_metric = {metric: halves(values) for metric, values in table[method].items()}
-            ap, faithful = by_metric["ap"], by_metric.get(IN_COSINE, {"all": [], "judge": []})
-            cells = [f"{np.mean(ap['tune']):.3f}", mean_cell(ap["judge"])]
-            cells += [f"{np.mean(by_metric[metric]['all']):.3f}" for metric in ("iou", "pointing-game")]
-            cells += [mean_cell(faithful[half]) for half in ("all", "judge")]
+        ranked = sorted(table, key=lambda name: -float(np.mean(halves(table[name]["ap"])["tune"])))
+        best = next(m for m in ranked if m not in BASELINES and len(table[m]["ap"]) == counts["ap"])
+        titles = [
+            "method",
+            "photos",
+            "AP, tuning half",
+            "AP, judging half",
+            f"minus `{best}`, judging half",
+            "IoU",
+            "pointing",
+        ]
+        faithful = any(IN_COSINE in by for by in table.values())
+        titles += ["ins − del, 1/100 cosine", "minus `legrad`"] if faithful else []
+        print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
+        behind = 0
+        for method in ranked:
+            by = table[method]
+            gaps = paired(by["ap"], table[best]["ap"], "judge")
+            behind += bool(mean_interval(np.array(gaps))[1] < 0)
+            ap = halves(by["ap"])
+            cells = [str(len(by["ap"])), f"{np.mean(ap['tune']):.3f}", mean_cell(ap["judge"], SHARE)]
+            cells.append("–" if method == best else mean_cell(gaps))
+            cells += [mean_cell(halves(by[metric])["all"], SHARE) for metric in ("iou", "pointing-game")]
+            if faithful:
+                against = {} if method == LEGRAD else table[LEGRAD].get(IN_COSINE, {})
+                cells.append(mean_cell(halves(by.get(IN_COSINE, {}))["all"]))
+                cells.append(mean_cell(paired(by.get(IN_COSINE, {}), against, "all")))
             print(f"| `{method}` | {' | '.join(cells)} |")
+        print(f"\nOn the judging half `{best}` is surely ahead of {behind} of {len(ranked) - 1} others by AP.")
 
 
 def main() -> None:
@@ -217,9 +267,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--insertion", type=int, default=200, help="photos of insertion − deletion")
     parser.add_argument("--steps", type=int, default=9, help="of insertion − deletion")
-    parser.add_argument("--scores", default=",".join(SCORES))
+    parser.add_argument("--scores", default=",".join(SCORES), help=f"of {', '.join((*SCORES, IMAGE))}")
     parser.add_argument("--methods", default=";".join(METHODS), help="separated by ';'")
     parser.add_argument("--faithful", default=";".join(METHODS), help="those scored by insertion − deletion")
+    parser.add_argument("--autocast", choices=["bfloat16", "float16"], help="precision of the passes of a metric")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("clip.json"))
     parser.add_argument("--table", type=Path, help="print the tables of this file, and run nothing")

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,12 @@ from torch.nn.functional import interpolate, normalize
 import clairvit as cv
 from clairvit.data.dataset import SampleBatch, iter_batches
 from clairvit.data.open import open_data
+from clairvit.metrics.confidence_intervals import mean_interval
 from clairvit.metrics.localisation import average_precision_of
 from clip_truth import VOC, chunk_rows, load_clip, species_of, text_target
 
 METHODS = ("attnlrp+plus", "attnlrp", "reslrp", "decompx+skipplus", "genatt", "legrad")
+SHARE = (0, 1)  # the range of AP
 OUTLIER = 2.0  # times the median length of the patches
 
 
@@ -183,9 +186,10 @@ def gathered(records: list[dict[str, Any]], *path: str) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def cell(values: Tensor) -> str:
-    """Return mean and standard error."""
-    return f"{values.mean():.3f} ± {values.std() / len(values) ** 0.5:.3f}"
+def cell(values: Tensor, span: tuple[float, float] = (-math.inf, math.inf)) -> str:
+    """Return mean and 95 % interval; `span` is the range of a value."""
+    low, high = mean_interval(values.numpy(), 0, span)
+    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
 
 
 def print_texts(tables: dict[str, Tensor]) -> None:
@@ -212,11 +216,20 @@ def print_report(records: list[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(key.rpartition("/")[0] for key in records[0]["ap"]))
     print(f"\n| AP of the target | {' | '.join(f'`{method}`' for method in methods)} |\n{'|---' * (len(methods) + 1)}|")
     for name in names:
-        print(f"| {name} | {' | '.join(cell(gathered(records, 'ap', f'{name}/{method}')) for method in methods)} |")
+        cells = [cell(gathered(records, "ap", f"{name}/{method}"), SHARE) for method in methods]
+        print(f"| {name} | {' | '.join(cells)} |")
+    for name in names[1:]:
+        pairs = [[gathered(records, "ap", f"{part}/{method}") for part in (name, names[0])] for method in methods]
+        print(f"| {name}, minus that of the {names[0]} | {' | '.join(cell(a - b) for a, b in pairs)} |")
     for name in ("cosine", "neutral"):
         for title, key in (("without outliers", "ap"), ("share of Σ∣R∣ on outliers", "share")):
-            cells = [cell(gathered(records, "without outliers", f"{name}/{m}", key)) for m in methods]
+            cells = [cell(gathered(records, "without outliers", f"{name}/{m}", key), SHARE) for m in methods]
             print(f"| {name}: {title} | {' | '.join(cells)} |")
+        parts = [
+            gathered(records, "without outliers", f"{name}/{m}", "ap") - gathered(records, "ap", f"{name}/{m}")
+            for m in methods
+        ]
+        print(f"| {name}: what leaving outliers out adds to AP | {' | '.join(map(cell, parts))} |")
     for key in ("spearman", "mass of shared over rest"):
         print(f"| {key} | {' | '.join(cell(gathered(records, key, method)) for method in methods)} |")
     for key in records[0]["cancels"]:
@@ -227,9 +240,9 @@ def print_report(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Run, write the file and print the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--text-features", type=Path, required=True)
-    parser.add_argument("--photos", type=Path, required=True, help="the folder of Oxford-IIIT Pet")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--text-features", type=Path)
+    parser.add_argument("--photos", type=Path, help="the folder of Oxford-IIIT Pet")
     parser.add_argument("--limit", type=int, default=50)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--methods", default=";".join(METHODS), help="separated by ';'")
@@ -238,7 +251,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("why.json"), help="written after each group of photos")
     arguments = parser.parse_args()
     records = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.table else run(arguments)
-    print_texts(load_file(arguments.text_features))
+    if arguments.text_features is not None:
+        print_texts(load_file(arguments.text_features))
     print_report(records)
 
 

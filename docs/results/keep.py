@@ -4,7 +4,9 @@
     python docs/results/keep.py --add docs/results/dinov2.json more.json > new.json
 
 Means, standard errors and intervals of every method and metric, paired differences for the papers' claims, and those of
-every method to `attnlrp+plus`. Several files are of the same images; a calibrated recipe is called `calibrated`.
+every method to `attnlrp+plus`. Several files are of other methods or metrics on the same images, or of the same ones on
+other images, which are then joined; a calibrated recipe is called `calibrated`.
+Where deletion and insertion were scored and their difference was not, it is taken image by image: the same passes.
 `--add` keeps what there is and adds the methods that it lacks. `attnlrp+plus` must be among those of the new file, with
 the means that were kept: then the images, the model and the settings are the same.
 """
@@ -61,13 +63,18 @@ def main(title: str, *paths: str) -> None:
 def summary(title: str, *paths: str) -> dict[str, Any]:
     """Return means and paired differences of the scores in files of `clairvit evaluate`."""
     contents = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
+    if len(contents) > 1 and all(not set(content["images"]) & set(contents[0]["images"]) for content in contents[1:]):
+        contents = [of_all_images(contents)]
     first = contents[0]
     if any(content["images"] != first["images"] for content in contents):
-        raise SystemExit("The files are of different images; expected scores of the same ones.")
+        raise SystemExit(
+            "Some images are in two files and not in all; expected files of the same images, or of others."
+        )
     records: dict[tuple[str, str], dict[str, Any]] = {}
     for content in contents:
         for record in content["scores"]:
             records.setdefault((short_name(record["method"]), record["metric"]), record)
+    records |= differences(records)
     metrics = list(dict.fromkeys(metric for _, metric in records))
     scores = [{**short(record), "method": method, "metric": metric} for (method, metric), record in records.items()]
     pairs = [
@@ -93,6 +100,48 @@ def summary(title: str, *paths: str) -> dict[str, Any]:
         "pairs": pairs,
         "to_default": to_default,
     }
+
+
+def of_all_images(contents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return runs on different images as one run; all must have the same methods, metrics and model."""
+    tables = [{(score["method"], score["metric"]): score for score in content["scores"]} for content in contents]
+    if any(table.keys() != tables[0].keys() for table in tables) or len({run["model"] for run in contents}) > 1:
+        raise SystemExit("The files are of different images, and of different methods, metrics or models.")
+    scores = []
+    for key, record in tables[0].items():
+        values = [value for table in tables for value in table[key]["values"]]
+        joined = {"n_degenerate": sum(table[key]["n_degenerate"] for table in tables), **statistics(values, record)}
+        scores.append(record | joined)
+    return contents[0] | {"images": [image for run in contents for image in run["images"]], "scores": scores}
+
+
+def statistics(values: list[float | None], record: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a record with their mean, standard error and interval in the record's span."""
+    low, high = record["span"]
+    span = (-math.inf if low is None else low, math.inf if high is None else high)
+    valid = np.array([value for value in values if value is not None and math.isfinite(value)])
+    return {
+        "values": values,
+        "mean": float(valid.mean()) if len(valid) else None,
+        "standard_error": float(valid.std(ddof=1) / len(valid) ** 0.5) if len(valid) > 1 else None,
+        "interval": list(mean_interval(valid, 0, span)),
+        "n_valid": len(valid),
+        "n_invalid": len(values) - len(valid),
+    }
+
+
+def differences(records: dict[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return insertion − deletion of the methods that have both and not yet their difference."""
+    added = {}
+    for (method, metric), insertion in records.items():
+        deletion = records.get((method, "deletion"))
+        if metric != "insertion" or deletion is None or (method, "insertion-deletion") in records:
+            continue
+        pairs = zip(insertion["values"], deletion["values"], strict=True)
+        values = [None if None in pair else pair[0] - pair[1] for pair in pairs]
+        record = insertion | {"metric": "insertion-deletion", "span": [-1, 1]}
+        added[method, "insertion-deletion"] = record | statistics(values, record)
+    return added
 
 
 def with_methods_of(kept: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

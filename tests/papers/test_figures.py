@@ -137,6 +137,12 @@ def test_a_constant_map_is_labelled(folder: Path) -> None:
     changed = replace(content, lines=(replace(line, maps=(zero, second)),))
     assert "zero everywhere" in texts(changed)
     assert "zero everywhere" not in texts(content)
+    figure = paper_figure(changed)
+    figure.canvas.draw()  # type: ignore[attr-defined]
+    (words,) = (text.get_window_extent() for text in figure.texts if text.get_text() == "zero everywhere")
+    pictures = [axes.get_window_extent() for axes in figure.axes if axes.images]
+    assert len(pictures) >= 2
+    assert not any(words.overlaps(picture) for picture in pictures)  # no part of a photo is covered
 
 
 def test_the_caption_names_missing_classes_and_masks(folder: Path) -> None:

@@ -19,7 +19,15 @@ from clairvit.methods.explanation import Comparison, Explanation, concat
 from clairvit.methods.heads import collect_heads, head_notes, head_variants
 from clairvit.methods.planner import misfits
 from clairvit.methods.recipe import method_text_for
-from clairvit.methods.recommended import COMPARED, default_method, defaults_for, kind_of_model, reason_for_default
+from clairvit.methods.recommended import (
+    COMPARED,
+    CONTRASTED,
+    default_method,
+    defaults_for,
+    kind_of_comparison,
+    kind_of_model,
+    reason_for_default,
+)
 from clairvit.methods.refined import check_seconds, refined_spec
 from clairvit.methods.registry import by_family
 from clairvit.methods.registry import list_methods as registered_methods
@@ -28,7 +36,6 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.models.coerce import ModelLike
 from clairvit.models.images import Batch, UnusualRange, unusual_notes
 from clairvit.targets.base import ANY_CLASS, NO_SCORE, Target, TargetBatch
-from clairvit.targets.embedding import compares_embeddings
 from clairvit.tracing.module_state import frozen_eval, own_grad_mode
 from clairvit.tracing.structure import ModelStructure, model_structure
 
@@ -166,7 +173,7 @@ def _explain_by_default(question: Question, passes: int | None, *, layers: bool,
         f"{model.name} gives no gradient: {barrier.reason}." for barrier in structure.barriers[:1] if barrier.reason
     ]
     known = structure if isinstance(images, Batch) else None
-    compares = compares_embeddings(model)
+    compares = kind_of_comparison(model, question.targets.items)
     items = defaults_for(structure, compares=compares)
     for item in items:
         spec = item.spec if passes is None else refined_spec(item.spec, passes)
@@ -182,7 +189,7 @@ def _explain_by_default(question: Question, passes: int | None, *, layers: bool,
     if item.method == default_method():
         return explanation
     why = reason_for_default(item, structure, compares=compares)
-    about = "target" if item.models == COMPARED else "kind of model"
+    about = "target" if item.models in (COMPARED, CONTRASTED) else "kind of model"
     reason = f"{item.method} was used, the default for this {about}: {why}."
     if item.models != kind_of_model(structure, compares=compares):
         reason = f"{item.method} was used: {why}."

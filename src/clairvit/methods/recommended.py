@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.models.model import Model
+from clairvit.targets.base import Target
+from clairvit.targets.embedding import compares_embeddings
 from clairvit.tracing.structure import ModelStructure
 
 
@@ -41,7 +45,7 @@ class Recommendation:
 class DefaultMethod:
     """The method that is used where none is named, for one kind of models."""
 
-    models: str  # "text or image", "plain", "hierarchical", "no block modules", "cnn", "no gradient"
+    models: str  # `COMPARED`, `CONTRASTED`, "plain", "hierarchical", "no block modules", "cnn" or "no gradient"
     method: str
     reason: str
     evidence: str = ""  # the figures that speak for it, as docs/which-method.md has them
@@ -52,7 +56,8 @@ class DefaultMethod:
         return resolve_method(self.method)
 
 
-COMPARED = "text or image"  # a plain Vision Transformer whose embedding is compared with a text's or an image's
+# A plain Vision Transformer whose embedding is compared with a text's or an image's; the same minus that to others
+COMPARED, CONTRASTED = "text or image", "text against others"
 
 
 @functools.cache
@@ -66,12 +71,26 @@ def default_methods() -> tuple[DefaultMethod, ...]:
     return tuple(DefaultMethod(**entry) for entry in _tables()["default"])
 
 
-def kind_of_model(structure: ModelStructure, *, compares: bool = False) -> str:
+def kind_of_comparison(model: Model, targets: Sequence[Any] | None) -> str | None:
+    """Return `COMPARED` or `CONTRASTED` where a model's scores are the image's embedding, and None elsewhere.
+
+    Args:
+        model: The model whose scores the targets are about.
+        targets: Targets as a user names them, each one for all images or a list with one per image.
+    """
+    if not compares_embeddings(model):
+        return None
+    single = [part for item in targets or () for part in (item if isinstance(item, list | tuple) else (item,))]
+    contrasted = bool(single) and all(isinstance(target, Target) and target.subtracts for target in single)
+    return CONTRASTED if contrasted else COMPARED
+
+
+def kind_of_model(structure: ModelStructure, *, compares: str | None = None) -> str:
     """Return which of the default methods a model starts with.
 
     Args:
         structure: The structure of the model.
-        compares: The score compares the image's embedding with a text's or another image's (`Model.compares`).
+        compares: How the score compares the image's embedding, from `kind_of_comparison`.
     """
     if structure.barriers:
         return "no gradient"
@@ -83,17 +102,17 @@ def kind_of_model(structure: ModelStructure, *, compares: bool = False) -> str:
     windowed = any(site.kind not in ("tokens", "channel") for site in structure.layers)
     if windowed or len(grids) > 1:
         return "hierarchical"
-    return COMPARED if compares else "plain"
+    return compares or "plain"
 
 
-def defaults_for(structure: ModelStructure, *, compares: bool = False) -> tuple[DefaultMethod, ...]:
+def defaults_for(structure: ModelStructure, *, compares: str | None = None) -> tuple[DefaultMethod, ...]:
     """Return the default method for a model of this structure, then its fallbacks."""
     items = default_methods()
     first = [item.models for item in items].index(kind_of_model(structure, compares=compares))
     return items[first:]
 
 
-def reason_for_default(item: DefaultMethod, structure: ModelStructure, *, compares: bool = False) -> str:
+def reason_for_default(item: DefaultMethod, structure: ModelStructure, *, compares: str | None = None) -> str:
     """Return why a default method was used for a model of this structure, in a few words."""
     kind = kind_of_model(structure, compares=compares)
     if item.models != kind:

@@ -30,6 +30,7 @@ LAYERS_ACROSS = 8
 HEAD = 0.26  # inches, the title of the figure
 NOTE = 0.15  # inches, the line under it
 COLUMN_LINE = 0.135  # inches, a line of a heading of a column
+WORDS = 0.2  # inches, the words under a map that is the same everywhere
 LINE_HEAD = 0.21  # inches, the heading of a line of pictures
 RIGHT, WRONG = ("✓", "#14663a"), ("✗", "#a3162a")
 PLOT_WIDTH, PLOT_HEIGHT, PLOT_LEFT = 2.4, 1.7, 0.5  # inches, a panel of curves
@@ -195,16 +196,25 @@ def _draw_line_heading(canvas: Canvas, line: GridLine, top: float) -> None:
 
 
 def _draw_picture(canvas: Canvas, picture: Picture, left: float, top: float, height: float) -> None:
-    axes = canvas.image(picture.image, left, top, TILE, height)
-    draw_outline(axes, picture.outline, picture.image.shape[:2], TILE)
-    if picture.explanation is not None:
-        canvas.badges(map_marks(picture.explanation), left + TILE - 0.04, top + 0.04)
-        values = picture.explanation.maps[0]
-        if bool((values == values.flatten()[0]).all()):  # a plain picture would look like a map that was forgotten
-            words = "zero everywhere" if not bool(values.any()) else "constant map"
-            box = canvas.axes(left, top + height - 0.2, TILE, 0.2)
-            box.set_facecolor("white")
-            canvas.write(words, left, top + height - 0.155, TILE, SMALL, INK)
+    explanation = picture.explanation
+    words = "" if explanation is None else _constant_words(explanation)
+    width = TILE
+    if words:  # a plain picture would look like a map that was forgotten; a smaller one leaves room below it
+        width, full = TILE * (height - WORDS) / height, height
+        left, height = left + (TILE - width) / 2, height - WORDS
+        canvas.write(words, left, top + full - WORDS + 0.045, width, SMALL, INK)
+    axes = canvas.image(picture.image, left, top, width, height)
+    draw_outline(axes, picture.outline, picture.image.shape[:2], width)
+    if explanation is not None:
+        canvas.badges(map_marks(explanation), left + width - 0.04, top + 0.04)
+
+
+def _constant_words(explanation: Explanation) -> str:
+    """Return what to write under a map that is the same everywhere, and nothing for others."""
+    values = explanation.maps[0]
+    if not bool((values == values.flatten()[0]).all()):
+        return ""
+    return "constant map" if bool(values.any()) else "zero everywhere"
 
 
 def _transposed_figure(content: FigureContent, headings: Sequence[str], lines: Sequence[GridLine]) -> Figure:

@@ -19,7 +19,7 @@ from clairvit.data.hashing import weights_hash
 from clairvit.errors import BadInput, ClairWarning, did_you_mean
 from clairvit.methods.calibrated import PRIOR_METHOD, Calibration, calibrated_spec
 from clairvit.methods.explain import explain
-from clairvit.methods.recommended import defaults_for
+from clairvit.methods.recommended import defaults_for, kind_of_comparison
 from clairvit.methods.runs import LABEL, OnError, Question, error_handler
 from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.accumulator import BASELINES
@@ -34,7 +34,6 @@ from clairvit.selection.ranking import RankingInput, join, rank_methods, summari
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer, base_method, tune_start_layers
 from clairvit.selection.stats import mean_ranks, spearman
-from clairvit.targets.embedding import compares_embeddings
 from clairvit.tracing.structure import model_structure
 
 # Well known, of every family, and all of them computed from the same trace.
@@ -135,7 +134,7 @@ def choose(
     specs = _metric_specs(metrics, dataset)
     criteria = criterion(by, specs)
     first = question.first_image(skip=on_read_error is not None)
-    panel += _quick_default(readouts[0], first.pixels) if methods is None else []
+    panel += _quick_default(readouts[0], first.pixels, question.targets.items) if methods is None else []
     options: dict[str, Any] = {"normalize": normalize, "seed": seed, "batch_size": batch_size, "autocast": autocast}
     calibrated = None
     if calibrate:
@@ -308,9 +307,10 @@ def criterion(by: str, metrics: Sequence[MetricSpec]) -> list[MetricSpec]:
     return chosen
 
 
-def _quick_default(model: Model, pixels: Tensor) -> list[MethodSpec]:
+def _quick_default(model: Model, pixels: Tensor, targets: Sequence[Any] | None) -> list[MethodSpec]:
     """Return the method that is used where none is named, if it is one of few passes."""
-    default = defaults_for(model_structure(model, pixels), compares=compares_embeddings(model))[0].spec
+    compares = kind_of_comparison(model, targets)
+    default = defaults_for(model_structure(model, pixels), compares=compares)[0].spec
     return [] if default.method.slow else [default]
 
 

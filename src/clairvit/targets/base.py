@@ -122,6 +122,11 @@ class Target(ABC):
         return model
 
     @property
+    def subtracts(self) -> bool:
+        """Return whether the score is a difference in which what several targets share cancels."""
+        return False
+
+    @property
     def region_forwards(self) -> int:
         """Return the forward passes per image that `region` runs."""
         return 0

@@ -47,6 +47,11 @@ class Contrast(Target):
         return first
 
     @property
+    def subtracts(self) -> bool:
+        """Return True: what both targets share cancels."""
+        return True
+
+    @property
     def region_forwards(self) -> int:
         """Return the passes of both targets."""
         return sum(_as_target(part).region_forwards for part in (self.a, self.b))

@@ -102,6 +102,13 @@ class Text(Target):
             return f"{self.prompt} − {self.against[0]}"
         return f"{self.prompt} − mean of {len(self.against)} prompts"
 
+    @property
+    def subtracts(self) -> bool:
+        """Return whether the similarity to other texts is subtracted."""
+        if self.embedding is not None:
+            return isinstance(self.against, Embeddings)
+        return bool(self.against)
+
     def readout(self, model: Model) -> Model:
         """Return the model whose scores are the image's embedding."""
         if self.embedding is None:
