@@ -53,6 +53,7 @@ CORE_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("evaluate", *SCENES, "--metric", "deletion", "--out", "scores"),
     ("choose", "--model", "scenes", "--data", "scenes", "--limit", "2"),
     ("calibrate", "--model", "scenes", "--data", "scenes", "--limit", "8", "--out", "recipe.json"),
+    ("certify", "--model", "scenes", "--data", "scenes", "--limit", "9", "--out", "certificate.json"),
     ("doctor", "scenes"),
     ("features", "demo", "--model", "scenes", "--out", "features.png"),
     ("intervene", "demo", "--model", "scenes"),
