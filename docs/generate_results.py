@@ -72,9 +72,6 @@ def main() -> None:
 
 def print_best(run: dict[str, Any], metrics: tuple[str, ...]) -> None:
     """Print the best methods of a run by the first of these metrics, the default, the calibrated one, the baselines."""
-    metrics = tuple(metric for metric in metrics if metric in run["better"])
-    if not metrics:
-        return
     rows, order = table_of(run), metrics[0]
     sign = 1 if run["better"][order] == "higher" else -1
     scored = [m for m in rows if m not in run["baselines"] and mean_of(rows[m], order) is not None]
@@ -128,7 +125,7 @@ def print_default(runs: list[dict[str, Any]]) -> None:
     print_row(["model", "measure", "place", "best of the others", "surely ahead", "surely behind"])
     print_row(["---", "---", "--:", "---", "---", "--:"])
     for run in runs:
-        for metric in [metric for metric in FAITHFUL if metric in run["better"]]:
+        for metric in FAITHFUL:
             rivals = one_pass_rivals(run, metric)
             ahead = [paired["method"] for paired in rivals if paired["interval"][0] > 0]
             behind = sum(paired["interval"][1] < 0 for paired in rivals)
