@@ -13,10 +13,7 @@ import clairvit as cv
 from clairvit.ensembles import refine
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.refined import (
-    BLOCK,
     LEAST_AGREEMENT,
-    contrasts,
-    keep_sets,
     log_odds,
     posterior,
     prior_covariance,
@@ -24,6 +21,7 @@ from clairvit.methods.refined import (
     scaled_prior,
 )
 from clairvit.methods.spec import resolve_method
+from clairvit.perturbation.random_sets import BLOCK, contrasts, keep_sets
 from helpers.rounding import assert_same
 from helpers.tiny_models import cnn, double
 
