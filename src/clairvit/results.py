@@ -9,12 +9,14 @@ from clairvit.methods.intervention import InterventionScores, InterventionSweep
 from clairvit.methods.match import ImageMatch
 from clairvit.methods.recipe import Recipe
 from clairvit.methods.recommended import Recommendation
-from clairvit.metrics.check_result import CheckResult, MapCheck, RemovalEffect
+from clairvit.metrics.answer_check import Reference
+from clairvit.metrics.check_result import AnswerCheck, CheckResult, MapCheck, RemovalEffect
 from clairvit.metrics.score import Curve, Score, Scores
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer
 
 __all__ = [
+    "AnswerCheck",
     "Check",
     "CheckResult",
     "Comparison",
@@ -31,6 +33,7 @@ __all__ = [
     "PatchFeatures",
     "Recipe",
     "Recommendation",
+    "Reference",
     "RemovalEffect",
     "Score",
     "Scores",

@@ -82,7 +82,7 @@ def explain(
     layers: bool = option(False, "Draw the map of each layer, too."),
     features: bool = option(False, "Draw feature maps, too: the strongest channels of a CNN's stages or blocks."),
     heads: bool = option(False, "Draw the map of each head of each layer, too."),
-    check: bool = option(False, "Say how far to trust each map, by removing its brightest patches."),
+    check: bool = option(False, "Say how far to trust each map and its answer, by hiding parts of the photo."),
     keep_maps: bool = option(
         False,
         "Write the maps of all images into few NPZ files in half precision, and nothing else.",

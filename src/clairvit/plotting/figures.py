@@ -31,6 +31,7 @@ from clairvit.plotting.patch_outline import (
     chosen_patches,
     draw_outline,
     draw_outlines,
+    marked_patches,
     photo_without,
     removal_labels,
 )
@@ -141,15 +142,16 @@ def tile_width(explanation: Explanation) -> float:
 
 
 def check_lines(explanation: Explanation, item: int, width: float) -> list[str]:
-    """Return the verdict and the sentence of a map's check in lines that fit into `width` inches; none without."""
+    """Return the badge and all that the check says of map and answer in lines that fit into `width`; none without."""
     if explanation.checked is None:
         return []
     check = explanation.checked[item]
-    return [f"Check: {check.verdict or 'not checked'}", *wrap(check.sentence, width, SMALL)]
+    outlined = "" if marked_patches(explanation, item) is None else " Outlined: the parts that were hidden."
+    return [f"Check: {check.badge}", *wrap(f"{check}{outlined}", width, SMALL)]
 
 
 def _write_check(canvas: Canvas, lines: Sequence[str], left: float, top: float, width: float) -> None:
-    """Write the lines of a check under its map, the verdict in bold."""
+    """Write the lines of a check under its map, the badge in bold."""
     for number, line in enumerate(lines):
         canvas.write(line, left, top + 0.04 + number * CHECK_LINE, width, SMALL, INK, bold=number == 0, align="left")
 

@@ -30,6 +30,18 @@ def chosen_patches(explanation: Explanation, item: int) -> Patches | None:
     return np.asarray(explanation.chosen[item].detach().cpu().numpy(), dtype=np.bool_)
 
 
+def marked_patches(explanation: Explanation, item: int) -> Patches | None:
+    """Return the patches whose removal the check of one map speaks of; None without a check, and for clips."""
+    if explanation.checked is None:
+        return None
+    check = explanation.checked[item]
+    if len(check.grid) != 2 or not check.marked:
+        return None
+    marked = np.zeros(check.grid, dtype=np.bool_)
+    marked.flat[list(check.marked)] = True
+    return marked
+
+
 def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
     """Return the sides of chosen patches without a chosen neighbour, on an image of `size` (H, W) pixels."""
     rows, cols = chosen.shape
@@ -48,8 +60,9 @@ def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
 
 
 def draw_outlines(axes: Any, explanation: Explanation, item: int, size: tuple[int, ...], tile: float) -> None:
-    """Draw what belongs to one map: its chosen patches, and the region or the query's box that its target is about."""
-    draw_outline(axes, chosen_patches(explanation, item), size, tile)
+    """Draw what belongs to one map: its chosen patches or those that its check hid, and the region of its target."""
+    chosen = chosen_patches(explanation, item)
+    draw_outline(axes, marked_patches(explanation, item) if chosen is None else chosen, size, tile)
     if explanation.regions is not None and not bool(explanation.regions[item].all()):  # the whole image needs no line
         draw_outline(axes, np.asarray(explanation.regions[item].cpu().numpy(), dtype=np.bool_), size, tile)
 

@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -335,9 +335,7 @@ def _curve_of_run(
         "deletion": deletion_curve(context, schedule, request.removal, "prob", "deletion"),
         "insertion": insertion_curve(context, schedule, request.removal, "prob", "insertion"),
     }
-    bands = {
-        name: curve_bands(x, y[:, 0], counts, higher_is_better=name == "insertion") for name, (x, y) in curves.items()
-    }
+    bands = {name: curve_bands(x, y[:, 0], counts) for name, (x, y) in curves.items()}
     return CurveResponse(
         photo=photo.id,
         model=run.model.name,
@@ -366,15 +364,12 @@ def _random_map(grid: tuple[int, int], seed: int, k: int) -> Tensor:
     return torch.rand(1, *grid, generator=make_generator(seed, "page/random map", k), dtype=torch.float32, device="cpu")
 
 
-def curve_bands(x: Tensor, y: Tensor, counts: list[int], higher_is_better: bool) -> CurveBands:
-    """Return the curve y[0] of the map and the band of the random orders y[1:], [1 + orders, S]."""
-    method, random = _band(x, y[:1]), _band(x, y[1:])
-    verdict: CurveVerdict | None = None
-    areas = [area for area in random.areas if area is not None]
-    if method.area is not None and len(areas) == len(random.areas):
-        side = side_of_prediction_interval(method.area, areas)
-        verdict = CURVE_VERDICTS[side if higher_is_better else -side]
-    return CurveBands(x=x.tolist(), counts=counts, method=method, random=random, verdict=verdict)
+def curve_bands(x: Tensor, y: Tensor, counts: list[int]) -> CurveBands:
+    """Return the curve y[0] of the map and the band of the random orders y[1:], [1 + orders, S].
+
+    Whether the map is better than chance is for the check alone to say: a few orders are too few for a second verdict.
+    """
+    return CurveBands(x=x.tolist(), counts=counts, method=_band(x, y[:1]), random=_band(x, y[1:]))
 
 
 def _band(x: Tensor, y: Tensor) -> Band:
