@@ -38,6 +38,7 @@ from clairvit.metrics.answer_check import (
     photo_reasons,
 )
 from clairvit.metrics.check_result import (
+    LARGEST_EFFECT,
     OUTLIERS_MATTER,
     UNSTABLE,
     CheckResult,
@@ -471,7 +472,10 @@ def _values_of(target: TargetBatch, row: int, original: Tensor) -> Callable[[Ten
             assert p is not None
             difference = nothing if rival is None else scores[:, index] - scores[:, rival]
             return torch.stack([p[:, index], log_odds(logits, index, target.activation), difference], 1)
-        score = single.take([0] * len(logits))(widened(logits)).double()
+        if single.sums_classes:
+            score = single.take([0] * len(logits))(widened(logits)).double()
+        else:  # the user's function, which may know the other images of its batch
+            score = torch.cat([single(row) for row in widened(logits).split(1)]).double()
         return torch.stack([score, score, nothing], 1)
 
     return values
@@ -651,15 +655,32 @@ def _evidence(
     )
 
 
+def removal_effects(top: Tensor, random: Sequence[Tensor], fractions: Sequence[float], rounding: float) -> list[float]:
+    """Return e_f = (mean_k r_fk − t_f) / (σ √(f (1 − f)) √(1 + 1/K_f)) of evidence t [F] and r_f [K_f] for each f.
+
+    The sum of f N values that are drawn from N without replacement has a variance in proportion to f (1 − f). So the
+    draws of all fractions estimate one spread: σ² = mean_f s_f² / (f (1 − f)), with s_f² the sample variance of r_f.
+    e_f is Student's t of the difference, with Σ (K_f − 1) degrees of freedom. A spread below `rounding` counts as that.
+    """
+    share = [fraction * (1 - fraction) for fraction in fractions]
+    variances = [float(values.var()) / part for values, part in zip(random, share, strict=True)]
+    variance = math.fsum(variances) / max(len(variances), 1)  # σ²
+    effects = []
+    for value, values, part in zip(top.tolist(), random, share, strict=True):
+        gap, spread = float(values.mean()) - value, math.sqrt(variance * part * (1 + 1 / len(values)))
+        effect = gap / max(spread, rounding) if gap else 0.0
+        effects.append(min(max(effect, -LARGEST_EFFECT), LARGEST_EFFECT))
+    return effects
+
+
 def _removals(design: Design, measured: _Measured, patches: int) -> tuple[RemovalEffect, ...]:
+    """Return what hiding the marked patches does against the sets that hide as many."""
+    fractions = [count / patches for count in design.hidden]
+    random = [measured.sets[design.sets_hiding(count)] for count in design.hidden]
+    effects = removal_effects(measured.top[:, 1], [values[:, 1] for values in random], fractions, measured.rounding)
     return tuple(
-        RemovalEffect(
-            count / patches,
-            count,
-            float(measured.top[place, 0]),
-            tuple(measured.sets[design.sets_hiding(count), 0].tolist()),
-        )
-        for place, count in enumerate(design.hidden)
+        RemovalEffect(fraction, count, float(measured.top[place, 0]), tuple(random[place][:, 0].tolist()), effect)
+        for place, (fraction, count, effect) in enumerate(zip(fractions, design.hidden, effects, strict=True))
     )
 
 
@@ -678,10 +699,6 @@ def _judged(
         return replace(check, remarks=("It has NaN or infinite values; expected finite numbers.",))
     if not measured.is_finite:
         return replace(check, remarks=("The model's score is NaN or infinite when patches are hidden.",))
-    answer = check_answer(_facts(check, row, context, measured, design), nothing, doubts)
-    if answer.status == "nothing to explain":
-        return replace(check, answer=answer)
-    is_clear = any(removal.is_clear(check.quantity) for removal in check.removals)
     remarks: list[str] = []
     if not bool(varies(method_map)):
         remarks.append("The map is the same everywhere: it ranks no patch above another.")
@@ -695,8 +712,12 @@ def _judged(
             f"{100 * check.outlier_share:.0f} % of its brightest patches are high-norm outlier tokens, which say "
             "little about their place."
         )
-    verdict = judge(check.partial, check.yardstick, is_clear)
-    return replace(check, verdict=verdict, answer=answer, remarks=tuple(remarks))
+    answer = check_answer(_facts(check, row, context, measured, design), nothing, doubts)
+    check = replace(check, answer=answer, remarks=tuple(remarks))
+    if answer.status == "nothing to explain":
+        return check
+    is_clear = any(removal.is_clear(check.quantity) for removal in check.removals)
+    return replace(check, verdict=judge(check.effect, check.partial or 0.0, check.yardstick, is_clear))
 
 
 def _facts(check: MapCheck, row: int, context: EvalContext, measured: _Measured, design: Design) -> AnswerFacts:

@@ -31,12 +31,13 @@ AnswerStatus = Literal["no objection", "take care", "nothing to explain"]
 BadgeStyle = Literal["supported", "weak", "chance", "unknown"]
 
 # Chosen on photos of their own, judged on others: docs/check.md, benchmarks/check.py.
-SUPPORTED = 0.28  # partial correlation
-CHANCE = 0.15
-YARDSTICK = 0.5  # of the largest partial correlation that the default's or GenAtt's own map has
-SPECIFIC = 0.28  # correlation with the difference to the runner-up
+SUPPORTED = 3.0  # mean effect of hiding what the map marks, in standard deviations of hiding as many random patches
+CHANCE = 1.5
+PREDICTS = 0.1  # partial correlation with what hiding random sets does
+YARDSTICK = 0.5  # of the largest partial correlation that the target's own maps have
+SPECIFIC = 0.25  # correlation with what hiding does to the difference to the runner-up
 CLEAR_FALL = 0.05  # of a probability, beyond that of random parts: a person sees it
-CLEAR_SPREADS = 2.0  # of random removals, beyond their mean, where there is no probability
+LARGEST_EFFECT = 99.0  # where all random removals cost the same, an effect has no bound
 UNSTABLE = 0.5  # rank correlation with the map of a noisy copy
 OUTLIERS_MATTER = 0.25  # share of outlier tokens among the brightest patches
 MOST_TIMES = 20.0  # as much; above it, and where random parts cost next to nothing, no number is named
@@ -48,7 +49,7 @@ BADGES: dict[Verdict | None, str] = {
     None: "Map not tested",
 }
 NOTHING_BADGE = "Nothing here to explain"
-ABOUT_THE_MAP = "The test is about the map, not about whether the answer is right."
+NO_OBJECTION = "Nothing speaks against it; whether it is right is not tested."
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class RemovalEffect:
         patches: Their number.
         top: The value without the brightest ones.
         random: The values without random ones, one per draw: a block of the check's random sets.
+        effect: (mean of random − top) / standard deviation, on the scale of the evidence (docs/check.md).
 
     Example:
         >>> import clairvit as cv
@@ -72,6 +74,7 @@ class RemovalEffect:
     patches: int
     top: float
     random: tuple[float, ...]
+    effect: float
 
     @property
     def random_mean(self) -> float:
@@ -90,10 +93,8 @@ class RemovalEffect:
         return self.random_mean - self.top
 
     def is_clear(self, quantity: Quantity) -> bool:
-        """Return whether a person sees the fall: 5 points of a probability, else two spreads of random removals."""
-        if quantity == "probability":
-            return self.fall >= CLEAR_FALL
-        return self.fall > 0 and self.fall >= CLEAR_SPREADS * self.random_spread
+        """Return whether a person sees the fall: 5 points of a probability, else a clear effect on the score."""
+        return self.fall >= CLEAR_FALL if quantity == "probability" else self.effect >= SUPPORTED
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class AnswerCheck:
     def sentence(self) -> str:
         """Return what was seen and what follows from it, in words for a person."""
         lead = ("There is nothing here to explain.",) if self.status == "nothing to explain" else ()
-        return " ".join([*lead, *self.reasons] or [ABOUT_THE_MAP])
+        return " ".join([*lead, *self.reasons] or [NO_OBJECTION])
 
     def to_dict(self) -> dict[str, Any]:
         """Return status, reasons and sentence as JSON has them."""
@@ -186,6 +187,11 @@ class MapCheck:
     brightest: tuple[int, ...] = ()
 
     @property
+    def effect(self) -> float:
+        """Return the mean effect of hiding what the map marks; 0 where nothing could be hidden."""
+        return math.fsum(removal.effect for removal in self.removals) / max(len(self.removals), 1)
+
+    @property
     def share(self) -> float:
         """Return the share of what hiding random sets does that the map predicts: the square of `prediction`."""
         return max(self.prediction or 0.0, 0.0) ** 2
@@ -236,6 +242,11 @@ class MapCheck:
         if self.verdict is None or shown is None:
             return " ".join(["This map cannot be checked.", *self.remarks])
         return " ".join([self._comparison(shown), self._conclusion(shown), *self._specificity()])
+
+    @property
+    def about_the_map(self) -> str:
+        """Return the sentence with the remarks."""
+        return " ".join([self.sentence, *(self.remarks if self.verdict is not None else ())])
 
     def _comparison(self, removal: RemovalEffect) -> str:
         """Return what hiding the marked patches costs against random ones, with all values."""
@@ -299,6 +310,7 @@ class MapCheck:
         ]
         computed = {
             "removals": removals,
+            "effect": self.effect,
             "share": self.share,
             "is_specific": self.is_specific,
             "marked": list(self.marked),
@@ -314,7 +326,8 @@ class MapCheck:
 
         def removal(values: Mapping[str, Any]) -> RemovalEffect:
             random = tuple(_number(value) for value in values["random"])
-            return RemovalEffect(values["fraction"], values["patches"], _number(values["top"]), random)
+            top, effect = _number(values["top"]), _number(values["effect"])
+            return RemovalEffect(values["fraction"], values["patches"], top, random, effect)
 
         read: dict[str, Any] = {entry.name: content[entry.name] for entry in fields(cls)}
         read |= {name: tuple(content[name]) for name in ("remarks", "grid", "brightest")}
@@ -323,7 +336,7 @@ class MapCheck:
 
     def __str__(self) -> str:
         """Return both answers: of the map with its remarks, then of the answer."""
-        return " ".join([self.sentence, *(self.remarks if self.verdict is not None else ()), self.answer.sentence])
+        return f"{self.about_the_map} Answer: {self.answer.sentence}"
 
     def _repr_html_(self) -> str:
         """Return the badge, the sentences about the map and the line about the answer as HTML."""
@@ -400,6 +413,7 @@ class CheckResult(Rows, Tabular, Sequence[MapCheck]):
             "thresholds": {
                 "supported": SUPPORTED,
                 "chance": CHANCE,
+                "predicts": PREDICTS,
                 "yardstick": YARDSTICK,
                 "specific": SPECIFIC,
                 "clear_fall": CLEAR_FALL,
@@ -418,7 +432,18 @@ class CheckResult(Rows, Tabular, Sequence[MapCheck]):
     def _table(self) -> list[TableRow]:
         """Return a row per map: the verdict and the numbers behind it."""
         names = (
-            *("method", "verdict", "is_specific", "quantity", "full", "prediction", "partial", "yardstick", "specific"),
+            *(
+                "method",
+                "verdict",
+                "is_specific",
+                "quantity",
+                "full",
+                "effect",
+                "prediction",
+                "partial",
+                "yardstick",
+                "specific",
+            ),
             *("rival", "stability", "outliers", "outlier_share", "sentence"),
         )
         return [
@@ -447,13 +472,14 @@ def percent_in_words(probability: float) -> str:
     return percent(probability).replace("%", " %").replace("<", "less than ")
 
 
-def judge(partial: float | None, yardstick: float | None, is_clear: bool) -> Verdict:
-    """Return the verdict on a map.
+def judge(effect: float, partial: float, yardstick: float | None, is_clear: bool) -> Verdict:
+    """Return the verdict on a map, by two tests that both must hold.
 
-    supported: the partial correlation is at least SUPPORTED, and YARDSTICK times that of the target's own maps, and a
-    removal of what the map marks is clear to a person; not better than chance: below CHANCE; weak: between the two.
+    Hiding what it marks has an effect of at least SUPPORTED that a person sees, and it predicts what hiding random sets
+    does: the partial correlation is at least PREDICTS, and YARDSTICK times that of the target's own maps. Not better
+    than chance: an effect below CHANCE, or no partial correlation. Weak: everything between.
     """
-    if partial is None or not partial >= CHANCE:
+    if not effect >= CHANCE or not partial > 0:
         return "not better than chance"
-    enough = partial >= SUPPORTED and partial >= YARDSTICK * (yardstick or 0.0)
-    return "supported" if enough and is_clear else "weak"
+    predicts = partial >= PREDICTS and partial >= YARDSTICK * (yardstick or 0.0)
+    return "supported" if effect >= SUPPORTED and is_clear and predicts else "weak"

@@ -147,7 +147,8 @@ def check_lines(explanation: Explanation, item: int, width: float) -> list[str]:
         return []
     check = explanation.checked[item]
     outlined = "" if marked_patches(explanation, item) is None else " Outlined: the parts that were hidden."
-    return [f"Check: {check.badge}", *wrap(f"{check}{outlined}", width, SMALL)]
+    about_the_answer = wrap(f"Answer: {check.answer.sentence}", width, SMALL)
+    return [f"Check: {check.badge}", *wrap(f"{check.about_the_map}{outlined}", width, SMALL), *about_the_answer]
 
 
 def _write_check(canvas: Canvas, lines: Sequence[str], left: float, top: float, width: float) -> None:

@@ -24,7 +24,6 @@ from clairvit.methods.features import PatchFeatures, features, unit_vectors
 from clairvit.methods.plain_language import plain_words
 from clairvit.methods.runs import Question, Run, iter_runs
 from clairvit.methods.spec import MethodSpec
-from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
 from clairvit.models.images import Batch
@@ -57,8 +56,6 @@ from clairvit.web.state import trace_photo
 from clairvit.web.uploads import Upload, UploadStore
 
 _OneMapRequest: TypeAlias = CurveRequest | CheckRequest
-CurveVerdict = Literal["better", "not distinguishable", "worse"]
-CURVE_VERDICTS: dict[int, CurveVerdict] = {1: "better", 0: "not distinguishable", -1: "worse"}
 UNSURE = 0.5  # a probability of the first class below it comes with a caution
 MOST_PAIRED_PATCHES = 1024  # whose cosines are 4 MB
 RANDOM_ORDERS = 5  # whose mean and range is the random baseline

@@ -347,7 +347,7 @@ class CheckedAnswer(_Response):
 
 
 class CheckResponse(_Response):
-    """How far to trust the map of a method, and whether the answer means anything: words and the numbers behind them."""
+    """How far to trust the map of a method, and whether the answer means anything: in words and numbers."""
 
     photo: str
     model: str

@@ -37,7 +37,7 @@ const plainSentence = (text) => unbroken(text).replace(/\bpatch(es)?\b/g, (_, ma
 /** What hiding the marked parts did, in one sentence; the verdict is on the badge. */
 const shortCheckText = (check) => plainSentence(`${check.sentence.split(/\.\s+(?=[A-Z])/)[0].replace(/\.$/, "")}.`);
 /** What the test says of the map, then of the answer. */
-export const checkText = (check) => plainSentence([check.sentence, ...(check.verdict ? check.remarks : []), check.answer.sentence].join(" "));
+export const checkText = (check) => plainSentence([check.sentence, ...(check.verdict ? check.remarks : []), `Answer: ${check.answer.sentence}`].join(" "));
 
 const badges = [[$("badge"), $("answer-text")], [$("badge-1"), $("answer-text-1")]]; // one per map
 
