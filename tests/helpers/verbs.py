@@ -89,6 +89,10 @@ def check_maps(module: nn.Module) -> Any:
     return cv.check_maps(cv.wrap(module), image(2), maps, target=TARGET, method="genatt")
 
 
+def reference(module: nn.Module) -> Any:
+    return cv.reference(cv.wrap(module), image(20)).embeddings
+
+
 def features(module: nn.Module) -> Any:
     return cv.features(cv.wrap(module), image(2), layer="all", foreground="positive", batch_size=1)
 
@@ -125,6 +129,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "calibrate": calibrate,
     "doctor": doctor,
     "check_maps": check_maps,
+    "reference": reference,
     "features": features,
     "intervene": intervene,
     "intervene_sweep": intervene_sweep,

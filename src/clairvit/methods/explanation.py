@@ -536,7 +536,7 @@ class Explanation(RowSequence, Tabular):
         ]
         if self.checked is not None:
             for row, check in zip(rows, self.checked, strict=True):
-                row |= {"verdict": check.verdict, "effect": check.effect if check.removals else None}
+                row |= {"verdict": check.verdict, "effect": check.effect, "answer": check.answer.status}
         return rows
 
     @classmethod

@@ -98,8 +98,8 @@ def reference(model: ModelLike, images: object) -> Reference:
 
     Example:
         >>> import clairvit as cv, torch
-        >>> reference = cv.reference("pets", torch.rand(20, 3, 224, 224))
-        >>> len(reference), cv.explain("pets", "demo").check(reference=reference)[0].answer.status
+        >>> known = cv.reference("pets", torch.randn(20, 3, 224, 224))
+        >>> len(known), cv.explain("pets", "demo").check(reference=known)[0].answer.status
         (20, 'take care')
     """
     question = Question.of(model, images, scored="never")

@@ -51,7 +51,7 @@ from clairvit.metrics.context import EvalContext, planar_maps
 from clairvit.metrics.removal_prediction import correlation, edge_map, middle_maps, partial_correlation
 from clairvit.metrics.robustness import explain_noisy_copies, scaled_noise
 from clairvit.metrics.similarity import spearman
-from clairvit.models.activation import probabilities
+from clairvit.models.activation import Activation, probabilities
 from clairvit.models.coerce import ModelLike, as_model
 from clairvit.models.images import Batch, to_device
 from clairvit.models.model import Model
@@ -376,7 +376,7 @@ def _check_run(
             evidence = None
             method_map = context.maps[0, row].flatten().cpu()
             if bool(method_map.isfinite().all()) and own.is_finite:
-                evidence = _evidence(design, own, method_map, yardsticks, edges[row], trace.layout.grid)
+                evidence = weigh(design, own, method_map, yardsticks, edges[row], trace.layout.grid)
             rival = rival_of(context.target, row, recording.logits[row]) if settings.class_specific else None
             labels, marked = run.model.labels, max(design.hidden, default=0)
             check = MapCheck(
@@ -385,7 +385,7 @@ def _check_run(
                 method="" if spec is None else spec.text,
                 quantity=quantity_of(context.target, row),
                 full=float(own.full[0]),
-                removals=_removals(design, own, context.patches),
+                removals=removals_of(design, own, context.patches),
                 prediction=None if evidence is None else evidence.prediction,
                 partial=None if evidence is None else evidence.partial,
                 yardstick=None if evidence is None else evidence.yardstick,
@@ -453,6 +453,15 @@ def rival_of(target: TargetBatch, row: int, logits: Tensor) -> int | None:
     return int(logits.index_fill(0, torch.tensor([index], device=logits.device), -math.inf).argmax())
 
 
+def scores_of_class(logits: Tensor, index: int, rival: int | None, activation: Activation = "softmax") -> Tensor:
+    """Return probability, log-odds and difference to the runner-up of a class, [n, 3], of logits [n, C] in float64."""
+    scores = logits.double()
+    p = probabilities(scores, activation)
+    assert p is not None
+    difference = torch.full_like(scores[:, 0], math.nan) if rival is None else scores[:, index] - scores[:, rival]
+    return torch.stack([p[:, index], log_odds(logits, index, activation), difference], 1)
+
+
 def _values_of(target: TargetBatch, row: int, original: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function of logits [n, C] to one map's value, evidence and difference to the runner-up, [n, 3].
 
@@ -467,11 +476,7 @@ def _values_of(target: TargetBatch, row: int, original: Tensor) -> Callable[[Ten
             value = torch.cosine_similarity(logits.double(), original[None].double(), dim=1)
             return torch.stack([value, value, nothing], 1)
         if quantity == "probability" and index is not None:
-            scores = logits.double()
-            p = probabilities(scores, target.activation)
-            assert p is not None
-            difference = nothing if rival is None else scores[:, index] - scores[:, rival]
-            return torch.stack([p[:, index], log_odds(logits, index, target.activation), difference], 1)
+            return scores_of_class(logits, index, rival, target.activation)
         if single.sums_classes:
             score = single.take([0] * len(logits))(widened(logits)).double()
         else:  # the user's function, which may know the other images of its batch
@@ -516,7 +521,7 @@ class Design:
 
 
 @dataclass(frozen=True, eq=False)
-class _Measured:
+class Measured:
     """Value, evidence and difference to the runner-up, [..., 3], of one image for one target."""
 
     full: Tensor  # [3]
@@ -535,7 +540,7 @@ class _Measured:
         return float((torch.cat([self.sets, self.top])[:, 1] - self.full[1]).abs().max()) > self.rounding
 
 
-def _measure(contexts: Sequence[EvalContext], design: Design) -> list[list[_Measured]]:
+def _measure(contexts: Sequence[EvalContext], design: Design) -> list[list[Measured]]:
     """Score the sets and the removals of all maps in one call of the probe: [targets][images]."""
     first = contexts[0]
     logits = widened(first.trace.logits)
@@ -559,7 +564,7 @@ def _measure(contexts: Sequence[EvalContext], design: Design) -> list[list[_Meas
     sets, count = len(design.keep), len(design.hidden)
     return [
         [
-            _Measured(
+            Measured(
                 full[row, place],
                 values[row, :sets, place],
                 values[row, sets + place * count : sets + (place + 1) * count, place],
@@ -621,7 +626,7 @@ def _outliers(context: EvalContext) -> list[tuple[int, float] | None]:
 
 
 @dataclass(frozen=True)
-class _Evidence:
+class Evidence:
     """How well one map, and the yardsticks, predict what hiding random sets does."""
 
     prediction: float
@@ -630,14 +635,14 @@ class _Evidence:
     specific: float | None
 
 
-def _evidence(
+def weigh(
     design: Design,
-    measured: _Measured,
+    measured: Measured,
     method_map: Tensor,
     yardsticks: Sequence[Tensor],
     edges: Tensor,
     grid: tuple[int, ...],
-) -> _Evidence:
+) -> Evidence:
     """Return the correlations of one map [patches] with what hiding random sets did."""
     values, difference = (design.mixing @ measured.sets[:, column] for column in (1, 2))
     controls = design.equations @ torch.cat([middle_maps(grid), edges[:, None]], 1)
@@ -647,7 +652,7 @@ def _evidence(
 
     own = predicted(method_map)
     partials = [partial_correlation(predicted(maps), values, controls) for maps in yardsticks if maps.isfinite().all()]
-    return _Evidence(
+    return Evidence(
         correlation(own, values),
         partial_correlation(own, values, controls),
         max(partials, default=None),
@@ -673,7 +678,7 @@ def removal_effects(top: Tensor, random: Sequence[Tensor], fractions: Sequence[f
     return effects
 
 
-def _removals(design: Design, measured: _Measured, patches: int) -> tuple[RemovalEffect, ...]:
+def removals_of(design: Design, measured: Measured, patches: int) -> tuple[RemovalEffect, ...]:
     """Return what hiding the marked patches does against the sets that hide as many."""
     fractions = [count / patches for count in design.hidden]
     random = [measured.sets[design.sets_hiding(count)] for count in design.hidden]
@@ -688,7 +693,7 @@ def _judged(
     check: MapCheck,
     row: int,
     context: EvalContext,
-    measured: _Measured,
+    measured: Measured,
     design: Design,
     doubts: Sequence[str],
     nothing: Sequence[str],
@@ -720,7 +725,7 @@ def _judged(
     return replace(check, verdict=judge(check.effect, check.partial or 0.0, check.yardstick, is_clear))
 
 
-def _facts(check: MapCheck, row: int, context: EvalContext, measured: _Measured, design: Design) -> AnswerFacts:
+def _facts(check: MapCheck, row: int, context: EvalContext, measured: Measured, design: Design) -> AnswerFacts:
     """Return what the passes say about the answer itself."""
     logits, target = widened(context.trace.logits[row]), context.target
     p = probabilities(logits.double(), target.activation) if check.quantity == "probability" else None

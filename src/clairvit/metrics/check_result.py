@@ -356,7 +356,7 @@ class CheckResult(Rows, Tabular, Sequence[MapCheck]):
         >>> import clairvit as cv
         >>> result = cv.explain("pets", "demo", "genatt").check()
         >>> len(result), result.verdict, result.cost.forwards
-        (1, 'supported', 69)
+        (1, 'supported', 68)
         >>> result.to_dict()["checks"][0]["quantity"]
         'probability'
     """
