@@ -1,7 +1,7 @@
 """What the verdicts of `check` are worth: true maps, shuffled ones, and maps that are wrong and plausible.
 
     OMP_NUM_THREADS=1 python benchmarks/check.py record pets.npz --data pets:PATH --trimaps PATH/annotations/trimaps
-    python benchmarks/check.py record dinov2.npz --data pets:PATH --trimaps … --model file:dinov2-small-pets.safetensors \
+    python benchmarks/check.py record dinov2.npz --data pets:PATH --trimaps … --model file:dinov2-pets.safetensors \
         --arch timm:vit_small_patch14_dinov2 --labels pets-labels.json --resize 248
     python benchmarks/check.py record vitb.npz --data folder:PHOTOS --model file:vitb.safetensors \
         --arch timm:vit_base_patch16_224 --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5
@@ -44,6 +44,8 @@ TRUE = (DEFAULT, OTHER, "gradcam")
 SHOWN_IN_RESULTS = 200  # photos of the tables in docs, drawn with seed 0: not used here
 TUNING = 1 / 3  # of the photos
 LOADED = ("arch", "labels", "resize", "mean", "std")  # arguments of cv.load
+ARRAYS = ("logits", "sets", "tops", "maps")
+VERDICTS = ("supported", "weak", "not better than chance")
 COLUMNS = ("effect", "partial", "yardstick", "prediction", "specific", "fall")
 Array = NDArray[np.float64]
 
@@ -55,8 +57,8 @@ def photo_paths(data: str, count: int) -> list[str]:
     """Return photos of a data set that the tables in docs are not of, drawn with seed 7."""
     opened = open_data(data)
     used = set(map(str, open_data(data, limit=SHOWN_IN_RESULTS, seed=0).dataset.names))
-    rest = [row for row, name in enumerate(map(str, opened.dataset.names)) if name not in used]
-    return [str(opened.dataset.names[row]) for row in random.Random(7).sample(rest, min(count, len(rest)))]
+    rest = [name for name in map(str, opened.dataset.names) if name not in used]
+    return [str(Path(data.split(":", 1)[1]) / name) for name in random.Random(7).sample(rest, min(count, len(rest)))]
 
 
 def silhouette(trimap: Path, model: cv.Model, grid: tuple[int, int]) -> Tensor:
@@ -114,29 +116,24 @@ def record(arguments: argparse.Namespace) -> None:
         design = Design.of(trace.layout.patches, PASSES, 0)
         keep = [design.keep]
         for values in maps.values():
-            place = values.flatten().argsort(descending=True, stable=True).argsort()
+            place = values.float().flatten().argsort(descending=True, stable=True).argsort()
             keep += [(place >= count)[None] for count in design.hidden]
         with probing(trace, "token", label="check", forwards=len(torch.cat(keep)), seed=0) as probe:
             scores = probe.score_kept(torch.cat(keep)[None], lambda logits, _: logits.double())[0]
         tops = scores[PASSES:].reshape(len(maps), len(design.hidden), -1)
-        rows.append(
-            {"name": Path(photo).stem, "classes": (first, second, other), "logits": trace.logits[0].detach().double()}
-        )
-        rows[-1] |= {"sets": scores[:PASSES], "tops": tops, "maps": torch.stack(list(maps.values())).flatten(1)}
-        print(f"{len(rows)} of {arguments.photos} photos", flush=True)
-    arrays = {
-        name: np.stack([np.asarray(row[name], dtype=np.float32) for row in rows])
-        for name in ("logits", "sets", "tops", "maps")
-    }
-    facts = {
-        "model": model.name,
-        "kinds": list(maps),
-        "grid": list(rows_columns),
-        "names": [row["name"] for row in rows],
-    }
-    np.savez_compressed(
-        arguments.out, facts=json.dumps(facts), classes=np.array([row["classes"] for row in rows]), **arrays
-    )
+        scored = {"logits": trace.logits[0].detach().double(), "sets": scores[:PASSES], "tops": tops}
+        scored["maps"] = torch.stack(list(maps.values())).flatten(1)
+        rows.append({"name": Path(photo).stem, "classes": (first, second, other), **scored})
+        if len(rows) % 10 == 0 or photo == photos[-1]:
+            store(arguments.out, model.name, list(maps), rows_columns, rows)
+            print(f"{len(rows)} of {arguments.photos} photos", flush=True)
+
+
+def store(out: Path, model: str, kinds: list[str], grid: tuple[int, int], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write what was recorded so far."""
+    facts = {"model": model, "kinds": kinds, "grid": list(grid), "names": [row["name"] for row in rows]}
+    arrays = {name: np.stack([np.asarray(row[name], dtype=np.float32) for row in rows]) for name in ARRAYS}
+    np.savez_compressed(out, facts=json.dumps(facts), classes=np.array([row["classes"] for row in rows]), **arrays)
 
 
 # What they say
@@ -174,9 +171,7 @@ def read_passes(path: Path) -> Recorded:
     """Return the numbers of all maps of one file of passes, by the functions that `check` uses."""
     with np.load(path) as stored:
         facts = json.loads(str(stored["facts"]))
-        arrays = {
-            name: torch.from_numpy(stored[name].astype(np.float64)) for name in ("logits", "sets", "tops", "maps")
-        }
+        arrays = {name: torch.from_numpy(stored[name].astype(np.float64)) for name in ARRAYS}
         classes = stored["classes"].tolist()
     kinds, grid = facts["kinds"], tuple(facts["grid"])
     edges = kinds.index("edges (Sobel)")
@@ -188,7 +183,9 @@ def read_passes(path: Path) -> Recorded:
         yardsticks = [of_photo["maps"][kinds.index(method)] for method in (DEFAULT, OTHER)]
         for kind in range(len(kinds)):
             measured = Measured(full[0], sets, scores_of_class(of_photo["tops"][kind], first, second), 0.0)
-            weighed = weigh(design, measured, of_photo["maps"][kind], yardsticks, of_photo["maps"][edges], grid)
+            values_of_map = of_photo["maps"][kind]
+            order = values_of_map.argsort(descending=True, stable=True)
+            weighed = weigh(design, measured, values_of_map, order, yardsticks, of_photo["maps"][edges], grid)
             removals = removals_of(design, measured, len(of_photo["maps"][kind]))
             effect = sum(removal.effect for removal in removals) / len(removals)
             fall = max(removal.fall for removal in removals)
@@ -201,19 +198,19 @@ def print_table(recorded: Recorded) -> None:
     """Print the verdicts of all kinds of maps, of the photos that nothing was tuned on."""
     rows = range(recorded.tuning, len(recorded.photos))
     print(f"\n**{recorded.model}**, {len(rows)} photos (other than the {recorded.tuning} for tuning)\n")
-    print(
-        "| map, tested for the predicted class | supported | weak | not better than chance | called specific | median of what it predicts |"
-    )
+    print(f"| map, tested for the predicted class | {' | '.join(VERDICTS)} | called specific | predicts (median) |")
     print("|---|--:|--:|--:|--:|--:|")
     for kind, name in enumerate(recorded.kinds):
         said = [recorded.verdicts(row, kind) for row in rows]
-        shares = [
-            np.mean([verdict == wanted for verdict, _ in said])
-            for wanted in ("supported", "weak", "not better than chance")
-        ]
+        shares = [np.mean([verdict == wanted for verdict, _ in said]) for wanted in VERDICTS]
         shares.append(np.mean([specific for _, specific in said]))
-        predicted = np.median(np.clip(recorded.values[rows, kind, 3], 0, None) ** 2)
-        print(f"| {name} | " + " | ".join(f"{100 * share:.0f} %" for share in (*shares, predicted)) + " |")
+        shares.append(np.median(np.clip(recorded.values[rows, kind, COLUMNS.index("prediction")], 0, None) ** 2))
+        print(f"| {name} | {percentages(shares)} |")
+
+
+def percentages(shares: Sequence[Any]) -> str:
+    """Return shares as cells of a table, '93 % | 5 %'."""
+    return " | ".join(f"{100 * share:.0f} %" for share in shares)
 
 
 def print_operating_curve(recorded: Recorded, kinds: Sequence[str]) -> None:
@@ -228,11 +225,7 @@ def print_operating_curve(recorded: Recorded, kinds: Sequence[str]) -> None:
                 effect, partial, yardstick, _, _, fall = recorded.values[rows, recorded.kinds.index(name)].T
                 predicts = (partial >= partial_limit) & (partial >= part * np.clip(yardstick, 0, None))
                 shares.append(np.mean(predicts & (effect >= effect_limit) & (fall >= CLEAR_FALL)))
-            print(
-                f"| {effect_limit:g} | {partial_limit:g} | {part:g} | "
-                + " | ".join(f"{100 * share:.0f} %" for share in shares)
-                + " |"
-            )
+            print(f"| {effect_limit:g} | {partial_limit:g} | {part:g} | {percentages(shares)} |")
 
 
 def read(path: Path) -> list[Recorded]:
@@ -248,25 +241,16 @@ def read(path: Path) -> list[Recorded]:
 def table(arguments: argparse.Namespace) -> None:
     """Print the tables of all models, and keep their numbers."""
     models = [recorded for path in arguments.files for recorded in read(path)]
-    print(
-        f"supported: effect ≥ {SUPPORTED:g}, a fall of {100 * CLEAR_FALL:g} points beyond random parts, partial correlation ≥ "
-        f"{PREDICTS:g} and ≥ {YARDSTICK:g} × that of the class's own maps; specific: correlation with the difference ≥ {SPECIFIC:g}"
-    )
+    print(f"supported: effect ≥ {SUPPORTED:g}, a fall of {100 * CLEAR_FALL:g} points beyond that of random parts,")
+    print(f"partial correlation ≥ {PREDICTS:g} and ≥ {YARDSTICK:g} × that of the class's own maps;")
+    print(f"specific: correlation with the difference to the runner-up ≥ {SPECIFIC:g}")
     for recorded in models:
         print_table(recorded)
         if arguments.curve:
             wrong = [name for name in recorded.kinds if name not in TRUE and name != "random"]
             print_operating_curve(recorded, [DEFAULT, OTHER, *wrong])
     if arguments.json is not None:
-        content = [
-            {
-                "model": each.model,
-                "kinds": each.kinds,
-                "photos": each.photos,
-                "values": np.round(each.values, 2).tolist(),
-            }
-            for each in models
-        ]
+        content = [vars(each) | {"values": np.round(each.values, 2).tolist()} for each in models]
         arguments.json.write_text(json.dumps({"columns": COLUMNS, "models": content}, separators=(",", ":")) + "\n")
 
 

@@ -374,9 +374,9 @@ def _check_run(
             own = measured[place][row]
             yardsticks = [others[text][row].flatten().cpu() for text in YARDSTICKS if text in others]
             evidence = None
-            method_map = context.maps[0, row].flatten().cpu()
+            method_map, order = context.maps[0, row].flatten().cpu(), context.order[0, row].cpu()
             if bool(method_map.isfinite().all()) and own.is_finite:
-                evidence = weigh(design, own, method_map, yardsticks, edges[row], trace.layout.grid)
+                evidence = weigh(design, own, method_map, order, yardsticks, edges[row], trace.layout.grid)
             rival = rival_of(context.target, row, recording.logits[row]) if settings.class_specific else None
             labels, marked = run.model.labels, max(design.hidden, default=0)
             check = MapCheck(
@@ -515,6 +515,21 @@ class Design:
         usual = [size for size in sizes if LEAST_HIDDEN <= size / patches <= MOST_HIDDEN]
         return cls(keep, mixing, mixing @ keep.double(), tuple(usual or sizes[:1]))
 
+    def removal_equations(self, measured: Measured, order: Tensor, column: int) -> tuple[Tensor, Tensor]:
+        """Return [hidden, patches] and [hidden]: the mean of the sets that hide as many, minus a map's own removal.
+
+        They are orthogonal to the contrasts within blocks, and scaled so that all errors have one variance.
+        """
+        rows = torch.zeros(len(self.hidden), len(order), dtype=torch.float64)
+        gaps = torch.zeros(len(self.hidden), dtype=torch.float64)
+        for place, count in enumerate(self.hidden):
+            sets = self.sets_hiding(count)
+            scale = (1 + 1 / len(sets)) ** -0.5
+            shown = torch.ones(len(order), dtype=torch.float64).index_fill(0, order[:count], 0.0)
+            rows[place] = scale * (self.keep[sets].double().mean(0) - shown)
+            gaps[place] = scale * (measured.sets[sets, column].mean() - measured.top[place, column])
+        return rows, gaps
+
     def sets_hiding(self, count: int) -> Tensor:
         """Return the numbers of the sets that hide so many patches."""
         return ((~self.keep).sum(1) == count).nonzero().flatten()
@@ -639,24 +654,30 @@ def weigh(
     design: Design,
     measured: Measured,
     method_map: Tensor,
+    order: Tensor,
     yardsticks: Sequence[Tensor],
     edges: Tensor,
     grid: tuple[int, ...],
 ) -> Evidence:
-    """Return the correlations of one map [patches] with what hiding random sets did."""
+    """Return how well one map [patches] predicts what hiding parts did; `order` has its patches, the brightest first.
+
+    `specific` takes what hiding the marked patches did, against the sets that hide as many, as further equations.
+    """
     values, difference = (design.mixing @ measured.sets[:, column] for column in (1, 2))
     controls = design.equations @ torch.cat([middle_maps(grid), edges[:, None]], 1)
 
-    def predicted(maps: Tensor) -> Tensor:
-        return design.equations @ (maps - maps.mean()) if bool(varies(maps)) else values.new_zeros(len(values))
+    def predicted(maps: Tensor, equations: Tensor = design.equations) -> Tensor:
+        return equations @ (maps - maps.mean()) if bool(varies(maps)) else equations.new_zeros(len(equations))
 
     own = predicted(method_map)
     partials = [partial_correlation(predicted(maps), values, controls) for maps in yardsticks if maps.isfinite().all()]
+    rows, gaps = design.removal_equations(measured, order, column=2)
+    specific = correlation(torch.cat([own, predicted(method_map, rows)]), torch.cat([difference, gaps]))
     return Evidence(
         correlation(own, values),
         partial_correlation(own, values, controls),
         max(partials, default=None),
-        None if difference.isnan().any() else correlation(own, difference),
+        None if math.isnan(specific) or difference.isnan().any() else specific,
     )
 
 

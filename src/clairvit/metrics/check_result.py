@@ -34,8 +34,8 @@ BadgeStyle = Literal["supported", "weak", "chance", "unknown"]
 SUPPORTED = 3.0  # mean effect of hiding what the map marks, in standard deviations of hiding as many random patches
 CHANCE = 1.5
 PREDICTS = 0.1  # partial correlation with what hiding random sets does
-YARDSTICK = 0.5  # of the largest partial correlation that the target's own maps have
-SPECIFIC = 0.25  # correlation with what hiding does to the difference to the runner-up
+YARDSTICK = 0.6  # of the largest partial correlation that the target's own maps have
+SPECIFIC = 0.35  # correlation with what hiding does to the difference to the runner-up
 CLEAR_FALL = 0.05  # of a probability, beyond that of random parts: a person sees it
 LARGEST_EFFECT = 99.0  # where all random removals cost the same, an effect has no bound
 UNSTABLE = 0.5  # rank correlation with the map of a noisy copy
@@ -145,8 +145,8 @@ class MapCheck:
         prediction: The correlation of what the map predicts with what hiding random sets does.
         partial: The same after both are freed of what a map of the middle and of the photo's edges predict.
         yardstick: The largest `partial` of the target's own maps by the default method and GenAtt.
-        specific: The correlation with what hiding does to the difference of the class and its runner-up; None where
-            the target is no class that competes with others.
+        specific: The correlation with what hiding does to the difference of the class and its runner-up, of random sets
+            and of what the map marks; None where the target is no class that competes with others.
         rival: The runner-up.
         stability: The rank correlation with the map of a noisy copy; None where the method costs too much to repeat.
         agreement: Method of another family -> rank correlation with its map; None where it is undefined.
