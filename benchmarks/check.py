@@ -11,6 +11,7 @@
 `record` runs the passes of a check once per photo (the random sets, and without what each map marks) and stores the
 scores with all maps; photos are drawn from those that the results in docs are not of. `table` weighs them by the
 functions of the package and prints Markdown: the first third of the photos is for tuning, the others are judged.
+`--first` and several files share the work.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def photo_paths(data: str, count: int) -> list[str]:
     opened = open_data(data)
     used = set(map(str, open_data(data, limit=SHOWN_IN_RESULTS, seed=0).dataset.names))
     rest = [name for name in map(str, opened.dataset.names) if name not in used]
-    return [str(Path(data.split(":", 1)[1]) / name) for name in random.Random(7).sample(rest, min(count, len(rest)))]
+    return [str(Path(data.split(":", 1)[1]) / name) for name in random.Random(7).sample(rest, len(rest))[:count]]
 
 
 def silhouette(trimap: Path, model: cv.Model, grid: tuple[int, int]) -> Tensor:
@@ -97,7 +98,7 @@ def record(arguments: argparse.Namespace) -> None:
     """Run the passes for all photos and store them."""
     given: dict[str, Any] = {name: value for name in LOADED if (value := getattr(arguments, name)) is not None}
     model = cv.load(arguments.model, device=arguments.device, **given)
-    photos = photo_paths(arguments.data, arguments.photos + 1)
+    photos = photo_paths(arguments.data, arguments.first + arguments.photos + 1)[arguments.first :]
     generator = np.random.default_rng(3)
     previous: dict[str, Tensor] = {}
     rows: list[dict[str, Any]] = []
@@ -124,7 +125,7 @@ def record(arguments: argparse.Namespace) -> None:
         scored = {"logits": trace.logits[0].detach().double(), "sets": scores[:PASSES], "tops": tops}
         scored["maps"] = torch.stack(list(maps.values())).flatten(1)
         rows.append({"name": Path(photo).stem, "classes": (first, second, other), **scored})
-        if len(rows) % 10 == 0 or photo == photos[-1]:
+        if len(rows) % 5 == 0 or photo == photos[-1]:
             store(arguments.out, model.name, list(maps), rows_columns, rows)
             print(f"{len(rows)} of {arguments.photos} photos", flush=True)
 
@@ -132,7 +133,7 @@ def record(arguments: argparse.Namespace) -> None:
 def store(out: Path, model: str, kinds: list[str], grid: tuple[int, int], rows: Sequence[Mapping[str, Any]]) -> None:
     """Write what was recorded so far."""
     facts = {"model": model, "kinds": kinds, "grid": list(grid), "names": [row["name"] for row in rows]}
-    arrays = {name: np.stack([np.asarray(row[name], dtype=np.float32) for row in rows]) for name in ARRAYS}
+    arrays: dict[str, Any] = {name: np.stack([np.asarray(row[name], np.float32) for row in rows]) for name in ARRAYS}
     np.savez_compressed(out, facts=json.dumps(facts), classes=np.array([row["classes"] for row in rows]), **arrays)
 
 
@@ -228,6 +229,22 @@ def print_operating_curve(recorded: Recorded, kinds: Sequence[str]) -> None:
             print(f"| {effect_limit:g} | {partial_limit:g} | {part:g} | {percentages(shares)} |")
 
 
+def merged(parts: Sequence[Recorded]) -> list[Recorded]:
+    """Return one entry per model, with the photos of all its files in their order."""
+    by_model: dict[str, list[Recorded]] = {}
+    for part in parts:
+        by_model.setdefault(part.model, []).append(part)
+    return [
+        Recorded(
+            model,
+            each[0].kinds,
+            tuple(name for part in each for name in part.photos),
+            np.concatenate([part.values for part in each]),
+        )
+        for model, each in by_model.items()
+    ]
+
+
 def read(path: Path) -> list[Recorded]:
     """Return the numbers of a file of passes, or of a JSON file of numbers."""
     if path.suffix != ".json":
@@ -240,7 +257,7 @@ def read(path: Path) -> list[Recorded]:
 
 def table(arguments: argparse.Namespace) -> None:
     """Print the tables of all models, and keep their numbers."""
-    models = [recorded for path in arguments.files for recorded in read(path)]
+    models = merged([recorded for path in arguments.files for recorded in read(path)])
     print(f"supported: effect ≥ {SUPPORTED:g}, a fall of {100 * CLEAR_FALL:g} points beyond that of random parts,")
     print(f"partial correlation ≥ {PREDICTS:g} and ≥ {YARDSTICK:g} × that of the class's own maps;")
     print(f"specific: correlation with the difference to the runner-up ≥ {SPECIFIC:g}")
@@ -262,6 +279,7 @@ def main() -> None:
     recording.add_argument("--data", required=True, help="pets:PATH, folder:PATH, …")
     recording.add_argument("--trimaps", type=Path, help="a folder of trimaps, for silhouettes")
     recording.add_argument("--photos", type=int, default=300)
+    recording.add_argument("--first", type=int, default=0, help="leave out so many photos, which another file has")
     recording.add_argument("--model", default="pets")
     recording.add_argument("--arch", help="of a weights file, e.g. timm:vit_small_patch14_dinov2")
     recording.add_argument("--labels", help="of a weights file")

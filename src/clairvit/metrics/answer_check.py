@@ -135,18 +135,17 @@ def looks_untrained(module: nn.Module) -> bool:
 
     Training moves them. False where there is no such layer, or none with weights.
     """
-    norms = [
-        layer
-        for layer in module.modules()
-        if "Norm" in type(layer).__name__
-        and isinstance(getattr(layer, "weight", None), Tensor)
-        and layer.weight.ndim == 1  # type: ignore[union-attr]
-    ]
+    norms = [dict(layer.named_parameters(recurse=False)) for layer in module.modules() if is_norm(layer)]
+    norms = [parameters for parameters in norms if "weight" in parameters and parameters["weight"].ndim == 1]
     return bool(norms) and all(
-        bool((layer.weight == 1).all())  # type: ignore[operator]
-        and (not isinstance(bias := getattr(layer, "bias", None), Tensor) or not bool(bias.any()))
-        for layer in norms
+        bool((parameters["weight"] == 1).all()) and not ("bias" in parameters and bool(parameters["bias"].any()))
+        for parameters in norms
     )
+
+
+def is_norm(layer: nn.Module) -> bool:
+    """Return whether a module is a normalisation layer by the name of its class, as LayerNorm2d and LlamaRMSNorm."""
+    return "Norm" in type(layer).__name__
 
 
 def photo_reasons(pixels: Tensor, model: Model) -> tuple[str, ...]:

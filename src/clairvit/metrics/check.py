@@ -480,7 +480,7 @@ def _values_of(target: TargetBatch, row: int, original: Tensor) -> Callable[[Ten
         if single.sums_classes:
             score = single.take([0] * len(logits))(widened(logits)).double()
         else:  # the user's function, which may know the other images of its batch
-            score = torch.cat([single(row) for row in widened(logits).split(1)]).double()
+            score = torch.cat([single(scores[None]) for scores in widened(logits)]).double()
         return torch.stack([score, score, nothing], 1)
 
     return values

@@ -275,10 +275,12 @@ class MapCheck:
             return f"The map is supported: {predicts}."
         if self.verdict == "weak":
             return f"The map is weakly supported: {predicts}. Do not rely on it alone."
-        beyond = ""
-        if removal.is_clear(self.quantity):
-            beyond = ": what it says beyond the middle and the edges of the photo does not tell what hiding parts does"
-        return f"The map is not better than chance{beyond}."
+        if not removal.is_clear(self.quantity):
+            return "The map is not better than chance."
+        if self.effect < CHANCE:
+            return "The map is not better than chance: hiding as many random parts may cost as much."
+        beyond = "what it says beyond the middle and the edges of the photo does not tell what hiding parts does"
+        return f"The map is not better than chance: {beyond}."
 
     def _specificity(self) -> list[str]:
         """Return whether the map is specific to its class, as one sentence; nothing where that is not asked."""
