@@ -126,7 +126,7 @@ def record(arguments: argparse.Namespace) -> None:
         scored["maps"] = torch.stack(list(maps.values())).flatten(1)
         rows.append({"name": Path(photo).stem, "classes": (first, second, other), **scored})
         if len(rows) % 5 == 0 or photo == photos[-1]:
-            store(arguments.out, model.name, list(maps), rows_columns, rows)
+            store(arguments.out, arguments.name or model.name, list(maps), rows_columns, rows)
             print(f"{len(rows)} of {arguments.photos} photos", flush=True)
 
 
@@ -281,6 +281,7 @@ def main() -> None:
     recording.add_argument("--photos", type=int, default=300)
     recording.add_argument("--first", type=int, default=0, help="leave out so many photos, which another file has")
     recording.add_argument("--model", default="pets")
+    recording.add_argument("--name", help="of the model in tables")
     recording.add_argument("--arch", help="of a weights file, e.g. timm:vit_small_patch14_dinov2")
     recording.add_argument("--labels", help="of a weights file")
     recording.add_argument("--resize", type=int, help="of a weights file: the short side before the crop, in pixels")

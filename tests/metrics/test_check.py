@@ -105,7 +105,7 @@ def test_correlations_are_those_of_numpy_on_the_sets_that_refine_spends() -> Non
     places = (np.arange(10) + 0.5) / 10 - 0.5
     square = (places[:, None] ** 2 + places**2).ravel()
     edges = edge_map(image, GRID)[0].numpy()
-    controls = mixing @ sets @ np.stack([np.sqrt(square), square, edges], 1)
+    controls = mixing @ sets @ np.stack([np.sqrt(square), square, np.exp(-square / 0.125), edges], 1)
     left = [x - controls @ np.linalg.lstsq(controls, x, rcond=None)[0] for x in (p, v)]
 
     def cosine(a: Any, b: Any) -> float:
@@ -120,7 +120,8 @@ def test_maps_of_the_middle_and_of_edges_have_no_partial_correlation() -> None:
     places = (torch.arange(10.0, dtype=torch.float64) + 0.5) / 10 - 0.5
     square = places[:, None] ** 2 + places**2
     edges = edge_map(image, GRID).reshape(GRID)
-    for values in (edges, -square, -square.sqrt(), 2 * edges - square):
+    center = cv.explain(model, image, "center").maps[0]
+    for values in (edges, center, -square, -square.sqrt(), 2 * edges - square):
         check = check_one(model, image, values, target=0)
         assert check.partial == 0
         assert check.verdict == "not better than chance"
@@ -136,10 +137,11 @@ def test_edges_are_sobels_in_each_frame() -> None:
     assert not edge_map(torch.ones(1, 3, 8, 8), (4, 4)).any()
 
 
-def test_middle_maps_are_distance_and_square() -> None:
-    distances, squares = middle_maps((2, 1, 2)).T
+def test_middle_maps_are_distance_square_and_bell() -> None:
+    distances, squares, bells = middle_maps((2, 1, 2)).T
     assert distances.tolist() == [0.25] * 4
     assert squares.tolist() == [0.0625] * 4
+    assert bells.tolist() == pytest.approx([math.exp(-0.5)] * 4)
 
 
 def test_correlations_of_nothing_are_zero() -> None:
@@ -157,7 +159,7 @@ def test_maps_that_say_nothing_predict_as_often_as_students_t_has_it() -> None:
     predicted = design.equations @ torch.randn(PATCHES, generator=generator, dtype=torch.float64)
     noise = torch.randn(2000, len(design.mixing), generator=generator, dtype=torch.float64)
     partials = [partial_correlation(predicted, values, controls) for values in noise]
-    freedom = len(design.mixing) - 3 - 1
+    freedom = len(design.mixing) - 4 - 1
     limit = PREDICTS * math.sqrt(freedom / (1 - PREDICTS**2))
     expected = float(stats.t.sf(limit, freedom))
     counted = np.mean([partial >= PREDICTS for partial in partials])
@@ -285,8 +287,8 @@ def test_effects_of_equal_draws_are_bounded_and_those_of_no_gap_are_zero() -> No
         (SUPPORTED, PREDICTS, PREDICTS / YARDSTICK + 0.01, True, "weak"),
         (SUPPORTED, PREDICTS, None, False, "weak"),
         (SUPPORTED - 0.01, 1.0, None, True, "weak"),
-        (SUPPORTED, PREDICTS - 0.01, None, True, "weak"),
-        (CHANCE, 0.01, 1.0, False, "weak"),
+        (SUPPORTED, PREDICTS - 0.01, None, True, "not better than chance"),
+        (CHANCE, PREDICTS, 1.0, False, "weak"),
         (CHANCE - 0.01, 1.0, None, True, "not better than chance"),
         (LARGEST_EFFECT, 0.0, None, True, "not better than chance"),
         (LARGEST_EFFECT, -1.0, -1.0, True, "not better than chance"),

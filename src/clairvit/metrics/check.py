@@ -73,6 +73,7 @@ BRIGHTEST = 0.1  # of the patches, among which outlier tokens are counted
 NOISE = 0.1  # standard deviation in normalised pixels: about 6 of 255 grey levels
 # One well-known method per family; the first three of other families than the map's that fit the model are compared.
 FAMILY_METHODS = ("attnlrp+plus", "genatt", "rollout", "ixg", "gradcam")
+UNTRAINED = "The weights of the model look random: its normalisation layers are as they began."
 YARDSTICKS = ("attnlrp+plus", "genatt")  # whose own maps of the target a supported map must come near
 COMPARED = 3
 TIES_MATTER = 0.1  # of the removed patches: drawn from equally bright ones
@@ -357,52 +358,77 @@ def _check_run(
     trace = contexts[0].trace
     design = Design.of(contexts[0].patches, settings.passes, settings.seed, _spent(spec))
     measured = _measure(contexts, design)
-    edges = edge_map(trace.pixels, trace.layout.grid).cpu()
-    nothing = ("The weights of the model look random: its normalisation layers are as they began.",)
-    untrained = nothing if looks_untrained(run.model.module) else ()
-    certain = [(*untrained, *photo_reasons(pixels, run.model)) for pixels in trace.pixels]
-    doubts = settings.doubts(run.model, trace.pixels)
+    untrained = (UNTRAINED,) if looks_untrained(run.model.module) else ()
+    photos = _Photos(
+        run.batch.names,
+        edge_map(trace.pixels, trace.layout.grid).cpu(),
+        [(*untrained, *photo_reasons(pixels, run.model)) for pixels in trace.pixels],
+        settings.doubts(run.model, trace.pixels),
+    )
     checks: list[list[MapCheck]] = []
     notes: list[str] = []
     for place, context in enumerate(contexts):
-        stability, reason = _stability(context, spec)
         others = _other_maps(context, results, place)
-        agreement = _agreement(context, others, "" if spec is None else spec.method.family)
-        outliers = _outliers(context)
-        of_target: list[MapCheck] = []
-        for row, name in enumerate(run.batch.names):
-            own = measured[place][row]
-            yardsticks = [others[text][row].flatten().cpu() for text in YARDSTICKS if text in others]
-            evidence = None
-            method_map, order = context.maps[0, row].flatten().cpu(), context.order[0, row].cpu()
-            if bool(method_map.isfinite().all()) and own.is_finite:
-                evidence = weigh(design, own, method_map, order, yardsticks, edges[row], trace.layout.grid)
-            rival = rival_of(context.target, row, recording.logits[row]) if settings.class_specific else None
-            labels, marked = run.model.labels, max(design.hidden, default=0)
-            check = MapCheck(
-                name=name,
-                target=context.target.names[row],
-                method="" if spec is None else spec.text,
-                quantity=quantity_of(context.target, row),
-                full=float(own.full[0]),
-                removals=removals_of(design, own, context.patches),
-                prediction=None if evidence is None else evidence.prediction,
-                partial=None if evidence is None else evidence.partial,
-                yardstick=None if evidence is None else evidence.yardstick,
-                specific=None if evidence is None or rival is None else evidence.specific,
-                rival=None if rival is None else class_name(labels, rival),
-                stability=None if stability is None else stability[row],
-                agreement=agreement[row],
-                outliers=None if (counted := outliers[row]) is None else counted[0],
-                outlier_share=None if counted is None else counted[1],
-                verdict=None,
-                grid=tuple(trace.layout.grid),
-                brightest=tuple(context.order[0, row, :marked].tolist()),
-            )
-            of_target.append(_judged(check, row, context, own, design, doubts[row], certain[row]))
-        checks.append(of_target)
+        stability, reason = _stability(context, spec)
+        checks.append(_checks_of(context, design, measured[place], others, stability, photos, spec, settings))
         notes += [*context.notes_log.notes, *reason]
     return checks, tuple(dict.fromkeys(notes))
+
+
+@dataclass(frozen=True, eq=False)
+class _Photos:
+    """What is known of the photos themselves, whatever the target."""
+
+    names: Sequence[str]
+    edges: Tensor  # [B, patches]
+    certain: Sequence[Sequence[str]]  # reasons why there is nothing to explain
+    doubts: Sequence[Sequence[str]]  # what the reference says against them
+
+
+def _checks_of(
+    context: EvalContext,
+    design: Design,
+    measured: Sequence[Measured],
+    others: Mapping[str, Tensor],
+    stability: Sequence[float | None] | None,
+    photos: _Photos,
+    spec: MethodSpec | None,
+    settings: Settings,
+) -> list[MapCheck]:
+    """Return the checks of all images for one target."""
+    agreement = _agreement(context, others, "" if spec is None else spec.method.family)
+    outliers, model, grid = _outliers(context), context.trace.recording.model, context.trace.layout.grid
+    marked = max(design.hidden, default=0)
+    checks = []
+    for row, name in enumerate(photos.names):
+        own, method_map, order = measured[row], context.maps[0, row].flatten().cpu(), context.order[0, row].cpu()
+        evidence = Evidence()
+        if bool(method_map.isfinite().all()) and own.is_finite:
+            yardsticks = [others[text][row].flatten().cpu() for text in YARDSTICKS if text in others]
+            evidence = weigh(design, own, method_map, order, yardsticks, photos.edges[row], grid)
+        rival = rival_of(context.target, row, context.trace.logits[row]) if settings.class_specific else None
+        check = MapCheck(
+            name=name,
+            target=context.target.names[row],
+            method="" if spec is None else spec.text,
+            quantity=quantity_of(context.target, row),
+            full=float(own.full[0]),
+            removals=removals_of(design, own, context.patches),
+            prediction=evidence.prediction,
+            partial=evidence.partial,
+            yardstick=evidence.yardstick,
+            specific=None if rival is None else evidence.specific,
+            rival=None if rival is None else class_name(model.labels, rival),
+            stability=None if stability is None else stability[row],
+            agreement=agreement[row],
+            outliers=None if (counted := outliers[row]) is None else counted[0],
+            outlier_share=None if counted is None else counted[1],
+            verdict=None,
+            grid=tuple(grid),
+            brightest=tuple(order[:marked].tolist()),
+        )
+        checks.append(_judged(check, row, context, own, design, photos.doubts[row], photos.certain[row]))
+    return checks
 
 
 def _panel(target: TargetBatch) -> list[MethodSpec]:
@@ -642,12 +668,12 @@ def _outliers(context: EvalContext) -> list[tuple[int, float] | None]:
 
 @dataclass(frozen=True)
 class Evidence:
-    """How well one map, and the yardsticks, predict what hiding random sets does."""
+    """How well one map, and the yardsticks, predict what hiding parts does; None where that cannot be said."""
 
-    prediction: float
-    partial: float
-    yardstick: float | None
-    specific: float | None
+    prediction: float | None = None
+    partial: float | None = None
+    yardstick: float | None = None
+    specific: float | None = None
 
 
 def weigh(

@@ -31,11 +31,11 @@ AnswerStatus = Literal["no objection", "take care", "nothing to explain"]
 BadgeStyle = Literal["supported", "weak", "chance", "unknown"]
 
 # Chosen on photos of their own, judged on others: docs/check.md, benchmarks/check.py.
-SUPPORTED = 3.0  # mean effect of hiding what the map marks, in standard deviations of hiding as many random patches
-CHANCE = 1.5
+SUPPORTED = 2.0  # mean effect of hiding what the map marks, in standard deviations of hiding as many random patches
+CHANCE = 1.0
 PREDICTS = 0.1  # partial correlation with what hiding random sets does
-YARDSTICK = 0.6  # of the largest partial correlation that the target's own maps have
-SPECIFIC = 0.35  # correlation with what hiding does to the difference to the runner-up
+YARDSTICK = 0.7  # of the largest partial correlation that the target's own maps have
+SPECIFIC = 0.3  # correlation with what hiding does to the difference to the runner-up
 CLEAR_FALL = 0.05  # of a probability, beyond that of random parts: a person sees it
 LARGEST_EFFECT = 99.0  # where all random removals cost the same, an effect has no bound
 UNSTABLE = 0.5  # rank correlation with the map of a noisy copy
@@ -479,9 +479,9 @@ def judge(effect: float, partial: float, yardstick: float | None, is_clear: bool
 
     Hiding what it marks has an effect of at least SUPPORTED that a person sees, and it predicts what hiding random sets
     does: the partial correlation is at least PREDICTS, and YARDSTICK times that of the target's own maps. Not better
-    than chance: an effect below CHANCE, or no partial correlation. Weak: everything between.
+    than chance: an effect below CHANCE, or a correlation below PREDICTS. Weak: everything between.
     """
-    if not effect >= CHANCE or not partial > 0:
+    if not effect >= CHANCE or not partial >= PREDICTS:
         return "not better than chance"
-    predicts = partial >= PREDICTS and partial >= YARDSTICK * (yardstick or 0.0)
-    return "supported" if effect >= SUPPORTED and is_clear and predicts else "weak"
+    near = partial >= YARDSTICK * (yardstick or 0.0)
+    return "supported" if effect >= SUPPORTED and is_clear and near else "weak"

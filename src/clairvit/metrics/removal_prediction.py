@@ -14,7 +14,8 @@ from torch import Tensor
 
 from clairvit.numerics import pool_to_grid, widened
 
-FREE = 1e-9  # of a vector's length: what is left of it when freed of others is rounding
+WIDTH = 0.25  # of the bell of `center`, in parts of a side
+FREE = 1e-5  # of a vector's length: what is left of it when freed of others is rounding, of float32 maps too
 
 
 def correlation(predicted: Tensor, values: Tensor) -> float:
@@ -49,11 +50,12 @@ def edge_map(pixels: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def middle_maps(grid: tuple[int, ...]) -> Tensor:
-    """Return [patches, 2]: the distance of each patch from the middle of its frame, in parts of a side, and its square.
+    """Return [patches, 3] of the distance d of each patch from the middle of its frame, in parts of a side.
 
-    Least squares on both fit any map that falls off from the middle, whatever its width.
+    They are d, d² and exp(−d² / 2σ²) with σ = 0.25, the map of the method `center`: least squares on them fits what
+    falls off from the middle, whatever its width.
     """
     *frames, rows, columns = grid
     down, across = (torch.linspace(-0.5, 0.5, 2 * side + 1, dtype=torch.float64)[1::2] for side in (rows, columns))
     squared = (down[:, None] ** 2 + across**2).expand(*frames, rows, columns).flatten()
-    return torch.stack([squared.sqrt(), squared], 1)
+    return torch.stack([squared.sqrt(), squared, torch.exp(-squared / (2 * WIDTH**2))], 1)

@@ -336,6 +336,7 @@ class CheckedRemoval(_Response):
     random: list[float | None]
     random_mean: float | None
     random_spread: float | None
+    effect: float | None = Field(description="in standard deviations of a random removal")
 
 
 class CheckedAnswer(_Response):
@@ -362,6 +363,7 @@ class CheckResponse(_Response):
     quantity: Literal["probability", "score", "similarity"] = Field(description="what the values are")
     full: float | None = Field(description="the value of the whole photo")
     removals: list[CheckedRemoval]
+    effect: float | None = Field(description="the mean effect of the removals")
     prediction: float | None = Field(description="correlation of what the map predicts with what hiding parts does")
     partial: float | None = Field(description="the same, freed of what the middle and the edges predict")
     yardstick: float | None = Field(description="the same of the best of the target's own default and GenAtt maps")
