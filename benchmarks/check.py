@@ -5,13 +5,13 @@
         --arch timm:vit_small_patch14_dinov2 --labels pets-labels.json --resize 248
     python benchmarks/check.py record vitb.npz --data folder:PHOTOS --model file:vitb.safetensors \
         --arch timm:vit_base_patch16_224 --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5
-    python benchmarks/check.py table pets.npz dinov2.npz vitb.npz --json docs/results/check.json
+    python benchmarks/check.py table pets.npz dinov2.npz vitb.npz --tuning other-pets.npz --json check.json
     python benchmarks/check.py table docs/results/check.json
 
 `record` runs the passes of a check once per photo (the random sets, and without what each map marks) and stores the
 scores with all maps; photos are drawn from those that the results in docs are not of. `table` weighs them by the
-functions of the package and prints Markdown: the first third of the photos is for tuning, the others are judged.
-`--first` and several files share the work.
+functions of the package and prints Markdown; thresholds were chosen on the photos of `--tuning`, which no table counts.
+`--first` takes other photos, so that several files share the work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from clairvit.perturbation.probe import probing
 DEFAULT, OTHER = "attnlrp+plus", "genatt"  # the yardsticks
 TRUE = (DEFAULT, OTHER, "gradcam")
 SHOWN_IN_RESULTS = 200  # photos of the tables in docs, drawn with seed 0: not used here
-TUNING = 1 / 3  # of the photos
 LOADED = ("arch", "labels", "resize", "mean", "std")  # arguments of cv.load
 ARRAYS = ("logits", "sets", "tops", "maps")
 VERDICTS = ("supported", "weak", "not better than chance")
@@ -149,23 +148,20 @@ class Recorded:
         kinds: The kinds of maps.
         photos: The names of the photos.
         values: [photos, kinds, columns], the numbers of `COLUMNS`.
+        tuning: How many photos, from the first on, thresholds were chosen on.
     """
 
     model: str
     kinds: tuple[str, ...]
     photos: tuple[str, ...]
     values: Array
+    tuning: int = 0
 
     def verdicts(self, row: int, kind: int) -> tuple[str, bool]:
         """Return the verdict of one map, and whether it is called specific to its class."""
         effect, partial, yardstick, _, specific, fall = self.values[row, kind].tolist()
         verdict = judge(effect, partial, yardstick, fall >= CLEAR_FALL)
         return verdict, verdict != "not better than chance" and specific >= SPECIFIC
-
-    @property
-    def tuning(self) -> int:
-        """Return how many photos, from the first on, are for tuning."""
-        return round(TUNING * len(self.photos))
 
 
 def read_passes(path: Path) -> Recorded:
@@ -229,20 +225,16 @@ def print_operating_curve(recorded: Recorded, kinds: Sequence[str]) -> None:
             print(f"| {effect_limit:g} | {partial_limit:g} | {part:g} | {percentages(shares)} |")
 
 
-def merged(parts: Sequence[Recorded]) -> list[Recorded]:
-    """Return one entry per model, with the photos of all its files in their order."""
-    by_model: dict[str, list[Recorded]] = {}
-    for part in parts:
-        by_model.setdefault(part.model, []).append(part)
-    return [
-        Recorded(
-            model,
-            each[0].kinds,
-            tuple(name for part in each for name in part.photos),
-            np.concatenate([part.values for part in each]),
-        )
-        for model, each in by_model.items()
-    ]
+def merged(judged: Sequence[Recorded], tuning: Sequence[Recorded]) -> list[Recorded]:
+    """Return one entry per model, with the photos of all its files: those for tuning, then the others."""
+    models = []
+    for model in dict.fromkeys(part.model for part in judged):
+        first, rest = ([part for part in parts if part.model == model] for parts in (tuning, judged))
+        parts = [*first, *rest]
+        photos = tuple(name for part in parts for name in part.photos)
+        count = sum(len(part.photos) for part in first) + sum(part.tuning for part in rest)
+        models.append(Recorded(model, parts[0].kinds, photos, np.concatenate([part.values for part in parts]), count))
+    return models
 
 
 def read(path: Path) -> list[Recorded]:
@@ -250,14 +242,17 @@ def read(path: Path) -> list[Recorded]:
     if path.suffix != ".json":
         return [read_passes(path)]
     return [
-        Recorded(entry["model"], tuple(entry["kinds"]), tuple(entry["photos"]), np.array(entry["values"]))
+        Recorded(
+            entry["model"], tuple(entry["kinds"]), tuple(entry["photos"]), np.array(entry["values"]), entry["tuning"]
+        )
         for entry in json.loads(path.read_text(encoding="utf-8"))["models"]
     ]
 
 
 def table(arguments: argparse.Namespace) -> None:
     """Print the tables of all models, and keep their numbers."""
-    models = merged([recorded for path in arguments.files for recorded in read(path)])
+    judged, tuning = ([part for path in paths for part in read(path)] for paths in (arguments.files, arguments.tuning))
+    models = merged(judged, tuning)
     print(f"supported: effect ≥ {SUPPORTED:g}, a fall of {100 * CLEAR_FALL:g} points beyond that of random parts,")
     print(f"partial correlation ≥ {PREDICTS:g} and ≥ {YARDSTICK:g} × that of the class's own maps;")
     print(f"specific: correlation with the difference to the runner-up ≥ {SPECIFIC:g}")
@@ -291,6 +286,7 @@ def main() -> None:
     recording.set_defaults(run=record)
     tables = commands.add_parser("table", help="print the tables of recorded passes, or of a JSON file of numbers")
     tables.add_argument("files", type=Path, nargs="+")
+    tables.add_argument("--tuning", type=Path, nargs="*", default=[], help="files of photos that thresholds rest on")
     tables.add_argument("--curve", action="store_true", help="also the shares at other thresholds")
     tables.add_argument("--json", type=Path, help="a file for the numbers of all maps")
     tables.set_defaults(run=table)

@@ -274,7 +274,9 @@ class MapCheck:
         if self.verdict == "supported":
             return f"The map is supported: {predicts}."
         if self.verdict == "weak":
-            return f"The map is weakly supported: {predicts}. Do not rely on it alone."
+            is_behind = (self.partial or 0.0) < YARDSTICK * (self.yardstick or 0.0)
+            behind = f", clearly less than another map of {self.target}" if is_behind else ""
+            return f"The map is weakly supported: {predicts}{behind}. Do not rely on it alone."
         if not removal.is_clear(self.quantity):
             return "The map is not better than chance."
         if self.effect < CHANCE:
