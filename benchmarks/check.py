@@ -157,6 +157,10 @@ class Recorded:
     values: Array
     tuning: int = 0
 
+    def by_photo(self) -> dict[str, Array]:
+        """Return photo -> [kinds, columns]."""
+        return dict(zip(self.photos, self.values, strict=True))
+
     def verdicts(self, row: int, kind: int) -> tuple[str, bool]:
         """Return the verdict of one map, and whether it is called specific to its class."""
         effect, partial, yardstick, _, specific, fall = self.values[row, kind].tolist()
@@ -226,14 +230,15 @@ def print_operating_curve(recorded: Recorded, kinds: Sequence[str]) -> None:
 
 
 def merged(judged: Sequence[Recorded], tuning: Sequence[Recorded]) -> list[Recorded]:
-    """Return one entry per model, with the photos of all its files: those for tuning, then the others."""
+    """Return one entry per model, with each photo of all its files once: those for tuning, then the others."""
     models = []
     for model in dict.fromkeys(part.model for part in judged):
-        first, rest = ([part for part in parts if part.model == model] for parts in (tuning, judged))
-        parts = [*first, *rest]
-        photos = tuple(name for part in parts for name in part.photos)
-        count = sum(len(part.photos) for part in first) + sum(part.tuning for part in rest)
-        models.append(Recorded(model, parts[0].kinds, photos, np.concatenate([part.values for part in parts]), count))
+        first = {name: row for part in tuning if part.model == model for name, row in part.by_photo().items()}
+        rest = {name: row for part in judged if part.model == model for name, row in part.by_photo().items()}
+        by_photo = first | {name: row for name, row in rest.items() if name not in first}
+        kinds = next(part.kinds for part in judged if part.model == model)
+        count = len(first) + sum(part.tuning for part in judged if part.model == model)
+        models.append(Recorded(model, kinds, tuple(by_photo), np.stack(list(by_photo.values())), count))
     return models
 
 
