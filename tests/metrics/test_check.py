@@ -22,7 +22,16 @@ from torch import Tensor, nn
 import clairvit as cv
 from clairvit.methods.runs import CHUNK_SIZE
 from clairvit.metrics.answer_check import AnswerFacts, Reference, check_answer, looks_untrained, photo_reasons
-from clairvit.metrics.check import PASSES, Design, _ties_at_the_cut, log_odds, quantity_of, removal_effects, rival_of
+from clairvit.metrics.check import (
+    PASSES,
+    Design,
+    _ties_at_the_cut,
+    _too_few_sets,
+    log_odds,
+    quantity_of,
+    removal_effects,
+    rival_of,
+)
 from clairvit.metrics.check_result import (
     CHANCE,
     LARGEST_EFFECT,
@@ -895,6 +904,12 @@ def test_chunks_are_joined(vit: cv.Model, monkeypatch: pytest.MonkeyPatch) -> No
     parts = explanation.check()
     assert parts.cost.forwards == whole.cost.forwards
     assert [check.verdict for check in parts] == [check.verdict for check in whole]
+
+
+def test_sets_that_no_map_of_the_class_predicts_are_remarked() -> None:
+    assert _too_few_sets(None, 64) == _too_few_sets(PREDICTS, 64) == []
+    (remark,) = _too_few_sets(PREDICTS - 0.01, 64)
+    assert remark.startswith("No map of this class predicts what 64 random sets do")
 
 
 def test_equally_bright_patches_at_the_cut_are_remarked() -> None:

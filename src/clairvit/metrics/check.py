@@ -40,6 +40,7 @@ from clairvit.metrics.answer_check import (
 from clairvit.metrics.check_result import (
     LARGEST_EFFECT,
     OUTLIERS_MATTER,
+    PREDICTS,
     UNSTABLE,
     CheckResult,
     MapCheck,
@@ -757,6 +758,7 @@ def _judged(
     if context.patches == 1:
         remarks.append("The map has a single patch, so there is nothing to compare.")
     remarks += _ties_at_the_cut(method_map, design.hidden)
+    remarks += _too_few_sets(check.yardstick, len(design.keep))
     if check.stability is not None and check.stability < UNSTABLE:
         remarks.append(f"A little noise changes the map (rank correlation {check.stability:.2f}).")
     if check.outlier_share is not None and check.outlier_share >= OUTLIERS_MATTER:
@@ -791,6 +793,13 @@ def _facts(check: MapCheck, row: int, context: EvalContext, measured: Measured, 
         is_image_similarity=check.target.startswith(SIMILAR_TO),
         labels=context.trace.recording.model.labels,
     )
+
+
+def _too_few_sets(yardstick: float | None, sets: int) -> list[str]:
+    """Return a remark where no map of the class predicts what the sets do, so that they hardly tell maps apart."""
+    if yardstick is None or yardstick >= PREDICTS:
+        return []
+    return [f"No map of this class predicts what {sets} random sets do: more passes would tell more."]
 
 
 def _ties_at_the_cut(values: Tensor, counts: Sequence[int]) -> list[str]:
