@@ -29,12 +29,13 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.data.dataset import iter_batches
 from clairvit.data.open import open_data
-from clairvit.methods.refined import contrasts, keep_sets, last_patch_tokens, refined_map
+from clairvit.methods.refined import last_patch_tokens, refined_map
 from clairvit.methods.runs import Question, iter_runs
 from clairvit.metrics.confidence_intervals import mean_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.registry import resolve_metric
 from clairvit.models.images import Batch
+from clairvit.perturbation.random_sets import contrasts, keep_sets
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 

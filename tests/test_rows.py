@@ -49,7 +49,8 @@ def target() -> TargetBatch:
 
 
 def map_check(name: str) -> MapCheck:
-    return MapCheck(name, "cat", "legrad", "score", 1.0, (), 0.5, 0.25, None, {"genatt": 0.5}, 1, None, None)
+    numbers = (0.5, 0.25, None, None, None, None)
+    return MapCheck(name, "cat", "legrad", "score", 1.0, (), *numbers, {"genatt": 0.5}, 1, None, None)
 
 
 def checks() -> CheckResult:

@@ -120,7 +120,17 @@ def test_every_result_with_rows_is_tested() -> None:
 
 def test_every_verb_returns_a_result_with_rows_or_no_result() -> None:
     """What is no result: models, traces, specs, texts, tensors, and what `run_study` wrote into a store."""
-    others = {"Model", "Trace", "MethodSpec", "MetricSpec", "Recommendation", "NextToken", "Outcome", "Tensor"}
+    others = {
+        "Model",
+        "Trace",
+        "MethodSpec",
+        "MetricSpec",
+        "Recommendation",
+        "NextToken",
+        "Outcome",
+        "Reference",
+        "Tensor",
+    }
     verbs = [value for name in cv.__all__ if isinstance(value := getattr(cv, name), FunctionType)]
     assert len(verbs) > 20
     for verb in verbs:
@@ -188,8 +198,9 @@ def test_a_checked_explanation_has_its_verdict_in_the_table(tmp_path: Path) -> N
     explanation = cv.explain(model, pixels("timm-vit", batch=2), "genatt", target=[1, 2]).with_check()
     assert explanation.checked is not None
     with explanation.save(tmp_path / "map.csv").open(newline="", encoding="utf-8") as file:
-        verdicts = tuple(row["verdict"] for row in csv.DictReader(file))
-    assert verdicts == explanation.checked.verdicts
+        rows = list(csv.DictReader(file))
+    assert [row["verdict"] for row in rows] == [verdict or "" for verdict in explanation.checked.verdicts]
+    assert [row["answer"] for row in rows] == [check.answer.status for check in explanation.checked]
 
 
 def test_checks_are_read_back_from_their_document() -> None:

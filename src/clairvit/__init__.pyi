@@ -44,6 +44,7 @@ from .registry import list_metrics as list_metrics, parse_metric as parse_metric
 from .metrics.registry import metric as metric
 from .metrics.check import check_maps as check_maps
 from .metrics.certify import certify as certify
+from .metrics.answer_check import reference as reference
 from .selection.choose import choose as choose
 from .selection.calibrate import calibrate as calibrate
 from .selection.result import Selection as Selection

@@ -21,7 +21,6 @@ NUMBERS = {
     "metrics/ties": 0,
     "metrics/pixel ties": 1,
     "metrics/random sets": 2,
-    "check/random places": 1000,
     "calibrate/token sets": 2001,
     "random-logit/other class": 0,
     "robustness/noise": 0,

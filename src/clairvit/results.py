@@ -10,13 +10,15 @@ from clairvit.methods.match import ImageMatch
 from clairvit.methods.recipe import Recipe
 from clairvit.methods.recommended import Recommendation
 from clairvit.methods.result import Refinement
+from clairvit.metrics.answer_check import Reference
 from clairvit.metrics.certificate import Certificate, CertifiedPatches
-from clairvit.metrics.check_result import CheckResult, MapCheck, RemovalEffect
+from clairvit.metrics.check_result import AnswerCheck, CheckResult, MapCheck, RemovalEffect
 from clairvit.metrics.score import Curve, Score, Scores
 from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer
 
 __all__ = [
+    "AnswerCheck",
     "Certificate",
     "CertifiedPatches",
     "Check",
@@ -35,6 +37,7 @@ __all__ = [
     "PatchFeatures",
     "Recipe",
     "Recommendation",
+    "Reference",
     "Refinement",
     "RemovalEffect",
     "Score",

@@ -95,7 +95,8 @@ def test_targets_side_by_side_and_a_contrast(photos: Path, capsys: Captured) -> 
 def test_check_is_printed_written_and_in_the_json(photos: Path, capsys: Captured) -> None:
     assert main(["explain", "demo", "--method", "genatt", "--check"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Check: supported. Without the brightest" in printed
+    assert "Check: Map supported by a test. Hiding the 18 %" in printed
+    assert "Answer: Nothing speaks against it" in printed
     with_check = Image.open(photos / "out" / "demo-genatt.png").height
     assert main(["explain", "demo", "photos/no.jpg", "--method", "genatt", "--check", "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
@@ -103,6 +104,8 @@ def test_check_is_printed_written_and_in_the_json(photos: Path, capsys: Captured
     (check,) = result["check"]["checks"]
     assert check["verdict"] == "supported"
     assert check["sentence"] in printed
+    assert check["badge"] in printed
+    assert check["answer"]["sentence"] in printed
     assert result["check"]["thresholds"]["supported"] > result["check"]["thresholds"]["chance"]
     assert len(document["failed"]) == 1
     assert main(["explain", "demo", "--method", "genatt", "--quiet"]) == 0

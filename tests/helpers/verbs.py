@@ -96,6 +96,10 @@ def certify(module: nn.Module) -> Any:
     return torch.tensor(certificate.sizes, dtype=torch.float64), marked.patches
 
 
+def reference(module: nn.Module) -> Any:
+    return cv.reference(cv.wrap(module), image(20)).embeddings
+
+
 def features(module: nn.Module) -> Any:
     return cv.features(cv.wrap(module), image(2), layer="all", foreground="positive", batch_size=1)
 
@@ -133,6 +137,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "doctor": doctor,
     "check_maps": check_maps,
     "certify": certify,
+    "reference": reference,
     "features": features,
     "intervene": intervene,
     "intervene_sweep": intervene_sweep,

@@ -15,11 +15,8 @@ from clairvit.ensembles import refine
 from clairvit.errors import BadInput, NotApplicable
 from clairvit.methods.refine_further import refine_explanation
 from clairvit.methods.refined import (
-    BLOCK,
     LEAST_AGREEMENT,
     Posterior,
-    contrasts,
-    keep_sets,
     log_odds,
     posterior,
     prior_covariance,
@@ -27,6 +24,7 @@ from clairvit.methods.refined import (
     scaled_prior,
 )
 from clairvit.methods.spec import resolve_method
+from clairvit.perturbation.random_sets import BLOCK, contrasts, keep_sets
 from clairvit.targets.base import TargetBatch
 from helpers.rounding import assert_same
 from helpers.tiny_models import cnn, double

@@ -21,7 +21,6 @@ from clairvit.metrics.confidence_intervals import (
     mean_interval,
     mean_p,
     share_interval,
-    side_of_prediction_interval,
     sign_flips,
     skewed_t,
     smallest_p,
@@ -376,12 +375,3 @@ def test_corrections_take_comparisons_of_different_length() -> None:
     assert_same(corrected(gaps), holm(raw))
     assert_same(corrected_after_picking(gaps), holm_after_picking(raw))
     assert corrected([]).tolist() == corrected_after_picking([]).tolist() == []
-
-
-def test_a_prediction_interval_is_students() -> None:
-    """mean 3, s² = 2.5, t(0.975, 4) = 2.7764451: 3 ± 2.7764451 · √2.5 · √1.2 = 3 ± 4.8089441."""
-    sample = [1.0, 2.0, 3.0, 4.0, 5.0]
-    for value, side in ((3.0, 0), (7.80, 0), (7.81, 1), (-1.80, 0), (-1.81, -1)):
-        assert side_of_prediction_interval(value, sample) == side
-    assert side_of_prediction_interval(2.0, [1.0, 1.0, 1.0]) == 1
-    assert side_of_prediction_interval(1.0, [1.0, 1.0, 1.0]) == 0

@@ -259,7 +259,10 @@ def test_metrics_rank_all_patches_of_all_frames() -> None:
         cv.evaluate(net, clips(), "ixg", "irof")
     with pytest.raises(NotApplicable, match="Features are drawn on images"):
         cv.features(net, clips())
-    assert all(verdict is not None for verdict in explanation.check().verdicts)
+    for check in explanation.check():
+        assert check.grid == explanation.maps.shape[1:]
+        assert -1 <= check.partial <= 1
+        assert "noise" in check.answer.sentence
 
 
 def test_deletion_removes_the_highest_patches_first() -> None:

@@ -274,7 +274,8 @@ def test_targets_of_different_outputs_are_explained_and_checked_together() -> No
         assert [check.verdict for check in checks.take(rows)] == [check.verdict for check in alone.check()]
         for check, expected in zip(checks.take(rows), alone.check(), strict=True):
             assert check.quantity == expected.quantity
-            assert_same([check.full, check.kept], [expected.full, expected.kept], magnitude=10.0, dtype=torch.float64)
+            numbers = [(each.full, each.removals[0].top, *each.removals[0].random) for each in (check, expected)]
+            assert_same(numbers[0], numbers[1], magnitude=10.0, dtype=torch.float64)
     assert [check.verdict for check in together.check(model)] == [check.verdict for check in checks]
 
 

@@ -219,7 +219,7 @@ def test_the_film_plays_ends_on_the_telling_frame_and_can_be_scrubbed(visit: Cal
     assert "shown" in page.locator("#perturbed").get_attribute("aria-label")
     page.locator("#step").fill("14")
     assert grey(page) < 0.01, "all patches are there"
-    sync_api.expect(page.locator("#curve-verdict")).to_contain_text(re.compile("Hiding .* chance .* Showing .* chance"))
+    sync_api.expect(page.locator("#curve-areas")).to_contain_text(re.compile("Hiding .* smaller .* Showing .* larger"))
     edge = page.locator("#chart").bounding_box()
     for name in (".label", ".random-label"):
         box = page.locator(f"#chart {name}").bounding_box()
@@ -238,14 +238,14 @@ def test_the_answer_card_is_the_librarys_check(visit: Callable[..., Any]) -> Non
     page = visit("#method=genatt")
     checked(page)
     (check,) = cv.explain(cv.load("pets"), "demo", "genatt").check()
-    in_words_of_the_page = check.sentence.replace("random patches:", "without random parts:").replace(" %", "\u00a0%")
-    assert in_words_of_the_page != check.sentence
-    assert in_words_of_the_page in page.locator("#answer-text").inner_text()
-    assert page.locator("#badge").get_attribute("data-verdict") == check.verdict
+    assert check.sentence.replace(" %", "\u00a0%") in page.locator("#answer-text").inner_text()
+    assert check.answer.sentence in page.locator("#answer-text").inner_text()
+    assert page.locator("#badge").inner_text() == check.badge
+    assert page.locator("#badge").get_attribute("data-style") == check.badge_style
     method(page, "random")
     settled(page, "random")
     checked(page)
-    assert page.locator("#badge").get_attribute("data-verdict") != "supported"
+    assert page.locator("#badge").get_attribute("data-style") != "supported"
     sync_api.expect(page.locator("#answer-says")).to_contain_text("a control: it knows nothing of the model")
     assert "correlation" not in page.locator("#answer-text").inner_text()
     page.locator("#badge").click()
@@ -296,7 +296,7 @@ def test_results_can_be_kept_without_computing_them_again(visit: Callable[..., A
     assert record["method"] == "legrad"
     assert record["names"] == ["example"]
     (test,) = record["check"]["checks"]
-    assert (test["target"], test["verdict"]) == ("Bengal", page.locator("#badge").get_attribute("data-verdict"))
+    assert (test["target"], test["badge_style"]) == ("Bengal", page.locator("#badge").get_attribute("data-style"))
     assert np.load(io.BytesIO(names["npz"]), allow_pickle=False)["maps"].shape == (1, 14, 14)
     with Image.open(io.BytesIO(names["png"])) as image:
         assert image.width > 1300, "photo and map, large enough to print"
@@ -397,7 +397,7 @@ def test_a_report_waits_for_the_test_and_prints_on_two_sheets(
     report.goto(file.as_uri())
     badge = report.locator(".badge")
     sync_api.expect(badge).to_have_text(page.locator("#badge").inner_text())
-    assert badge.get_attribute("data-verdict") == page.locator("#badge").get_attribute("data-verdict")
+    assert badge.get_attribute("data-style") == page.locator("#badge").get_attribute("data-style")
     assert not PROGRAMMERS_WORDS.search(report.locator("body").inner_text())
     sheets = re.findall(rb"/Type\s*/Page\b", report.pdf(format="A4"))
     assert 1 <= len(sheets) <= 2

@@ -299,7 +299,7 @@ def test_several_photos_are_listed_with_answer_and_test(visit: Callable[..., Any
     rows = page.locator("#photos tbody tr")
     sync_api.expect(rows).to_have_count(3)
     for number in (0, 1):
-        sync_api.expect(rows.nth(number)).to_contain_text(re.compile(r"%\s*(Supported|Weak|No better)"), timeout=WAIT)
+        sync_api.expect(rows.nth(number)).to_contain_text(re.compile(r"%\s*(Map |Nothing here)"), timeout=WAIT)
     sync_api.expect(rows.nth(2)).to_contain_text("not a photo", timeout=WAIT)
     sync_api.expect(page.locator("#photo-caption")).to_have_text("cat-0.jpg")
     rows.nth(1).locator("button").first.click()

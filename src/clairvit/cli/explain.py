@@ -104,7 +104,7 @@ def explain(
         "its method is the default.",
         "FILE",
     ),
-    check: bool = option(False, "Say how far to trust each map, by removing its brightest patches."),
+    check: bool = option(False, "Say how far to trust each map and its answer, by hiding parts of the photo."),
     keep_maps: bool = option(
         False,
         "Write the maps of all images into few NPZ files in half precision, and nothing else.",

@@ -83,14 +83,16 @@ def print_refinements(results: Sequence[WrittenResult]) -> None:
 
 
 def print_checks(results: Sequence[WrittenResult]) -> None:
-    """Print the verdict and the sentence of each map that was checked, and the notes of the checks."""
+    """Print what was found of each map that was checked and of its answer, and the notes of the checks."""
     notes: list[str] = []
     for result in results:
         checked = result.first["check"]
         for check in [] if checked is None else checked["checks"]:
-            name = f"{result.image}, {check['target']}" if len(results) > 1 or len(checked["checks"]) > 1 else "Check"
+            several = len(results) > 1 or len(checked["checks"]) > 1
+            name = f"{result.image}, {check['target']}" if several else "Check"
             remarks = "" if check["verdict"] is None else "".join(f" {remark}" for remark in check["remarks"])
-            print_line(f"{name}: {check['verdict'] or 'not checked'}. {check['sentence']}{remarks}")
+            print_line(f"{name}: {check['badge']}. {check['sentence']}{remarks}")
+            print_line(f"Answer: {check['answer']['sentence']}")
         notes += [] if checked is None else checked["notes"]
     for note in dict.fromkeys(notes):
         print_result_note(note)

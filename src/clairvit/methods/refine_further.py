@@ -12,11 +12,12 @@ from clairvit.errors import BadInput
 from clairvit.execution import ExecutionOptions
 from clairvit.methods.explain import maps_of_question
 from clairvit.methods.explanation import Explanation
-from clairvit.methods.refined import BLOCK, check_seconds, refined_further
+from clairvit.methods.refined import check_seconds, refined_further
 from clairvit.methods.runs import Question, TargetList, chunk_size
 from clairvit.methods.spec import resolve_method
 from clairvit.models.images import Batch
 from clairvit.models.state_hash import state_hash
+from clairvit.perturbation.random_sets import BLOCK
 
 Clock = Callable[[], float]
 FIRST_STEP = 2 * BLOCK  # passes that are run to see how long one takes

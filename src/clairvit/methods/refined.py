@@ -29,13 +29,11 @@ from clairvit.methods.spec import MethodSpec, resolve_method, resolve_parsed, wr
 from clairvit.numerics import pool_to_grid
 from clairvit.option_types import Doc, Range
 from clairvit.perturbation.probe import probing
+from clairvit.perturbation.random_sets import contrasts, keep_sets
 from clairvit.perturbation.removal import Removal
 from clairvit.targets.base import TargetBatch
 from clairvit.tracing.trace import Trace
 
-BLOCK = 8  # sets of one size, whose mean drops out
-GOLDEN = 0.618034  # blocks of successive sizes spread evenly: the fractional parts of its multiples
-FEWEST, MOST = 0.05, 0.95  # shares of the patches that a set keeps
 ALIKE, NEAR = 0.15, 2.5  # widths of the kernel: in cosine distance of tokens, and in patches
 OWN_SHARE = 0.3  # of a patch's prior variance that it shares with no other patch
 NOISE = 3.0  # λ: the variance of an equation's error over what the prior expects of it, as errors are computed
@@ -92,43 +90,6 @@ def check_seconds(seconds: float) -> None:
     """Raise BadInput for a time that is not a positive number."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise BadInput(f"seconds={seconds!r} was given; expected a positive number of seconds per map, such as 2.")
-
-
-# Which patches are kept
-
-
-def keep_sets(patches: int, passes: int, seed: int) -> Tensor:
-    """Return bool [passes, patches]: blocks of 8 random sets of one size; a larger `passes` adds sets at the end.
-
-    Block j keeps round(P · (0.05 + 0.9 · frac(0.618034 · j))) of P patches, at least one and never all.
-    """
-    blocks = []
-    for block in range(math.ceil(passes / BLOCK)):
-        size = min(max(round(patches * (FEWEST + (MOST - FEWEST) * (GOLDEN * block % 1.0))), 1), max(patches - 1, 1))
-        generator = make_generator(seed, "refine/sets", block)
-        ranks = torch.rand(BLOCK, patches, generator=generator, dtype=torch.float64, device="cpu").argsort(1).argsort(1)
-        blocks.append(ranks < size)
-    return torch.cat(blocks)[:passes] if blocks else torch.zeros(0, patches, dtype=torch.bool)
-
-
-def contrasts(count: int) -> Tensor:
-    """Return [n, count] whose rows are orthonormal and add up to 0 within each block of 8: the block's mean drops out.
-
-    A block of m sets gives m − 1 equations whose errors stay independent.
-    """
-    mixing = torch.zeros(count - math.ceil(count / BLOCK), count, dtype=torch.float64)
-    for start in range(0, count, BLOCK):
-        block, row = _helmert(min(BLOCK, count - start)), start - start // BLOCK
-        mixing[row : row + len(block), start : start + block.shape[1]] = block
-    return mixing
-
-
-def _helmert(size: int) -> Tensor:
-    """Return Helmert's orthonormal contrasts, [size − 1, size]: each row compares one entry with those before it."""
-    rows = torch.zeros(size - 1, size, dtype=torch.float64)
-    for row in range(size - 1):
-        rows[row, : row + 1], rows[row, row + 1] = 1.0, -(row + 1.0)
-    return F.normalize(rows, dim=1)
 
 
 # The prior, and what passes make of it

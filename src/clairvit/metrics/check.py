@@ -1,8 +1,8 @@
-"""Check maps: does the score fall when the brightest patches go, and does it fall further than for random patches?
+"""Check maps: does a map predict what hiding parts of the photo does, and does the answer mean anything?
 
-About 12 forwards per map: one of the image (with the backwards of methods of other families), one of a noisy copy (the
-method again), two without the brightest 10 % and 30 % of the patches, three without as many random patches each, and
-two with 10 % of the patches alone. Removed tokens are dropped, so that most of these passes are shorter than a forward.
+64 passes with random sets of patches kept, the very sets that `refine` spends, are shared by all maps of an image. Two
+more passes per map hide what it marks most. One pass is of the image itself (with the backwards of methods of other
+families), one of a noisy copy (the method again). Removed tokens are dropped, so that a pass is about half a forward.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clairvit._cost import Cost
+from clairvit._rng import image_seeds
 from clairvit.errors import BadInput, ClairWarning, UnknownName
 from clairvit.execution import ExecutionOptions, check_seed
 from clairvit.methods.collect import varies
@@ -27,45 +29,56 @@ from clairvit.methods.explanation import Explanation
 from clairvit.methods.planner import run_all, spent_on
 from clairvit.methods.runs import Question, Run, TargetList, chunk_size, iter_runs
 from clairvit.methods.spec import MethodSpec, resolve_method
+from clairvit.metrics.answer_check import (
+    AnswerFacts,
+    Reference,
+    check_answer,
+    embeddings_of,
+    looks_untrained,
+    photo_reasons,
+)
 from clairvit.metrics.check_result import (
     LARGEST_EFFECT,
     OUTLIERS_MATTER,
-    SMALL_FALL,
+    PREDICTS,
     UNSTABLE,
     CheckResult,
     MapCheck,
     Quantity,
     RemovalEffect,
-    Verdict,
     judge,
-    percent_in_words,
 )
 from clairvit.metrics.context import EvalContext, planar_maps
+from clairvit.metrics.removal_prediction import correlation, edge_map, middle_maps, partial_correlation
 from clairvit.metrics.robustness import explain_noisy_copies, scaled_noise
 from clairvit.metrics.similarity import spearman
-from clairvit.models.activation import probabilities
+from clairvit.models.activation import Activation, probabilities
 from clairvit.models.coerce import ModelLike, as_model
 from clairvit.models.images import Batch, to_device
 from clairvit.models.model import Model
 from clairvit.models.readout import bound_inputs
 from clairvit.models.state_hash import state_hash
 from clairvit.numerics import pool_to_grid, widened
+from clairvit.perturbation.random_sets import BLOCK, contrasts, keep_sets
 from clairvit.targets.base import TargetBatch, class_name
 from clairvit.targets.resolve import readouts_by_image, readouts_of
+from clairvit.targets.similar import SIMILAR_TO
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.outlier_tokens import outlier_patches
 from clairvit.tracing.trace import run_backward
 
-FRACTIONS = (0.1, 0.3)  # of the patches that are removed
-KEPT = 0.1  # of the patches that are left alone
-DRAWS = 3  # random removals of each size
+PASSES = 64  # random sets of patches that are kept, in blocks of 8 of one size
+FEWEST_PASSES = 32
+LEAST_HIDDEN, MOST_HIDDEN = 0.1, 1 / 3  # shares of the patches that the map's own removals hide
+BRIGHTEST = 0.1  # of the patches, among which outlier tokens are counted
 NOISE = 0.1  # standard deviation in normalised pixels: about 6 of 255 grey levels
 # One well-known method per family; the first three of other families than the map's that fit the model are compared.
 FAMILY_METHODS = ("attnlrp+plus", "genatt", "rollout", "ixg", "gradcam")
+UNTRAINED = "The weights of the model look random: its normalisation layers are as they began."
+YARDSTICKS = ("attnlrp+plus", "genatt")  # whose own maps of the target a supported map must come near
 COMPARED = 3
 TIES_MATTER = 0.1  # of the removed patches: drawn from equally bright ones
 PROBABILITY_SCORES = ("logit", "prob", "logprob", "neg_loss")  # kinds of score that grow with the probability
-NEAR_CHANCE = 2.0  # times 1 / classes: a probability below is close to guessing
 
 
 def check_explanation(
@@ -73,6 +86,8 @@ def check_explanation(
     model: ModelLike | None = None,
     *,
     target: Any = None,
+    passes: int = PASSES,
+    reference: Reference | None = None,
     seed: int | None = None,
     batch_size: int | None = None,
     autocast: str | None = None,
@@ -85,9 +100,14 @@ def check_explanation(
         _check_weights(checked_model, explanation)
     batch = Batch(explanation.pixels, explanation.names)
     seed = check_seed(explanation.seed if seed is None else seed)
-    execution = ExecutionOptions.from_caller(batch_size, autocast)
-    spec = _spec_of(explanation.method)
-    return _check_groups(groups, batch, explanation.maps, spec, seed, execution, explanation.class_specific)
+    settings = Settings(
+        check_passes(passes),
+        seed,
+        explanation.class_specific,
+        reference,
+        ExecutionOptions.from_caller(batch_size, autocast),
+    )
+    return _check_groups(groups, batch, explanation.maps, _spec_of(explanation.method), settings)
 
 
 def check_maps(
@@ -97,20 +117,25 @@ def check_maps(
     target: Any = None,
     *,
     method: str | MethodSpec | None = None,
+    passes: int = PASSES,
+    reference: Reference | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     autocast: str | None = None,
     inputs: Mapping[str, Any] | None = None,
 ) -> CheckResult:
-    """Check how far maps of any origin can be trusted, at about 12 forwards per map.
+    """Check how far maps of any origin can be trusted, at about 70 shortened passes per image.
 
     Args:
         model: A `cv.Model`, a name for `cv.load`, or any `nn.Module`.
-        images: As in `cv.explain`; all of them are one batch.
+        images: As in `cv.explain`; all of them are one batch. Several maps of one image, each next to a copy of it,
+            share its passes.
         maps: [B, rows, cols], on the patches or finer, one per image; larger values are brighter.
         target: What they explain, as in `cv.explain`: one target per image.
         method: The method that made them, which then explains a noisy copy for the stability; None: not measured.
-        seed: The seed of random patches and noise.
+        passes: How many random sets of patches are tried, 32 or more.
+        reference: What images look like that the model is meant for, of `cv.reference`.
+        seed: The seed of random sets and noise.
         batch_size: At most so many perturbed images in one pass; None: chosen by size.
         autocast: "bfloat16" makes perturbed passes faster and less exact.
         inputs: As in `cv.explain`.
@@ -142,41 +167,95 @@ def check_maps(
     question.targets.check_count(batch)
     spec = None if method is None else resolve_method(method)
     class_specific = spec is None or spec.method.class_specific
-    groups = _resolve_groups(question)
-    result = _check_groups(groups, batch, tensor, spec, question.seed, question.execution, class_specific)
+    settings = Settings(check_passes(passes), question.seed, class_specific, reference, question.execution)
+    result = _check_groups(_resolve_groups(question), batch, tensor, spec, settings)
     return replace(result, cost=result.cost + Cost(forwards=1))  # the scores that the target is resolved by
 
 
 Group = tuple[list[int], Model, TargetBatch]  # rows of the maps that one model made, the model, and their target
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How maps are checked: the number of random sets, the seed, and what the answer is held against.
+
+    Args:
+        passes: Random sets of patches.
+        seed: Of random sets and noise.
+        class_specific: Whether the maps are of one class, so that it is asked whether they are specific to it.
+        reference: What images look like that the model is meant for.
+        execution: How perturbed images are run.
+    """
+
+    passes: int
+    seed: int
+    class_specific: bool
+    reference: Reference | None
+    execution: ExecutionOptions
+
+    def doubts(self, model: Model, pixels: Tensor) -> list[tuple[str, ...]]:
+        """Return for each image what the reference says against it, as sentences."""
+        if self.reference is None:
+            return [()] * len(pixels)
+        distances = self.reference.distance(embeddings_of(model, pixels)).tolist()
+        return [
+            () if distance <= self.reference.limit else (self.reference.sentence(distance),) for distance in distances
+        ]
+
+
+def check_passes(passes: int) -> int:
+    """Return the number of random sets; raise BadInput for one that is no number or too small."""
+    if isinstance(passes, bool) or not isinstance(passes, Integral) or passes < FEWEST_PASSES:
+        raise BadInput(f"passes={passes!r} was given; expected {FEWEST_PASSES} or more random sets of patches.")
+    return int(passes)
+
+
 @own_grad_mode()
 def _check_groups(
-    groups: Sequence[Group],
-    batch: Batch,
-    maps: Tensor,
-    spec: MethodSpec | None,
-    seed: int,
-    execution: ExecutionOptions,
-    class_specific: bool,
+    groups: Sequence[Group], batch: Batch, maps: Tensor, spec: MethodSpec | None, settings: Settings
 ) -> CheckResult:
-    """Check the maps [B, rows, cols] of a batch model by model, a few at a time, and return them in their order."""
+    """Check the maps [B, rows, cols] of a batch model by model, a few images at a time; return them in their order."""
     results: list[CheckResult] = []
+    order: list[int] = []
     for rows, model, target in groups:
         started = time.perf_counter()
-        images = Batch(batch.pixels[rows].to(model.device), tuple(batch.names[row] for row in rows))
-        question = Question(model, images, TargetList((target,)), ((model,),), None, seed, execution)
-        panel = _other_families(spec, target)
+        of_image = list(_rows_by_image(batch.pixels[rows]).values())  # places in `rows`, per image
+        width = max(map(len, of_image))
+        places = [[each[min(k, len(each) - 1)] for each in of_image] for k in range(width)]  # [targets][images]
+        firsts = [rows[place] for place in places[0]]
+        images = Batch(batch.pixels[firsts].to(model.device), tuple(batch.names[row] for row in firsts))
+        targets = TargetList(tuple(target.take(each) for each in places))
+        question = Question(model, images, targets, ((model,),) * width, None, settings.seed, settings.execution)
+        panel = _panel(target)
         parts: list[CheckResult] = []
         with closing(iter_runs(question, panel, size=chunk_size(model), label="check")) as runs:
             for run in runs:
-                of_run = maps[rows][list(run.rows)]
-                parts.append(_check_run(run, of_run, panel, spec, seed, class_specific))
+                of_run = [maps[[rows[each[image]] for image in run.rows]] for each in places]
+                checks, notes = _check_run(run, of_run, panel, spec, settings)
+                by_row = {
+                    rows[of_image[image][k]]: checks[k][at]
+                    for at, image in enumerate(run.rows)
+                    for k in range(len(of_image[image]))
+                }
+                named = tuple(replace(check, name=batch.names[row]) for row, check in by_row.items())
+                order += by_row
+                cost, shared = spent_on(run.recording, panel, width), len(run.rows) / len(by_row)
+                cost = Cost(math.ceil(cost.forwards * shared), math.ceil(cost.backwards * shared))
+                parts.append(CheckResult(named, cost, settings.seed, notes))
         result = parts[0].joined(parts[1:])
         results.append(replace(result, cost=replace(result.cost, seconds=time.perf_counter() - started)))
-    order = [row for rows, _, _ in groups for row in rows]
     joined = results[0].joined(results[1:]) if len(results) > 1 else results[0]
     return joined if order == sorted(order) else joined.take([order.index(row) for row in range(len(order))])
+
+
+def _rows_by_image(pixels: Tensor) -> dict[int, list[int]]:
+    """Return the rows of equal images [B, …] under one number each, so that they share their passes."""
+    by_seed: dict[int, list[int]] = {}
+    for row, seed in enumerate(image_seeds(pixels, 0)):
+        first = by_seed.get(seed, [row])[0]
+        key = seed if torch.equal(pixels[first], pixels[row]) else -row - 1  # a checksum may meet by chance
+        by_seed.setdefault(key, []).append(row)
+    return by_seed
 
 
 def _check_weights(model: Model, explanation: Explanation) -> None:
@@ -259,64 +338,126 @@ def _spec_of(method: str) -> MethodSpec | None:
 
 
 def _check_run(
-    run: Run, maps: Tensor, panel: Sequence[MethodSpec], spec: MethodSpec | None, seed: int, class_specific: bool
-) -> CheckResult:
-    """Check a few maps: one recording, one probe for all removals, one noisy copy."""
-    recording, target = run.recording, run.targets[0]
-    results = run_all(panel, recording, [target], seed=seed) if panel else {}
-    trace = run_backward(recording, target, None)
-    context = EvalContext(
-        trace=trace,
-        specs=() if spec is None else (spec,),
-        raw=(planar_maps(maps.to(recording.logits.device), trace),),
-        seed=seed,
-    )
-    quantities = [quantity_of(target, row, class_specific) for row in range(len(maps))]
-    measured = _measure_removals(context, quantities)
-    stability, reason = _stability(context, spec)
-    agreement = _agreement(context, results)
-    outliers = _outliers(context)
-    cost = spent_on(recording, panel)
-    checks = tuple(
-        _map_check(
-            row,
-            run.batch.names[row],
-            "" if spec is None else spec.text,
-            quantities[row],
-            context,
-            measured,
-            None if stability is None else stability[row],
-            agreement[row],
-            outliers[row],
+    run: Run,
+    maps: Sequence[Tensor],
+    panel: Sequence[MethodSpec],
+    spec: MethodSpec | None,
+    settings: Settings,
+) -> tuple[list[list[MapCheck]], tuple[str, ...]]:
+    """Check maps [targets][B, rows, cols] of a few images: one recording, one probe, one noisy copy per target."""
+    recording = run.recording
+    results = run_all(panel, recording, run.targets, seed=settings.seed) if panel else {}
+    contexts = [
+        EvalContext(
+            trace=(trace := run_backward(recording, target, None)),
+            specs=() if spec is None else (spec,),
+            raw=(planar_maps(of_target.to(recording.logits.device), trace),),
+            seed=settings.seed,
         )
-        for row in range(len(maps))
-    )
-    return CheckResult(checks, cost, seed, (*context.notes_log.notes, *reason))
-
-
-def _other_families(spec: MethodSpec | None, target: TargetBatch) -> list[MethodSpec]:
-    """Return one method per family other than the map's; without a score those that need none."""
-    family = "" if spec is None else spec.method.family
-    return [
-        other
-        for other in map(resolve_method, FAMILY_METHODS)
-        if other.method.family != family and not (target.class_agnostic and other.method.class_specific)
+        for target, of_target in zip(run.targets, maps, strict=True)
     ]
+    trace = contexts[0].trace
+    design = Design.of(contexts[0].patches, settings.passes, settings.seed, _spent(spec))
+    measured = _measure(contexts, design)
+    untrained = (UNTRAINED,) if looks_untrained(run.model.module) else ()
+    photos = _Photos(
+        run.batch.names,
+        edge_map(trace.pixels, trace.layout.grid).cpu(),
+        [(*untrained, *photo_reasons(pixels, run.model)) for pixels in trace.pixels],
+        settings.doubts(run.model, trace.pixels),
+    )
+    checks: list[list[MapCheck]] = []
+    notes: list[str] = []
+    for place, context in enumerate(contexts):
+        others = _other_maps(context, results, place)
+        stability, reason = _stability(context, spec)
+        checks.append(_checks_of(context, design, measured[place], others, stability, photos, spec, settings))
+        notes += [*context.notes_log.notes, *reason]
+    return checks, tuple(dict.fromkeys(notes))
 
 
-# The value of a target: what the sentence speaks of, and the evidence that the effect is computed from.
+@dataclass(frozen=True, eq=False)
+class _Photos:
+    """What is known of the photos themselves, whatever the target."""
+
+    names: Sequence[str]
+    edges: Tensor  # [B, patches]
+    certain: Sequence[Sequence[str]]  # reasons why there is nothing to explain
+    doubts: Sequence[Sequence[str]]  # what the reference says against them
 
 
-def quantity_of(target: TargetBatch, row: int, class_specific: bool = True) -> Quantity:
+def _checks_of(
+    context: EvalContext,
+    design: Design,
+    measured: Sequence[Measured],
+    others: Mapping[str, Tensor],
+    stability: Sequence[float | None] | None,
+    photos: _Photos,
+    spec: MethodSpec | None,
+    settings: Settings,
+) -> list[MapCheck]:
+    """Return the checks of all images for one target."""
+    agreement = _agreement(context, others, "" if spec is None else spec.method.family)
+    outliers, model, grid = _outliers(context), context.trace.recording.model, context.trace.layout.grid
+    marked = max(design.hidden, default=0)
+    checks = []
+    for row, name in enumerate(photos.names):
+        own, method_map, order = measured[row], context.maps[0, row].flatten().cpu(), context.order[0, row].cpu()
+        evidence = Evidence()
+        if bool(method_map.isfinite().all()) and own.is_finite:
+            yardsticks = [others[text][row].flatten().cpu() for text in YARDSTICKS if text in others]
+            evidence = weigh(design, own, method_map, order, yardsticks, photos.edges[row], grid)
+        rival = rival_of(context.target, row, context.trace.logits[row]) if settings.class_specific else None
+        check = MapCheck(
+            name=name,
+            target=context.target.names[row],
+            method="" if spec is None else spec.text,
+            quantity=quantity_of(context.target, row),
+            full=float(own.full[0]),
+            removals=removals_of(design, own, context.patches),
+            prediction=evidence.prediction,
+            partial=evidence.partial,
+            yardstick=evidence.yardstick,
+            specific=None if rival is None else evidence.specific,
+            rival=None if rival is None else class_name(model.labels, rival),
+            stability=None if stability is None else stability[row],
+            agreement=agreement[row],
+            outliers=None if (counted := outliers[row]) is None else counted[0],
+            outlier_share=None if counted is None else counted[1],
+            verdict=None,
+            grid=tuple(grid),
+            brightest=tuple(order[:marked].tolist()),
+        )
+        checks.append(_judged(check, row, context, own, design, photos.doubts[row], photos.certain[row]))
+    return checks
+
+
+def _panel(target: TargetBatch) -> list[MethodSpec]:
+    """Return one method per family; without a score those that need none."""
+    specs = map(resolve_method, FAMILY_METHODS)
+    return [spec for spec in specs if not (target.class_agnostic and spec.method.class_specific)]
+
+
+def _spent(spec: MethodSpec | None) -> int:
+    """Return how many random sets a refined map was fitted to: it is tested on others."""
+    members = () if spec is None else spec.members or (spec,)
+    budgets = [dict(member.options).get("passes", 0) for member in members if member.method.name.startswith("refine(")]
+    return max(map(int, budgets), default=0)
+
+
+# The value of a target: what the sentence speaks of, and the evidence that correlations are computed from.
+
+
+def quantity_of(target: TargetBatch, row: int) -> Quantity:
     """Return what is measured of a target: the probability of a class, another score, or a similarity.
 
-    Maps that are the same for every class, contrasts, functions and raw scores have no probability of their own.
+    Contrasts, functions and raw scores have no probability of their own.
     """
     if target.class_agnostic:
         return "similarity"
     is_class = target.classes[row] is not None and isinstance(target.rows[row], tuple)
     grows = target.score in PROBABILITY_SCORES and target.activation != "raw"
-    return "probability" if is_class and grows and class_specific else "score"
+    return "probability" if is_class and grows else "score"
 
 
 def log_odds(logits: Tensor, index: int, activation: str) -> Tensor:
@@ -331,94 +472,150 @@ def log_odds(logits: Tensor, index: int, activation: str) -> Tensor:
     return scores[:, index] - others.logsumexp(1)
 
 
-def _values_of(target: TargetBatch, quantity: Quantity, original: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function of logits [n, C] to values and evidence, [n, 2], in float64, of one map's target.
+def rival_of(target: TargetBatch, row: int, logits: Tensor) -> int | None:
+    """Return the class with the highest of scores [C] but for the target's; None where classes do not compete."""
+    index = target.classes[row]
+    if index is None or quantity_of(target, row) != "probability" or target.activation != "softmax" or len(logits) < 2:
+        return None
+    return int(logits.index_fill(0, torch.tensor([index], device=logits.device), -math.inf).argmax())
 
-    `original` are the scores [1, C] of the image itself.
+
+def scores_of_class(logits: Tensor, index: int, rival: int | None, activation: Activation = "softmax") -> Tensor:
+    """Return probability, log-odds and difference to the runner-up of a class, [n, 3], of logits [n, C] in float64."""
+    scores = logits.double()
+    p = probabilities(scores, activation)
+    assert p is not None
+    difference = torch.full_like(scores[:, 0], math.nan) if rival is None else scores[:, index] - scores[:, rival]
+    return torch.stack([p[:, index], log_odds(logits, index, activation), difference], 1)
+
+
+def _values_of(target: TargetBatch, row: int, original: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function of logits [n, C] to one map's value, evidence and difference to the runner-up, [n, 3].
+
+    `original` are the scores [C] of the image itself. The difference is NaN where there is no runner-up.
     """
-    index = target.classes[0]
+    single, quantity, index = target.take([row]), quantity_of(target, row), target.classes[row]
+    rival = rival_of(target, row, original)
 
     def values(logits: Tensor) -> Tensor:
+        nothing = torch.full((len(logits),), math.nan, dtype=torch.float64, device=logits.device)
         if quantity == "similarity":
-            value = torch.cosine_similarity(logits.double(), original.double(), dim=1)
-            return torch.stack([value, value], 1)
+            value = torch.cosine_similarity(logits.double(), original[None].double(), dim=1)
+            return torch.stack([value, value, nothing], 1)
         if quantity == "probability" and index is not None:
-            p = probabilities(logits.double(), target.activation)
-            assert p is not None
-            return torch.stack([p[:, index], log_odds(logits, index, target.activation)], 1)
-        scores = target.take([0] * len(logits))(widened(logits)).double()
-        return torch.stack([scores, scores], 1)
+            return scores_of_class(logits, index, rival, target.activation)
+        if single.sums_classes:
+            score = single.take([0] * len(logits))(widened(logits)).double()
+        else:  # the user's function, which may know the other images of its batch
+            score = torch.cat([single(scores[None]) for scores in widened(logits)]).double()
+        return torch.stack([score, score, nothing], 1)
 
     return values
 
 
+# The passes
+
+
 @dataclass(frozen=True, eq=False)
-class _Measured:
-    """Values and evidence [B, …, 2] of the images, of removals and of patches left alone."""
+class Design:
+    """The random sets of a check, and the sizes of what the maps' own removals hide.
 
-    full: Tensor  # [B, 2]
-    top: Tensor  # [B, fractions, 2]
-    random: Tensor  # [B, fractions, draws, 2]
-    kept: Tensor  # [B, 2: the brightest, random ones, 2]
-    counts: tuple[int, ...]  # patches that are removed
-    patches: int
-    rounding: Tensor  # [B] what may be round-off of the model's scores
-
-
-def _measure_removals(context: EvalContext, quantities: Sequence[Quantity]) -> _Measured:
-    """Score all variants of the images in one call of the probe."""
-    patches, logits = context.patches, context.trace.logits
-    counts = tuple(max(1, round(fraction * patches)) for fraction in FRACTIONS)
-    kept = max(1, round(KEPT * patches))
-    place = context.rank[0]  # [B, patches], 0 for the brightest
-    draws = iter(_random_places(context, len(counts) * DRAWS + 1))
-    keep = [place >= count for count in counts]
-    keep += [next(draws) >= count for count in counts for _ in range(DRAWS)]
-    keep += [place < kept, next(draws) < kept]
-    of_row = [
-        _values_of(context.target.take([row]), quantity, logits[row : row + 1])
-        for row, quantity in enumerate(quantities)
-    ]
-
-    def score(variant_logits: Tensor, images: list[int]) -> Tensor:
-        rows = [of_row[image](variant_logits[i : i + 1]) for i, image in enumerate(images)]
-        return torch.cat(rows)
-
-    with context.probe("token", "check", len(keep)) as probe:
-        values = probe.score_kept(torch.stack(keep, 1), score)  # [B, V, 2]
-    n = len(counts)
-    return _Measured(
-        full=score(widened(logits), list(range(len(logits)))),
-        top=values[:, :n],
-        random=values[:, n : n + n * DRAWS].reshape(len(values), n, DRAWS, 2),
-        kept=values[:, -2:],
-        counts=counts,
-        patches=patches,
-        rounding=64 * torch.finfo(logits.dtype).eps * logits.double().abs().amax(1),
-    )
-
-
-def _random_places(context: EvalContext, count: int) -> list[Tensor]:
-    """Return `count` random places 0 … patches − 1 of the patches per image, [B, patches] each."""
-    return [context.tie_order(context.patches, "check/random places", k) for k in range(count)]
-
-
-def removal_effects(top: Tensor, random: Tensor, fractions: Sequence[float], rounding: float = 0.0) -> list[float]:
-    """Return e_f = (mean_k r_fk − t_f) / (σ √(f (1 − f)) √(1 + 1/K)) of evidence t [F] and r [F, K].
-
-    The sum of f N values that are drawn from N without replacement has a variance in proportion to f (1 − f). So the
-    draws of all fractions estimate one spread: σ² = mean_f s_f² / (f (1 − f)), with s_f² the sample variance of r_f.
-    e_f is Student's t of the difference, with F (K − 1) degrees of freedom. A spread below `rounding` counts as that;
-    0 where all patches are removed.
+    Args:
+        keep: bool [S, patches], the sets; `refine` spends the same.
+        mixing: [n, S], contrasts within blocks of one size.
+        equations: [n, patches], K = mixing · keep.
+        hidden: How many patches a map's own removals hide: as many as some of the sets, rising.
     """
-    share = torch.tensor([fraction * (1 - fraction) for fraction in fractions], dtype=torch.float64)
-    if not bool((share > 0).all()):
-        return [0.0] * len(fractions)
-    top, random = top.double().cpu(), random.double().cpu()
-    spread = ((random.var(1) / share).mean() * share * (1 + 1 / random.shape[1])).sqrt().clamp(min=rounding)
-    gap = random.mean(1) - top
-    effects = torch.where(gap == 0, 0.0, gap / spread)
-    return [float(effect) for effect in effects.clamp(-LARGEST_EFFECT, LARGEST_EFFECT)]
+
+    keep: Tensor
+    mixing: Tensor
+    equations: Tensor
+    hidden: tuple[int, ...]
+
+    @classmethod
+    def of(cls, patches: int, passes: int, seed: int, spent: int = 0) -> Design:
+        """Return the design for so many patches; `spent` sets are left out, which a refined map was fitted to."""
+        start = math.ceil(spent / BLOCK) * BLOCK
+        keep = keep_sets(patches, start + passes, seed)[start:]
+        mixing = contrasts(passes)
+        sizes = sorted({int(count) for count in (~keep).sum(1) if count})
+        usual = [size for size in sizes if LEAST_HIDDEN <= size / patches <= MOST_HIDDEN]
+        return cls(keep, mixing, mixing @ keep.double(), tuple(usual or sizes[:1]))
+
+    def removal_equations(self, measured: Measured, order: Tensor, column: int) -> tuple[Tensor, Tensor]:
+        """Return [hidden, patches] and [hidden]: the mean of the sets that hide as many, minus a map's own removal.
+
+        They are orthogonal to the contrasts within blocks, and scaled so that all errors have one variance.
+        """
+        rows = torch.zeros(len(self.hidden), len(order), dtype=torch.float64)
+        gaps = torch.zeros(len(self.hidden), dtype=torch.float64)
+        for place, count in enumerate(self.hidden):
+            sets = self.sets_hiding(count)
+            scale = (1 + 1 / len(sets)) ** -0.5
+            shown = torch.ones(len(order), dtype=torch.float64).index_fill(0, order[:count], 0.0)
+            rows[place] = scale * (self.keep[sets].double().mean(0) - shown)
+            gaps[place] = scale * (measured.sets[sets, column].mean() - measured.top[place, column])
+        return rows, gaps
+
+    def sets_hiding(self, count: int) -> Tensor:
+        """Return the numbers of the sets that hide so many patches."""
+        return ((~self.keep).sum(1) == count).nonzero().flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Value, evidence and difference to the runner-up, [..., 3], of one image for one target."""
+
+    full: Tensor  # [3]
+    sets: Tensor  # [S, 3]
+    top: Tensor  # [hidden, 3], without what the map marks most
+    rounding: float  # what may be round-off of the model's scores
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether the score of the image and those of all removals are numbers."""
+        return all(bool(values[..., :2].isfinite().all()) for values in (self.full, self.sets, self.top))
+
+    @property
+    def moves(self) -> bool:
+        """Return whether anything changes the evidence by more than rounding."""
+        return float((torch.cat([self.sets, self.top])[:, 1] - self.full[1]).abs().max()) > self.rounding
+
+
+def _measure(contexts: Sequence[EvalContext], design: Design) -> list[list[Measured]]:
+    """Score the sets and the removals of all maps in one call of the probe: [targets][images]."""
+    first = contexts[0]
+    logits = widened(first.trace.logits)
+    functions = [[_values_of(context.target, row, logits[row]) for context in contexts] for row in range(len(logits))]
+
+    def score(variants: Tensor, images: list[int]) -> Tensor:
+        rows = torch.tensor(images, device=variants.device)
+        values = torch.empty(len(images), len(contexts), 3, dtype=torch.float64, device=variants.device)
+        for image in dict.fromkeys(images):
+            chosen = rows == image
+            values[chosen] = torch.stack([function(variants[chosen]) for function in functions[image]], 1)
+        return values
+
+    shown = design.keep.to(logits.device).expand(len(logits), -1, -1)
+    own = [context.rank[0] >= count for context in contexts for count in design.hidden]
+    keep = torch.cat([shown, torch.stack(own, 1)], 1) if own else shown
+    with first.probe("token", "check", keep.shape[1]) as probe:
+        values = probe.score_kept(keep, score).cpu()  # [B, V, targets, 3]
+    full = score(logits, list(range(len(logits)))).cpu()  # [B, targets, 3]
+    rounding = 64 * torch.finfo(first.trace.logits.dtype).eps * first.trace.logits.double().abs().amax(1)
+    sets, count = len(design.keep), len(design.hidden)
+    return [
+        [
+            Measured(
+                full[row, place],
+                values[row, :sets, place],
+                values[row, sets + place * count : sets + (place + 1) * count, place],
+                float(rounding[row]),
+            )
+            for row in range(len(logits))
+        ]
+        for place in range(len(contexts))
+    ]
 
 
 def _stability(context: EvalContext, spec: MethodSpec | None) -> tuple[list[float | None] | None, tuple[str, ...]]:
@@ -438,15 +635,22 @@ def _correlations(a: Tensor, b: Tensor) -> list[float | None]:
     return [None if math.isnan(value) else value for value in spearman(a.flatten(1), b.flatten(1)).tolist()]
 
 
-def _agreement(context: EvalContext, results: dict[str, list[Result]]) -> list[dict[str, float | None]]:
-    """Return for each image: method -> rank correlation with its map, of the first three that fit the model."""
+def _other_maps(context: EvalContext, results: Mapping[str, list[Result]], place: int) -> dict[str, Tensor]:
+    """Return method -> its maps of this target on the patches [B, rows, cols], of methods that fit the model."""
+    return {
+        text: pool_to_grid(planar_maps(maps.double(), context.trace), context.trace.layout.plane)
+        for text, group in results.items()
+        if (maps := group[place].maps) is not None
+    }
+
+
+def _agreement(context: EvalContext, others: Mapping[str, Tensor], family: str) -> list[dict[str, float | None]]:
+    """Return for each image: method -> rank correlation with its map, of three methods of other families."""
     by_image: list[dict[str, float | None]] = [{} for _ in context.trace.pixels]
-    fitting = [(text, group[0].maps) for text, group in results.items() if group[0].maps is not None]
-    for text, maps in fitting[:COMPARED]:
-        assert maps is not None
-        pooled = pool_to_grid(planar_maps(maps.double(), context.trace), context.trace.layout.plane)
-        for values, correlation in zip(by_image, _correlations(context.maps[0], pooled), strict=True):
-            values[text] = correlation
+    compared = [text for text in others if resolve_method(text).method.family != family]
+    for text in compared[:COMPARED]:
+        for values, agreement in zip(by_image, _correlations(context.maps[0], others[text]), strict=True):
+            values[text] = agreement
     return by_image
 
 
@@ -455,79 +659,106 @@ def _outliers(context: EvalContext) -> list[tuple[int, float] | None]:
     outliers = outlier_patches(context.trace)
     if outliers is None:
         return [None] * len(context.trace.pixels)
-    count = max(1, round(FRACTIONS[0] * context.patches))
+    count = max(1, round(BRIGHTEST * context.patches))
     shares = outliers.gather(1, context.order[0][:, :count]).double().mean(1)
     return list(zip(outliers.sum(1).tolist(), shares.tolist(), strict=True))
 
 
-def _map_check(
+# What follows from them
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How well one map, and the yardsticks, predict what hiding parts does; None where that cannot be said."""
+
+    prediction: float | None = None
+    partial: float | None = None
+    yardstick: float | None = None
+    specific: float | None = None
+
+
+def weigh(
+    design: Design,
+    measured: Measured,
+    method_map: Tensor,
+    order: Tensor,
+    yardsticks: Sequence[Tensor],
+    edges: Tensor,
+    grid: tuple[int, ...],
+) -> Evidence:
+    """Return how well one map [patches] predicts what hiding parts did; `order` has its patches, the brightest first.
+
+    `specific` takes what hiding the marked patches did, against the sets that hide as many, as further equations.
+    """
+    values, difference = (design.mixing @ measured.sets[:, column] for column in (1, 2))
+    controls = design.equations @ torch.cat([middle_maps(grid), edges[:, None]], 1)
+
+    def predicted(maps: Tensor, equations: Tensor = design.equations) -> Tensor:
+        return equations @ (maps - maps.mean()) if bool(varies(maps)) else equations.new_zeros(len(equations))
+
+    own = predicted(method_map)
+    partials = [partial_correlation(predicted(maps), values, controls) for maps in yardsticks if maps.isfinite().all()]
+    rows, gaps = design.removal_equations(measured, order, column=2)
+    specific = correlation(torch.cat([own, predicted(method_map, rows)]), torch.cat([difference, gaps]))
+    return Evidence(
+        correlation(own, values),
+        partial_correlation(own, values, controls),
+        max(partials, default=None),
+        None if math.isnan(specific) or difference.isnan().any() else specific,
+    )
+
+
+def removal_effects(top: Tensor, random: Sequence[Tensor], fractions: Sequence[float], rounding: float) -> list[float]:
+    """Return e_f = (mean_k r_fk − t_f) / (σ √(f (1 − f)) √(1 + 1/K_f)) of evidence t [F] and r_f [K_f] for each f.
+
+    The sum of f N values that are drawn from N without replacement has a variance in proportion to f (1 − f). So the
+    draws of all fractions estimate one spread: σ² = mean_f s_f² / (f (1 − f)), with s_f² the sample variance of r_f.
+    e_f is Student's t of the difference, with Σ (K_f − 1) degrees of freedom. A spread below `rounding` counts as that.
+    """
+    share = [fraction * (1 - fraction) for fraction in fractions]
+    variances = [float(values.var()) / part for values, part in zip(random, share, strict=True)]
+    variance = math.fsum(variances) / max(len(variances), 1)  # σ²
+    effects = []
+    for value, values, part in zip(top.tolist(), random, share, strict=True):
+        gap, spread = float(values.mean()) - value, math.sqrt(variance * part * (1 + 1 / len(values)))
+        effect = gap / max(spread, rounding) if gap else 0.0
+        effects.append(min(max(effect, -LARGEST_EFFECT), LARGEST_EFFECT))
+    return effects
+
+
+def removals_of(design: Design, measured: Measured, patches: int) -> tuple[RemovalEffect, ...]:
+    """Return what hiding the marked patches does against the sets that hide as many."""
+    fractions = [count / patches for count in design.hidden]
+    random = [measured.sets[design.sets_hiding(count)] for count in design.hidden]
+    effects = removal_effects(measured.top[:, 1], [values[:, 1] for values in random], fractions, measured.rounding)
+    return tuple(
+        RemovalEffect(fraction, count, float(measured.top[place, 0]), tuple(random[place][:, 0].tolist()), effect)
+        for place, (fraction, count, effect) in enumerate(zip(fractions, design.hidden, effects, strict=True))
+    )
+
+
+def _judged(
+    check: MapCheck,
     row: int,
-    name: str,
-    method: str,
-    quantity: Quantity,
     context: EvalContext,
-    measured: _Measured,
-    stability: float | None,
-    agreement: dict[str, float | None],
-    outliers: tuple[int, float] | None,
+    measured: Measured,
+    design: Design,
+    doubts: Sequence[str],
+    nothing: Sequence[str],
 ) -> MapCheck:
-    """Return the check of one map: effects, verdict and remarks."""
-    fractions = [count / measured.patches for count in measured.counts]
-    evidence_top, evidence_random = measured.top[row, :, 1], measured.random[row, :, :, 1]
-    effects = removal_effects(evidence_top, evidence_random, fractions, float(measured.rounding[row]))
-    removals = tuple(
-        RemovalEffect(fraction, count, top, tuple(draws), effect)
-        for fraction, count, top, draws, effect in zip(
-            FRACTIONS,
-            measured.counts,
-            measured.top[row, :, 0].tolist(),
-            measured.random[row, :, :, 0].tolist(),
-            effects,
-            strict=True,
-        )
-    )
-    check = MapCheck(
-        name=name,
-        target=context.target.names[row],
-        method=method,
-        quantity=quantity,
-        full=float(measured.full[row, 0]),
-        removals=removals,
-        kept=float(measured.kept[row, 0, 0]),
-        kept_random=float(measured.kept[row, 1, 0]),
-        stability=stability,
-        agreement=agreement,
-        outliers=None if outliers is None else outliers[0],
-        outlier_share=None if outliers is None else outliers[1],
-        verdict=None,
-    )
-    return _judged(check, row, context, measured)
-
-
-def _judged(check: MapCheck, row: int, context: EvalContext, measured: _Measured) -> MapCheck:
-    """Return the check with its verdict and remarks."""
-    variants = torch.cat([measured.top[row].flatten(0, -2), measured.random[row].flatten(0, -2), measured.kept[row]])
-    maps = context.raw[0][row].flatten()
-    if not bool(maps.isfinite().all()):
+    """Return the check with its verdict, what is said of the answer, and remarks."""
+    method_map = context.maps[0, row].flatten()
+    if not bool(context.raw[0][row].isfinite().all()):
         return replace(check, remarks=("It has NaN or infinite values; expected finite numbers.",))
-    if not bool(variants.isfinite().all()) or not bool(measured.full[row].isfinite().all()):
-        return replace(check, remarks=("The model's score is NaN or infinite when patches are removed.",))
-    verdict: Verdict = judge([removal.effect for removal in check.removals])
+    if not measured.is_finite:
+        return replace(check, remarks=("The model's score is NaN or infinite when patches are hidden.",))
     remarks: list[str] = []
-    if not bool(varies(maps)):
-        verdict = "not better than chance"
+    if not bool(varies(method_map)):
         remarks.append("The map is the same everywhere: it ranks no patch above another.")
-    if float((variants[:, 1] - measured.full[row, 1]).abs().max()) <= float(measured.rounding[row]):
-        verdict = "not better than chance"
-        remarks.append("The score is the same whatever is removed.")
-    if measured.patches == 1:
+    if context.patches == 1:
         remarks.append("The map has a single patch, so there is nothing to compare.")
-    remarks += _low_confidence(check, row, context)
-    remarks += _ties_at_the_cut(context.maps[0, row].flatten(), measured.counts)
-    shown = check.reported_removal
-    hardly_falls = check.quantity == "probability" and shown.random_mean - shown.top < SMALL_FALL
-    if hardly_falls and verdict != "not better than chance":
-        remarks.append("The fall is clear in the log-odds, and too small to matter for the confidence.")
+    remarks += _ties_at_the_cut(method_map, design.hidden)
+    remarks += _too_few_sets(check.yardstick, len(design.keep))
     if check.stability is not None and check.stability < UNSTABLE:
         remarks.append(f"A little noise changes the map (rank correlation {check.stability:.2f}).")
     if check.outlier_share is not None and check.outlier_share >= OUTLIERS_MATTER:
@@ -535,7 +766,40 @@ def _judged(check: MapCheck, row: int, context: EvalContext, measured: _Measured
             f"{100 * check.outlier_share:.0f} % of its brightest patches are high-norm outlier tokens, which say "
             "little about their place."
         )
-    return replace(check, verdict=verdict, remarks=tuple(remarks))
+    answer = check_answer(_facts(check, row, context, measured, design), nothing, doubts)
+    check = replace(check, answer=answer, remarks=tuple(remarks))
+    if answer.status == "nothing to explain":
+        return check
+    is_clear = any(removal.is_clear(check.quantity) for removal in check.removals)
+    return replace(check, verdict=judge(check.effect, check.partial or 0.0, check.yardstick, is_clear))
+
+
+def _facts(check: MapCheck, row: int, context: EvalContext, measured: Measured, design: Design) -> AnswerFacts:
+    """Return what the passes say about the answer itself."""
+    logits, target = widened(context.trace.logits[row]), context.target
+    p = probabilities(logits.double(), target.activation) if check.quantity == "probability" else None
+    highest = int(logits.argmax())
+    blocks = measured.sets[: len(measured.sets) // BLOCK * BLOCK, 0].reshape(-1, BLOCK).mean(1)
+    return AnswerFacts(
+        target=check.target,
+        quantity=check.quantity,
+        full=check.full,
+        lowest=min([*blocks.tolist(), *(removal.top for removal in check.removals)]),
+        moves=measured.moves,
+        classes=len(logits),
+        is_sigmoid=target.activation == "sigmoid",
+        answer=None if p is None else (highest, float(p[highest])),
+        is_answer=target.classes[row] == highest,
+        is_image_similarity=check.target.startswith(SIMILAR_TO),
+        labels=context.trace.recording.model.labels,
+    )
+
+
+def _too_few_sets(yardstick: float | None, sets: int) -> list[str]:
+    """Return a remark where no map of the class predicts what the sets do, so that they hardly tell maps apart."""
+    if yardstick is None or yardstick >= PREDICTS:
+        return []
+    return [f"No map of this class predicts what {sets} random sets do: more passes would tell more."]
 
 
 def _ties_at_the_cut(values: Tensor, counts: Sequence[int]) -> list[str]:
@@ -549,27 +813,3 @@ def _ties_at_the_cut(values: Tensor, counts: Sequence[int]) -> list[str]:
             brightest = f"{drawn} of the {count} brightest patches are drawn from {among}"
             return [f"{brightest}, so that another seed may give other numbers."]
     return []
-
-
-def _low_confidence(check: MapCheck, row: int, context: EvalContext) -> list[str]:
-    """Return a remark where the model hardly believes in the class: there is little that could fall.
-
-    The model itself may be sure, of another class.
-    """
-    classes = context.trace.logits.shape[-1]
-    sigmoid = context.target.activation == "sigmoid"
-    chance = 0.5 if sigmoid else 1 / classes
-    if check.quantity != "probability" or check.full >= (chance if sigmoid else NEAR_CHANCE * chance):
-        return []
-    confidence, guess = percent_in_words(check.full), percent_in_words(chance)
-    if sigmoid:
-        return [f"The model does not see {check.target} (confidence {confidence}), so there is little that could fall."]
-    logits = context.trace.logits[row]
-    other = int(logits.argmax())
-    highest = float(widened(logits).softmax(-1)[other])
-    if highest >= NEAR_CHANCE * chance:
-        answer = f"{class_name(context.trace.recording.model.labels, other)} ({percent_in_words(highest)})"
-        unlikely = f"The model's answer is {answer}; its confidence in {check.target} is {confidence}"
-        return [f"{unlikely}, and guessing gives {guess}, so there is little that could fall."]
-    unsure = f"The model is unsure: its confidence in {check.target} is {confidence}, and guessing gives {guess}"
-    return [f"{unsure}, so there is little that could fall."]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -132,20 +132,6 @@ def _most_skewed(quantile: Array) -> Array:
     q, reach = quantile, REACH
     square, linear = (reach * q) ** 3 / 27, (reach * q) ** 2 / 3 + 1 / 6
     return np.asarray((linear - np.sqrt(linear**2 - 4 * square * (reach - 1) * q)) / (2 * square))
-
-
-def side_of_prediction_interval(value: float, sample: Sequence[float]) -> int:
-    """Return 1 above, −1 below and 0 inside the 95 % prediction interval of one more value of a normal sample.
-
-    mean ± t · s √(1 + 1/n), with t the 97.5 % quantile of Student's law of n − 1 degrees of freedom.
-    """
-    from scipy.stats import t as student
-
-    n = len(sample)
-    mean = math.fsum(sample) / n
-    spread = math.sqrt(math.fsum((item - mean) ** 2 for item in sample) / (n - 1))
-    half_width = float(student.ppf(1 - LEVEL / 2, n - 1)) * spread * math.sqrt(1 + 1 / n)
-    return int(value > mean + half_width) - int(value < mean - half_width)
 
 
 def mean_p(differences: Array, seed: int = 0, draws: int = DRAWS) -> Array:

@@ -65,7 +65,7 @@ def plot_explanation(explanation: Explanation, ax: Any = None, **display: Any) -
         _draw_map(axes[item], explanation, item, scales[item], style)
         axes[item].set_title(target_label(explanation, item), fontsize="small")
         if explanation.checked is not None:
-            sentence = textwrap.fill(explanation.checked[item].sentence.replace(" %", "\u00a0%"), CHECK_LETTERS)
+            sentence = textwrap.fill(str(explanation.checked[item]).replace(" %", "\u00a0%"), CHECK_LETTERS)
             axes[item].set_xlabel(sentence, fontsize="xx-small")
         if explanation.certified is not None:
             lines = [axes[item].get_xlabel(), textwrap.fill(explanation.certified.sentences[item], CHECK_LETTERS)]

@@ -31,6 +31,7 @@ from clairvit.plotting.patch_outline import (
     chosen_patches,
     draw_outline,
     draw_outlines,
+    marked_patches,
     photo_without,
     removal_labels,
 )
@@ -146,11 +147,13 @@ def tile_width(explanation: Explanation) -> float:
 
 
 def check_lines(explanation: Explanation, item: int, width: float) -> list[str]:
-    """Return the verdict and the sentence of a map's check in lines that fit into `width` inches; none without."""
+    """Return the badge and all that the check says of map and answer in lines that fit into `width`; none without."""
     if explanation.checked is None:
         return []
     check = explanation.checked[item]
-    return [f"Check: {check.verdict or 'not checked'}", *wrap(check.sentence, width, SMALL)]
+    outlined = "" if marked_patches(explanation, item) is None else " Outlined: the parts that were hidden."
+    about_the_answer = wrap(f"Answer: {check.answer.sentence}", width, SMALL)
+    return [f"Check: {check.badge}", *wrap(f"{check.about_the_map}{outlined}", width, SMALL), *about_the_answer]
 
 
 def certificate_lines(explanation: Explanation, item: int, width: float) -> list[str]:

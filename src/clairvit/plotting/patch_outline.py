@@ -37,6 +37,18 @@ def certified_patches(explanation: Explanation, item: int) -> Patches | None:
     return np.asarray(explanation.certified.patches[item].numpy(), dtype=np.bool_)
 
 
+def marked_patches(explanation: Explanation, item: int) -> Patches | None:
+    """Return the patches whose removal the check of one map speaks of; None without a check, and for clips."""
+    if explanation.checked is None:
+        return None
+    check = explanation.checked[item]
+    if len(check.grid) != 2 or not check.marked:
+        return None
+    marked = np.zeros(check.grid, dtype=np.bool_)
+    marked.flat[list(check.marked)] = True
+    return marked
+
+
 def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
     """Return the sides of chosen patches without a chosen neighbour, on an image of `size` (H, W) pixels."""
     rows, cols = chosen.shape
@@ -55,9 +67,15 @@ def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
 
 
 def draw_outlines(axes: Any, explanation: Explanation, item: int, size: tuple[int, ...], tile: float) -> None:
-    """Draw what belongs to one map: its chosen and certified patches, and the region or box of its target."""
-    draw_outline(axes, chosen_patches(explanation, item), size, tile)
-    draw_outline(axes, certified_patches(explanation, item), size, tile)
+    """Draw what belongs to one map: chosen, certified or hidden patches, and the region or box of its target.
+
+    The patches that a check hid are outlined where no others are.
+    """
+    outlined = [chosen_patches(explanation, item), certified_patches(explanation, item)]
+    for patches in (
+        outlined if any(patches is not None for patches in outlined) else [marked_patches(explanation, item)]
+    ):
+        draw_outline(axes, patches, size, tile)
     if explanation.regions is not None and not bool(explanation.regions[item].all()):  # the whole image needs no line
         draw_outline(axes, np.asarray(explanation.regions[item].cpu().numpy(), dtype=np.bool_), size, tile)
 

@@ -32,12 +32,6 @@ MOST_METHODS = 6  # tiles next to the photo
 TILE_SIZE = 176  # pixels
 JPEG_QUALITY = 82
 BAR_STOPS = 9  # colours of a legend
-BADGES = {  # verdict: its style and the words of the page of `clairvit serve`
-    "supported": ("supported", "Supported by a test"),
-    "weak": ("weak", "Weak support"),
-    "not better than chance": ("chance", "No better than chance"),
-    None: ("unknown", "Not checked"),
-}
 WorkerFactory = Callable[[Study], Worker]
 
 
@@ -186,8 +180,7 @@ def _badge(explanations: Mapping[str, Explanation]) -> Badge | None:
     """Return how far to trust the map of the first method; None without maps."""
     for method, explanation in explanations.items():
         check = explanation.check()
-        kind, text = BADGES[check.verdict]
-        return Badge(kind, text, f"Check of {method}: {check}")
+        return Badge(check[0].badge_style, check[0].badge, f"Check of {method}: {check}")
     return None
 
 

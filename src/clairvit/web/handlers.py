@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from clairvit.methods.plain_language import plain_words
 from clairvit.methods.refined import refined_by_fewer
 from clairvit.methods.runs import Question, Run, iter_runs
 from clairvit.methods.spec import MethodSpec
-from clairvit.metrics.confidence_intervals import side_of_prediction_interval
 from clairvit.metrics.context import EvalContext
 from clairvit.metrics.curves import RemovalSchedule, area_under_curve, deletion_curve, insertion_curve
 from clairvit.models.images import Batch
@@ -59,8 +58,6 @@ from clairvit.web.state import trace_photo
 from clairvit.web.uploads import Upload, UploadStore
 
 _OneMapRequest: TypeAlias = CurveRequest | CheckRequest
-CurveVerdict = Literal["better", "not distinguishable", "worse"]
-CURVE_VERDICTS: dict[int, CurveVerdict] = {1: "better", 0: "not distinguishable", -1: "worse"}
 UNSURE = 0.5  # a probability of the first class below it comes with a caution
 MOST_PAIRED_PATCHES = 1024  # whose cosines are 4 MB
 RANDOM_ORDERS = 5  # whose mean and range is the random baseline
@@ -351,9 +348,7 @@ def _curve_of_run(
         "deletion": deletion_curve(context, schedule, request.removal, "prob", "deletion"),
         "insertion": insertion_curve(context, schedule, request.removal, "prob", "insertion"),
     }
-    bands = {
-        name: curve_bands(x, y[:, 0], counts, higher_is_better=name == "insertion") for name, (x, y) in curves.items()
-    }
+    bands = {name: curve_bands(x, y[:, 0], counts) for name, (x, y) in curves.items()}
     return CurveResponse(
         photo=photo.id,
         model=run.model.name,
@@ -382,15 +377,12 @@ def _random_map(grid: tuple[int, int], seed: int, k: int) -> Tensor:
     return torch.rand(1, *grid, generator=make_generator(seed, "page/random map", k), dtype=torch.float32, device="cpu")
 
 
-def curve_bands(x: Tensor, y: Tensor, counts: list[int], higher_is_better: bool) -> CurveBands:
-    """Return the curve y[0] of the map and the band of the random orders y[1:], [1 + orders, S]."""
-    method, random = _band(x, y[:1]), _band(x, y[1:])
-    verdict: CurveVerdict | None = None
-    areas = [area for area in random.areas if area is not None]
-    if method.area is not None and len(areas) == len(random.areas):
-        side = side_of_prediction_interval(method.area, areas)
-        verdict = CURVE_VERDICTS[side if higher_is_better else -side]
-    return CurveBands(x=x.tolist(), counts=counts, method=method, random=random, verdict=verdict)
+def curve_bands(x: Tensor, y: Tensor, counts: list[int]) -> CurveBands:
+    """Return the curve y[0] of the map and the band of the random orders y[1:], [1 + orders, S].
+
+    Whether the map is better than chance is for the check alone to say: a few orders are too few for a second verdict.
+    """
+    return CurveBands(x=x.tolist(), counts=counts, method=_band(x, y[:1]), random=_band(x, y[1:]))
 
 
 def _band(x: Tensor, y: Tensor) -> Band:

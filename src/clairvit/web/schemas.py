@@ -301,9 +301,6 @@ class CurveBands(_Response):
     counts: list[int] = Field(description="number of patches that are removed, or inserted")
     method: Band
     random: Band
-    verdict: Literal["better", "not distinguishable", "worse"] | None = Field(
-        description="of the map's area against a 95 % prediction interval of random orders; null: undefined"
-    )
 
 
 class CurveResponse(_Response):
@@ -332,7 +329,7 @@ class CheckRequest(_Request):
 
 
 class CheckedRemoval(_Response):
-    """The values without the brightest patches, and without as many random ones; null: undefined."""
+    """The values without the patches that the map marks most, and without as many random ones; null: undefined."""
 
     fraction: float
     patches: int
@@ -343,22 +340,41 @@ class CheckedRemoval(_Response):
     effect: float | None = Field(description="in standard deviations of a random removal")
 
 
+class CheckedAnswer(_Response):
+    """Whether the answer means anything; none of it says that the answer is right."""
+
+    status: Literal["no objection", "take care", "nothing to explain"]
+    reasons: list[str]
+    sentence: str
+
+
 class CheckResponse(_Response):
-    """How far to trust the map of a method: a verdict, a sentence and the numbers behind them."""
+    """How far to trust the map of a method, and whether the answer means anything: in words and numbers."""
 
     photo: str
     model: str
     method: str
     target: str
-    verdict: Literal["supported", "weak", "not better than chance"] | None = Field(description="null: not checked")
-    sentence: str
+    verdict: Literal["supported", "weak", "not better than chance"] | None = Field(description="null: not judged")
+    badge: str = Field(description="the verdict in the words of the page")
+    badge_style: Literal["supported", "weak", "chance", "unknown"] = Field(description="what gives it its colour")
+    sentence: str = Field(description="about the map")
+    answer: CheckedAnswer
     remarks: list[str]
     quantity: Literal["probability", "score", "similarity"] = Field(description="what the values are")
     full: float | None = Field(description="the value of the whole photo")
     removals: list[CheckedRemoval]
-    effect: float | None = Field(description="the mean effect of the removals, which the verdict depends on")
-    kept: float | None = Field(description="the value of the brightest 10 % alone")
-    kept_random: float | None
+    effect: float | None = Field(description="the mean effect of the removals")
+    prediction: float | None = Field(description="correlation of what the map predicts with what hiding parts does")
+    partial: float | None = Field(description="the same, freed of what the middle and the edges predict")
+    yardstick: float | None = Field(description="the same of the best of the target's own default and GenAtt maps")
+    share: float = Field(description="the share of what hiding parts does that the map predicts")
+    specific: float | None = Field(description="correlation with the difference of the class and the runner-up")
+    is_specific: bool | None = Field(description="null: not asked")
+    rival: str | None = Field(description="the runner-up")
+    grid: list[int] = Field(description="rows and columns of the patches")
+    brightest: list[int] = Field(description="numbers of the patches that the map marks most, the first first")
+    marked: list[int] = Field(description="those that the sentence is about")
     stability: float | None = Field(description="rank correlation with the map of a noisy copy; null: not measured")
     agreement: dict[str, float | None] = Field(description="rank correlation with methods of other families")
     outliers: int | None

@@ -3,7 +3,6 @@
 import { cosineText, element, plainMessage, unbroken, valueText } from "./texts.js";
 
 const $ = (id) => document.getElementById(id);
-const BADGES = { "supported": "Supported by a test", "weak": "Weak support", "not better than chance": "No better than chance" };
 
 const named = (entry) => [element("b", { textContent: entry.name }), ` (${valueText(entry.probability, entry.score)})`];
 
@@ -28,16 +27,17 @@ export function showAnswer(sentence, cautions) {
   $("caution").textContent = cautions.length ? `Take care: ${cautions.join(" ")}` : "";
 }
 
-const isDoubtful = (check, hasCaution) => hasCaution && check?.verdict === "supported"; // no green next to a warning about the photo
+const isDoubtful = (check, hasCaution) => hasCaution && check?.badge_style === "supported"; // no green next to a warning about the photo
 /** The verdict of a test in words. */
-export const badgeText = (check, hasCaution = false) => (BADGES[check?.verdict] ?? "Could not be tested") + (isDoubtful(check, hasCaution) ? ", but take care" : "");
-/** The verdict that gives a badge its colour. */
-export const badgeVerdict = (check, hasCaution = false) => isDoubtful(check, hasCaution) ? "weak" : check?.verdict ?? "";
+export const badgeText = (check, hasCaution = false) => (check?.badge ?? "Could not be tested") + (isDoubtful(check, hasCaution) ? ", but take care" : "");
+/** What gives a badge its colour. */
+export const badgeStyle = (check, hasCaution = false) => isDoubtful(check, hasCaution) ? "weak" : check?.badge_style ?? "unknown";
 /** The sentences of a test in the words of the page: its patches are parts, and correlations are for the numbers. */
-const plainSentence = (text) => unbroken(text).replace("random patches: ", "without random parts: ").replace(/\bpatch(es)?\b/g, (_, many) => many ? "parts" : "part").replace(/ \(rank correlation [^)]*\)/g, "").replace(/(?<=\s)-(?=\d)/g, "−");
-/** The sentence of the test without its conclusion, which the badge has. */
+const plainSentence = (text) => unbroken(text).replace(/\bpatch(es)?\b/g, (_, many) => many ? "parts" : "part").replace(/ \(rank correlation [^)]*\)/g, "").replace(/(?<=\s)-(?=\d)/g, "−");
+/** What hiding the marked parts did, in one sentence; the verdict is on the badge. */
 const shortCheckText = (check) => plainSentence(`${check.sentence.split(/\.\s+(?=[A-Z])/)[0].replace(/\.$/, "")}.`);
-export const checkText = (check) => plainSentence([check.sentence, ...(check.verdict ? check.remarks : [])].join(" "));
+/** What the test says of the map, then of the answer. */
+export const checkText = (check) => plainSentence([check.sentence, ...(check.verdict ? check.remarks : []), `Answer: ${check.answer.sentence}`].join(" "));
 
 const badges = [[$("badge"), $("answer-text")], [$("badge-1"), $("answer-text-1")]]; // one per map
 
@@ -45,7 +45,7 @@ const badges = [[$("badge"), $("answer-text")], [$("badge-1"), $("answer-text-1"
 export function showCheck(k, check, name = "", hasCaution = false) {
   const [badge, text] = badges[k];
   badge.textContent = check ? badgeText(check, hasCaution) : "Testing this map…";
-  badge.dataset.verdict = badgeVerdict(check, hasCaution);
+  badge.dataset.style = check ? badgeStyle(check, hasCaution) : "";
   if (k === 0) badge.disabled = !check;
   text.textContent = name ? `${name}: ${check ? shortCheckText(check) : ""}` : check ? checkText(check) : "";
 }
@@ -53,7 +53,7 @@ export function showCheck(k, check, name = "", hasCaution = false) {
 export function showCheckFailed(k, error, name = "") {
   const [badge, text] = badges[k];
   badge.textContent = "Could not be tested";
-  badge.dataset.verdict = "";
+  badge.dataset.style = "";
   if (k === 0) badge.disabled = true;
   text.textContent = [name && `${name}:`, plainMessage(error)].filter(Boolean).join(" ");
 }

@@ -3,10 +3,9 @@
 import { number, percent } from "./texts.js";
 
 const perturbed = document.getElementById("perturbed"), chart = document.getElementById("chart");
-const slider = document.getElementById("step"), description = document.getElementById("curve-text"), verdict = document.getElementById("curve-verdict");
+const slider = document.getElementById("step"), description = document.getElementById("curve-text"), areas = document.getElementById("curve-areas");
 const stepText = document.getElementById("step-text"), section = document.getElementById("curves");
 const LEFT = 64, RIGHT = 388, TOP = 14, BOTTOM = 214, FRAME_MS = 260, STEPS = 14;
-const VERDICTS = { "better": "is better than chance", "not distinguishable": "cannot be told from chance", "worse": "is worse than chance" };
 let film = null, timer = 0;
 
 const svgElement = (name, attributes, text = "") => {
@@ -26,7 +25,7 @@ export function clear(photo) {
   section.dataset.film = "none";
   slider.disabled = true;
   stepText.textContent = "–";
-  description.textContent = verdict.textContent = "";
+  description.textContent = areas.textContent = "";
   chart.setAttribute("aria-label", "no film yet");
   drawAxes(chart, "parts of the photo", "", [0, 1]);
   if (photo) drawPhoto(photo, null);
@@ -41,7 +40,7 @@ export function play({ kind, rank, grid, photo, title, reply }) {
   film = { kind, rank: reply?.rank ?? rank, grid, photo, title, reply: null, counts };
   section.dataset.film = "playing";
   Object.assign(slider, { max: counts.length - 1, disabled: false, value: 0 });
-  verdict.textContent = "";
+  areas.textContent = "";
   if (reply) receive(reply);
   drawFrame(0);
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) { slider.value = slider.max; return end(); }
@@ -64,16 +63,16 @@ export function receive(reply) {
   }
   Object.assign(film, { reply, curve, rank: reply.rank, counts: curve.counts });
   slider.max = curve.counts.length - 1;
-  verdict.textContent = verdictText(reply);
+  areas.textContent = areaText(reply);
   drawFrame(Number(slider.value));
   if (!timer && section.dataset.film === "waiting") end();
 }
 
-/** Both directions, judged by the spread of random orders. */
-export function verdictText(reply) {
+/** The areas of both directions. Whether the map is better than chance is for its test to say, on the badge. */
+export function areaText(reply) {
   const part = (kind, words, wanted) => {
-    const { verdict: judged, method, random } = reply[kind];
-    return judged ? `${words}, this map ${VERDICTS[judged]} (area under its line ${number(method.area, 2)}, under random orders ${number(random.area, 2)}; ${wanted} is better).` : "";
+    const { method, random } = reply[kind];
+    return method.area === null || random.area === null ? "" : `${words}: area under its line ${number(method.area, 2)}, under random orders ${number(random.area, 2)}; ${wanted} is better.`;
   };
   return [part("deletion", "Hiding the brightest first", "smaller"), part("insertion", "Showing them first", "larger")].join(" ").trim();
 }
@@ -133,7 +132,7 @@ function drawChart(svg, kind, reply, k, title) {
     svgElement("circle", { class: "dot", cx: x(curve.x[k]), cy: y(method.mean[k]), r: 5 }),
     svgElement("text", { class: "random-label", x: x(curve.x[far]), y: randomY, "text-anchor": "middle" }, "random orders"),
     svgElement("text", { class: "label", x: x(curve.x[near]) + (hides ? -4 : 0), y: beside(y(method.mean[near]), hides), "text-anchor": "middle" }, "this map"));
-  svg.setAttribute("aria-label", `${reply.target} while parts are ${hides ? "hidden" : "shown"} in the order of ${title}, and in random orders. ${verdictText(reply)}`);
+  svg.setAttribute("aria-label", `${reply.target} while parts are ${hides ? "hidden" : "shown"} in the order of ${title}, and in random orders. ${areaText(reply)}`);
 }
 
 /** The whole curve of one direction as an SVG of its own; null where it could not be measured. */

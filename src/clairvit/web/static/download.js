@@ -1,8 +1,8 @@
 // Files to take along: a picture, a report, and the numbers. The page has all of it, or asks for what was computed before.
 
-import { badgeText, badgeVerdict, checkText } from "./answer.js";
+import { badgeText, badgeStyle, checkText } from "./answer.js";
 import { drawColourBar, drawPhoto, legendWords, overlay } from "./colour.js";
-import { verdictText } from "./curves.js";
+import { areaText } from "./curves.js";
 import { element, slug, unbroken } from "./texts.js";
 
 /** "clairvit-cat-attnlrp-plus.png" */
@@ -82,7 +82,7 @@ const escapeHtml = (text) => unbroken(text).replace(/[&<>"']/g, (letter) => `&#$
 const STYLES = `body{font:15px/1.5 Inter,system-ui,sans-serif;color:#1c1b22;max-width:920px;margin:24px auto;padding:0 16px;font-variant-numeric:tabular-nums;print-color-adjust:exact;-webkit-print-color-adjust:exact}
 h1{font-size:22px;line-height:1.3;margin:0 0 12px}h2{font-size:17px;margin:28px 0 8px}p{margin:6px 0}
 .badge{display:inline-block;border:1px solid #85838f;border-radius:16px;padding:1px 12px;margin-right:6px;font-weight:600}
-.badge[data-verdict=supported]{background:#e2f4e8;color:#14663a;border-color:#14663a}.badge[data-verdict=weak],.caution{background:#fdf0d9;color:#7a4a00;border-color:#7a4a00}.badge[data-verdict="not better than chance"]{background:#fde7ea;color:#a3162a;border-color:#a3162a}
+.badge[data-style=supported]{background:#e2f4e8;color:#14663a;border-color:#14663a}.badge[data-style=weak],.caution{background:#fdf0d9;color:#7a4a00;border-color:#7a4a00}.badge[data-style=chance]{background:#fde7ea;color:#a3162a;border-color:#a3162a}
 .caution{padding:6px 10px;border-radius:8px}.tiles{display:grid;gap:12px;margin-top:16px}.tiles[data-count="2"]{grid-template-columns:1fr 1fr}.tiles[data-count="3"]{grid-template-columns:1fr 1fr 1fr}.tiles[data-count="4"]{grid-template-columns:1fr 1fr;max-width:640px;margin-inline:auto}
 figure{margin:0;text-align:center;break-inside:avoid}img{max-width:100%}.tiles img{width:100%;border-radius:8px;display:block}.strip{width:100%}.legend{text-align:center;color:#5c5a68;font-size:13px}.legend img{width:200px;height:12px;border-radius:3px;vertical-align:middle;margin:0 8px}
 .curves{display:grid;grid-template-columns:1fr 1fr;gap:16px}h3{font-size:15px;margin:4px 0}table{border-collapse:collapse}td,th{text-align:left;padding:2px 16px 2px 0;vertical-align:top;font-weight:400}th{color:#5c5a68}small{color:#5c5a68;font-size:13px}
@@ -108,7 +108,7 @@ export async function reportHtml(view, charts, strip) {
   const tiles = pictures(view, 448), bar = element("canvas", { width: 256, height: 12 }), [low, high] = legendWords(...view.legend).map(escapeHtml);
   drawColourBar(bar, view.scale, view.style.opacity);
   const figures = tiles.map(([canvas, name]) => `<figure>${image(canvas, name)}<figcaption>${escapeHtml(name)}</figcaption></figure>`).join("");
-  const tests = view.tests.map(({ check, name, hasCaution }) => `<p><span class="badge" data-verdict="${badgeVerdict(check, hasCaution)}">${escapeHtml(badgeText(check, hasCaution))}</span>${escapeHtml(`${name && `${name}: `}${checkText(check)}`)}</p>`).join("");
+  const tests = view.tests.map(({ check, name, hasCaution }) => `<p><span class="badge" data-style="${badgeStyle(check, hasCaution)}">${escapeHtml(badgeText(check, hasCaution))}</span>${escapeHtml(`${name && `${name}: `}${checkText(check)}`)}</p>`).join("");
   const cautions = view.cautions.map((text) => `<p class="caution"><b>Take care:</b> ${escapeHtml(text)}</p>`).join("");
   const table = (pairs) => `<table>${pairs.map(([name, value]) => `<tr><th scope="row">${escapeHtml(name)}</th><td>${escapeHtml(String(value))}</td></tr>`).join("")}</table>`;
   const section = (heading, content) => content ? `<div class="part"><h2>${heading}</h2>${content}</div>` : "";
@@ -118,7 +118,7 @@ export async function reportHtml(view, charts, strip) {
 <h1>${escapeHtml(view.sentence)}</h1>${tests}${cautions}
 <div class="tiles" data-count="${tiles.length}">${figures}</div><p class="legend">${low}${image(bar, "the colours from low to high")}${high}</p><p class="legend">${escapeHtml(`${view.title}${view.layerText}, model ${view.models}`)}</p>
 ${section("How to read it", "<p>Coloured parts mattered to the answer: red for it, blue against it where a map has both; elsewhere brighter is more. A map can be wrong: the test hides its brightest parts and compares with hiding random ones.</p>")}
-${section(`The test${of}`, drawn && `<div class="curves">${drawn}</div><p>${escapeHtml(verdictText(view.curve))}</p>`)}
+${section(`The test${of}`, drawn && `<div class="curves">${drawn}</div><p>${escapeHtml(areaText(view.curve))}</p>`)}
 ${section("What the model sees in it", view.reply.top.length ? table(view.reply.top.map((entry) => [entry.name, view.value(entry)])) : "")}
 ${section(`Layer by layer${of}`, strip && `${image(strip, "the map of each layer", "strip")}<p><small>All layers together first, then from early to late.</small></p>`)}
 ${section("How it was made", table(Object.entries(view.settings)))}

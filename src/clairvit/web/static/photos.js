@@ -1,7 +1,7 @@
 // Several photos: a table of photo, answer and test; a click shows one.
 
 import * as api from "./api.js";
-import { badgeText, badgeVerdict } from "./answer.js";
+import { badgeText, badgeStyle } from "./answer.js";
 import { contextOf } from "./colour.js";
 import { element, plainMessage, valueText } from "./texts.js";
 
@@ -54,7 +54,7 @@ export function fillCheck(file, check, hasCaution) {
   const row = rowOf(file);
   if (!row) return;
   row.trust.textContent = badgeText(check, hasCaution);
-  row.trust.dataset.verdict = badgeVerdict(check, hasCaution);
+  row.trust.dataset.style = badgeStyle(check, hasCaution);
 }
 
 /** Answer and test the other photos one after another, in the background. */
