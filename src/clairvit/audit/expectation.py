@@ -266,12 +266,12 @@ class Expectation(RowSequence, Tabular):
     def sentence(self) -> str:
         """Return the means in words."""
         inside, area = self.mean("inside"), self.mean("area")
-        costs = [f"{self.mean(f'excess_{side}').mean:+.3g}" for side in ("inside", "outside")]
+        hidden, rest = (_more_or_less(self.mean(f"excess_{side}").mean, self.unit) for side in ("inside", "outside"))
         one = "1 image" if len(self) == 1 else f"{len(self)} images"
         return (
             f"{_share(inside)} of the evidence of {self.method} lies in the regions, which cover "
-            f"{100 * area.mean:.1f} % of {one}. Hiding them costs {costs[0].replace('-', '−')} {self.unit} more than "
-            f"hiding as many random patches ({self.draws} draws), hiding the rest {costs[1].replace('-', '−')}."
+            f"{100 * area.mean:.1f} % of {one}. Hiding them costs {hidden} than hiding as many random patches "
+            f"({self.draws} draws); hiding the rest costs {rest} than hiding as many."
         )
 
     def __str__(self) -> str:
@@ -351,7 +351,14 @@ def _equal(answers: Sequence[str], others: Sequence[str], equal: float) -> Tenso
     return torch.tensor(values, dtype=torch.float64)
 
 
+def _more_or_less(excess: float, unit: str) -> str:
+    """Return a mean excess in words: "0.47 log-odds more"."""
+    return f"{abs(excess):.3g} {unit} {'less' if excess < 0 else 'more'}"
+
+
 def _share(entry: Aggregate) -> str:
-    """Return a mean share with its interval: "62.0 % [55.1, 68.3]"."""
+    """Return a mean share with its interval: "62.0 % [55.1, 68.3]"; "no part" where no map has positive evidence."""
+    if not entry.images:
+        return "No part"
     interval = "" if math.isnan(entry.low) else f" [{100 * entry.low:.1f}, {100 * entry.high:.1f}]"
     return f"{100 * entry.mean:.1f} %{interval}"

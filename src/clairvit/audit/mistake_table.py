@@ -352,7 +352,7 @@ class Mistakes(RowSequence, Tabular):
         if suffix == HTML:
             from clairvit.reports.mistakes import mistakes_page  # reports come last
 
-            return write_text(mistakes_page(self, photos), path)
+            return write_text(mistakes_page(self, photos), Path(path))
         from clairvit.plotting.mistakes import save_mistakes
 
         return save_mistakes(self, Path(path), photos)

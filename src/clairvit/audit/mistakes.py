@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from clairvit.audit.mistake_table import (
     confused_pairs,
 )
 from clairvit.data.dataset import ErrorHandler, ImageDataset
+from clairvit.data.truth import folder_classes
 from clairvit.errors import BadInput, ClairError, NotApplicable, UnknownName, did_you_mean
 from clairvit.methods.explain import run_by_default
 from clairvit.methods.planner import misfits, run_all, spent_on
@@ -33,13 +35,14 @@ from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.context import EvalContext, fraction_counts, planar_maps
 from clairvit.models.activation import probabilities
 from clairvit.models.coerce import ModelLike
-from clairvit.models.images import displayed
+from clairvit.models.images import displayed, list_images
 from clairvit.perturbation.removal import check_removal
 from clairvit.targets.base import class_name
 from clairvit.targets.contrast import Contrast
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 
+FOLDERS = "folders"
 NAME = "mistakes"  # of the progress, of notes and of random streams
 PARTS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # of the patches that are removed
 DRAWS = 3  # random sets of patches
@@ -51,7 +54,7 @@ def mistakes(
     images: Any,
     method: str | MethodSpec | None = None,
     *,
-    labels: Sequence[int | str | None] | None = None,
+    labels: Sequence[int | str | None] | str | None = None,
     by: Order = "cost",
     confident: float = 0.8,
     far: int = 5,
@@ -72,7 +75,8 @@ def mistakes(
         model: A `cv.Model`, a name for `cv.load`, or any `nn.Module`: a classifier of one class per image (softmax).
         images: As in `cv.evaluate`; read a few at a time. The labels of a data set are used as `labels`.
         method: The method of the contrast maps, the answer − the true class; None is the default for the model.
-        labels: The true class of each image, or None. Without any only unsure answers are listed.
+        labels: The true class of each image, or None; "folders": the names of the files' folders are the classes.
+            Without any only unsure answers are listed.
         by: What wrong answers are ordered by, largest first: "cost", −log p of the true class, or "confidence", p of
             the answer. Unsure answers that are not wrong come after them, the least sure first.
         confident: The probability from which an answer is confident, and from which two share it between them.
@@ -104,10 +108,7 @@ def mistakes(
         >>> result.kinds
         ('far down',)
     """
-    if by not in ORDERS:
-        raise UnknownName(
-            f"There is no order {by!r}; expected one of {', '.join(ORDERS)}.{did_you_mean(str(by), ORDERS)}"
-        )
+    by = check_order(by)
     rules = MistakeRules(confident, far, unsure)
     shares = tuple(float(share) for share in parts)
     if not shares or not all(0 < share < 1 for share in shares):
@@ -117,8 +118,9 @@ def mistakes(
             raise BadInput(f"{name}={count!r} was given; expected a number from 0.")
     check_removal(removal)
     spec = None if method is None else resolve_method(method)
+    classes = _labels_of(images, labels)
     question = Question.of_dataset(
-        model, images, labels=labels, seed=seed, batch_size=batch_size, autocast=autocast, inputs=inputs
+        model, images, labels=classes, seed=seed, batch_size=batch_size, autocast=autocast, inputs=inputs
     )
     request = Request(rules, by, tuple(sorted(set(shares))), draws, photos, removal, error_handler(on_error))
     answered = _answer(question, request)
@@ -129,6 +131,26 @@ def mistakes(
         return _collect(about, request, answered, spec)
     result, notes = run_by_default(about, lambda default, _: _collect(about, request, answered, default))
     return replace(result, notes=(*result.notes, *notes))
+
+
+def check_order(by: str) -> Order:
+    """Return the order; raise UnknownName if there is none of that name."""
+    for name in get_args(Order):
+        if by == name:
+            return name  # type: ignore[no-any-return]
+    raise UnknownName(f"There is no order {by!r}; expected one of {', '.join(ORDERS)}.{did_you_mean(str(by), ORDERS)}")
+
+
+def _labels_of(images: Any, labels: Sequence[int | str | None] | str | None) -> Sequence[int | str | None] | None:
+    """Return the true classes; those of "folders" are the names of the files' folders."""
+    if not isinstance(labels, str):
+        return labels
+    if labels != FOLDERS:
+        raise BadInput(f"labels={labels!r} was given; expected a list of classes, one per image, or '{FOLDERS}'.")
+    files = [] if isinstance(images, ImageDataset) else list_images(images)[0]
+    if not files or not all(isinstance(file, str | Path) for file in files):
+        raise BadInput(f"labels='{FOLDERS}' was given for images that are not files; expected paths or a folder.")
+    return folder_classes([str(file) for file in files])
 
 
 @dataclass(frozen=True, eq=False)
