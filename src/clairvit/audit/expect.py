@@ -18,7 +18,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from clairvit._rows import Rows, per_row
 from clairvit.audit.conditions import Condition
 from clairvit.audit.expectation import QUANTITIES, SPANS, Expectation
 from clairvit.data.dataset import ErrorHandler, ImageDataset
@@ -43,6 +42,7 @@ NAME = "expect"  # of the progress, of notes and of random streams
 DRAWS = 2  # random sets of patches of each size
 NO_MASK = "it has no mask"
 EMPTY = "its region has no patch of which half or more lies in the mask"
+MIXED = "Some targets have a probability and others do not; expected targets of one kind."
 FULL = "its region is the whole image, so that there is no outside"
 
 
@@ -134,7 +134,7 @@ def expect(
     if against is not None:
         other = _measure_model(ask(against, dataset, target), request, spec)
         measured = _paired(measured, other)
-    return replace(measured.result, conditions=conditions)
+    return replace(measured, conditions=conditions)
 
 
 def parse_conditions(threshold: str | Sequence[str] | None, *, compares: bool = False) -> tuple[Condition, ...]:
@@ -159,25 +159,17 @@ class Request:
     on_error: ErrorHandler | None
 
 
-class Measured(Rows):
-    """What was measured, with the rows of the images in the data set."""
-
-    rows: tuple[int, ...] = per_row()
-    result: Expectation = per_row()
-
-
-def _measure_model(question: Question, request: Request, spec: MethodSpec | None) -> Measured:
+def _measure_model(question: Question, request: Request, spec: MethodSpec | None) -> Expectation:
     """Measure all images by a method, or by the default for the model."""
     if spec is not None:
         return _measure(question, request, spec)
     skip = request.on_error is not None
     measured, notes = run_by_default(question, lambda default, _: _measure(question, request, default), skip=skip)
-    result = replace(measured.result, notes=(*measured.result.notes, *notes))
-    return replace(measured, result=result)
+    return replace(measured, notes=(*measured.notes, *notes))
 
 
 @own_grad_mode()
-def _measure(question: Question, request: Request, spec: MethodSpec) -> Measured:
+def _measure(question: Question, request: Request, spec: MethodSpec) -> Expectation:
     misfits([spec], question.models, skip=False)
     left_out: list[tuple[str, str]] = []
 
@@ -187,7 +179,7 @@ def _measure(question: Question, request: Request, spec: MethodSpec) -> Measured
         request.on_error(name, error)
 
     handler = None if request.on_error is None else on_error
-    parts: list[Measured] = []
+    parts: list[Expectation] = []
     with closing(iter_runs(question, [spec], on_error=handler, label=NAME)) as runs:
         for run in runs:
             part = _measure_run(run, request, spec, question.seed, left_out)
@@ -199,17 +191,16 @@ def _measure(question: Question, request: Request, spec: MethodSpec) -> Measured
     if not parts:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out[:3])
         raise BadInput(f"No image with a region is left ({reasons}); expected masks that cover a part of an image.")
-    if len({part.result.quantity for part in parts}) > 1:
-        raise BadInput("Some targets have a probability and others do not; expected targets of one kind.")
-    measured = Measured.concat(parts)
-    notes = (*question.model.assumptions, *dataset.notes, *measured.result.notes)
-    result = replace(measured.result, left_out=tuple(left_out), notes=tuple(dict.fromkeys(notes)))
-    return replace(measured, result=result)
+    if len({part.quantity for part in parts}) > 1:
+        raise BadInput(MIXED)
+    measured = Expectation.concat(parts)
+    notes = (*question.model.assumptions, *dataset.notes, *measured.notes)
+    return replace(measured, left_out=tuple(left_out), notes=tuple(dict.fromkeys(notes)))
 
 
 def _measure_run(
     run: Run, request: Request, spec: MethodSpec, seed: int, left_out: list[tuple[str, str]]
-) -> Measured | None:
+) -> Expectation | None:
     """Measure a few images; None if none of them has a region."""
     trace = run_backward(run.recording, run.targets[0], None)
     results = run_all([spec], run.recording, run.targets, seed=seed)[spec.text]
@@ -224,7 +215,7 @@ def _measure_run(
     target = run.targets[0]
     quantities = [quantity_of(target, row) for row in rows]
     if len(set(quantities)) > 1:
-        raise BadInput("Some targets have a probability and others do not; expected targets of one kind.")
+        raise BadInput(MIXED)
     values, answers = _removals(context, inside, outside, rows, request)
     classes = class_indices(run.batch.labels, run.model, run.logits.shape[-1]) or [None] * len(run.rows)
     maps = context.maps[0].flatten(1)[rows].cpu()
@@ -232,7 +223,8 @@ def _measure_run(
     positive, size = maps.clamp(min=0), maps.abs() * (inside | outside)
     full = _value_function(target)(run.logits, list(range(len(run.logits))))[rows, :2].cpu()
     draws = request.draws
-    expectation = Expectation(
+    return Expectation(
+        rows=tuple(run.rows[row] for row in rows),
         names=tuple(run.batch.names[row] for row in rows),
         classes=tuple(
             target.names[row] if (index := classes[row]) is None else class_name(run.model.labels, index)
@@ -260,7 +252,6 @@ def _measure_run(
         cost=spent_on(run.recording, [spec]),
         notes=(*run.batch.notes, *results[0].notes, *context.notes_log.notes),
     )
-    return Measured(tuple(run.rows[row] for row in rows), expectation)
 
 
 def _regions(run: Run, context: EvalContext) -> tuple[Tensor, Tensor]:
@@ -343,23 +334,21 @@ def _answers(run: Run, indices: Sequence[int]) -> tuple[str, ...]:
     return tuple(class_name(run.model.labels, index) if answers else "" for index in indices)
 
 
-def _paired(measured: Measured, other: Measured) -> Measured:
+def _paired(result: Expectation, other: Expectation) -> Expectation:
     """Return the images that both models have a result for, with that of the other in `against`."""
     places = {row: place for place, row in enumerate(other.rows)}
-    kept = [place for place, row in enumerate(measured.rows) if row in places]
+    kept = [place for place, row in enumerate(result.rows) if row in places]
     if not kept:
         raise BadInput("No image has a region for both models; expected masks that both see a part of.")
-    result, partner = measured.result, other.result
-    if result.quantity != partner.quantity:
+    if result.quantity != other.quantity:
         raise BadInput(
-            f"{result.model} gives a {result.quantity} and {partner.model} a {partner.quantity}; expected two models "
+            f"{result.model} gives a {result.quantity} and {other.model} a {other.quantity}; expected two models "
             "whose scores mean the same."
         )
-    alone = [result.names[place] for place, row in enumerate(measured.rows) if row not in places]
-    rows = set(measured.rows)
-    alone_too = [partner.names[place] for place, row in enumerate(other.rows) if row not in rows]
-    left_out = [(name, f"{partner.model} has no result for it") for name in alone]
-    left_out += [(name, f"{result.model} has no result for it") for name in alone_too]
-    matched = partner.take([places[measured.rows[place]] for place in kept])
-    result = replace(result, left_out=(*result.left_out, *left_out)).take(kept)
-    return Measured(tuple(measured.rows[place] for place in kept), replace(result, against=matched))
+    left_out = list(result.left_out)
+    for part, partner in ((result, other), (other, result)):
+        known, named = set(partner.rows), {name for name, _ in left_out}
+        alone = [name for row, name in zip(part.rows, part.names, strict=True) if row not in known]
+        left_out += [(name, f"{partner.model} has no result for it") for name in alone if name not in named]
+    matched = other.take([places[result.rows[place]] for place in kept])
+    return replace(replace(result, left_out=tuple(left_out)).take(kept), against=matched)

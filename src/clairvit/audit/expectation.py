@@ -75,6 +75,7 @@ class Expectation(RowSequence, Tabular):
     quantity per image, `mean("inside")` its mean with interval, `by_class()` the means per class.
 
     Args:
+        rows: B places of the images in the data set, from 0.
         names: B names of images.
         classes: B names of true classes where they are known, else of what is explained.
         targets: B names of what is explained.
@@ -112,6 +113,7 @@ class Expectation(RowSequence, Tabular):
         (1, True, 64)
     """
 
+    rows: tuple[int, ...] = per_row()
     names: tuple[str, ...] = per_row()
     classes: tuple[str, ...] = per_row()
     targets: tuple[str, ...] = per_row()

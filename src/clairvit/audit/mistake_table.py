@@ -109,6 +109,7 @@ class Mistakes(RowSequence, Tabular):
     A sequence, the worst first: `result[0]`, `result[:5]`, `result.of_kind("confident and wrong")`.
 
     Args:
+        rows: B places of the images in the data set, from 0.
         names: B names of images.
         true: B names of true classes; None where it is not known.
         predicted: B answers.
@@ -151,6 +152,7 @@ class Mistakes(RowSequence, Tabular):
         (('Bengal',), ('Beagle',), ('Bengal − Beagle',))
     """
 
+    rows: tuple[int, ...] = per_row()
     names: tuple[str, ...] = per_row()
     true: tuple[str | None, ...] = per_row()
     predicted: tuple[str, ...] = per_row()

@@ -351,6 +351,7 @@ def _collect_run(run: Run, request: Request, answered: Answered, spec: MethodSpe
     counts = torch.tensor([count or 0 for count in needed], device=context.rank.device)
     kept = [row < request.photos and run.batch.pixels.ndim == 4 for row in run.rows]
     return Mistakes(
+        rows=tuple(answer.row for answer in answers),
         names=run.batch.names,
         true=tuple(None if answer.true is None else class_name(labels, answer.true) for answer in answers),
         predicted=tuple(class_name(labels, answer.predicted) for answer in answers),
@@ -450,6 +451,7 @@ def _none(question: Question, request: Request, answered: Answered, method: str)
     """Return the result of a model without a wrong or unsure answer."""
     empty = torch.zeros(0, 0, 0, dtype=torch.float64)
     return Mistakes(
+        rows=(),
         names=(),
         true=(),
         predicted=(),

@@ -14,6 +14,7 @@ from clairvit._io import printable
 from clairvit.audit.mistake_table import Mistakes
 from clairvit.errors import BadInput
 from clairvit.numerics import percent
+from clairvit.plotting.canvas import SMALL, fit
 from clairvit.plotting.labels import format_number
 from clairvit.plotting.overlay import Array, overlay, scale_of, to_numpy
 from clairvit.plotting.patch_outline import draw_outline, photo_without
@@ -21,6 +22,7 @@ from clairvit.plotting.save import write_result
 
 COLUMNS = 3  # photo, map, photo without the parts
 TILE = 2.1  # inches
+SIDE = 0.25  # inches between tiles
 HEADINGS = 0.55  # inches above a tile
 FOOT = 0.35  # inches below all tiles
 NOTEBOOK_ROWS = 12  # of the table that a notebook shows
@@ -60,8 +62,8 @@ def _without(result: Mistakes, row: int) -> str:
     if count is None:
         return f"no part found: {other} does not win\nwithout up to {result.sizes[-1]} top patches"
     total = int(np.prod(result.maps.shape[1:]))
-    random = "" if not result.draws else f"; as many random ones: {result.random_wins[row]} of {result.draws}"
-    return f"without {count} of {total} patches\nit is {other}{random}"
+    random = "" if not result.draws else f"; random sets: {result.random_wins[row]} of {result.draws}"
+    return f"without {count} of {total} patches\n{other}{random}"
 
 
 def pictures(result: Mistakes, row: int) -> tuple[Array, Array, Array]:
@@ -85,13 +87,15 @@ def plot_mistakes(result: Mistakes, photos: int) -> NDArray[np.object_]:
     first = result.photos[rows[0]]
     assert first is not None
     height = TILE * first.shape[0] / first.shape[1]
-    size = (COLUMNS * (TILE + 0.25), len(rows) * (height + HEADINGS) + FOOT)
-    figure, grid = pyplot.subplots(len(rows), COLUMNS, figsize=size, squeeze=False, layout="constrained")
+    figure_size = (COLUMNS * (TILE + SIDE), len(rows) * (height + HEADINGS) + FOOT)
+    figure, grid = pyplot.subplots(len(rows), COLUMNS, figsize=figure_size, squeeze=False, layout="constrained")
     for line, row in zip(grid, rows, strict=True):
         for axes, picture, title in zip(line, pictures(result, row), headings(result, row), strict=True):
             axes.imshow(picture)
             axes.set_axis_off()
-            axes.set_title(printable(title), fontsize="xx-small", parse_math=False)
+            lines = [fit(part, TILE + SIDE, SMALL) for part in printable(title).split("\n")]
+            smallest = min(size for _, size in lines)
+            axes.set_title("\n".join(text for text, _ in lines), fontsize=smallest, parse_math=False)
         draw_outline(line[1], _parts(result, row), pictures(result, row)[0].shape[:2], TILE)
     figure.supxlabel(printable(f"{result.model}: {how_many(result, len(rows))}"), fontsize="x-small", parse_math=False)
     return np.asarray(grid)
