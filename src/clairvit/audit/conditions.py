@@ -72,7 +72,7 @@ class Condition:
         share = Fraction(match["share"] or "1") / (100 if match["percent"] else 1)
         if not 0 < share <= 1:
             raise BadInput(
-                f"The threshold {text!r} is about {float(share):g} of the images; expected more than 0 to 1."
+                f"The threshold {text!r} names {float(share):g} of all images; expected a share such as 80%."
             )
         return cls(quantity, match["operator"], float(match["level"]), float(share))
 
