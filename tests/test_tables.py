@@ -25,7 +25,7 @@ from clairvit.metrics.score import Curve
 from clairvit.selection.start_layer import StartLayer
 from helpers.tiny_models import pixels, wrapped
 from plotting.fakes import fake
-from test_rows import checks, patch_features, score, score_with_baselines, sweep
+from test_rows import checks, expectation, mistakes, patch_features, score, score_with_baselines, sweep
 
 LAYERS, HEADS, CLASSES, IMAGES = 3, 2, 5, 2
 
@@ -89,6 +89,8 @@ RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     Heads: (lambda: Heads("genatt", torch.rand(2, 3, 1, 4, 4), torch.rand(2, 3, 1, 4, 4)), 2 * (3 + 3)),
     TextRelevance: (lambda: TextRelevance(("a", " cat"), torch.tensor([0.5, math.nan])), 2),
     Recipe: (lambda: selection().recipe, 4),
+    cv.results.Expectation: (lambda: expectation(against=True), 4),
+    cv.results.Mistakes: (mistakes, 4),
 }
 NAMES = {result.__name__: result for result in RESULTS}
 

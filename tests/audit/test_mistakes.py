@@ -114,7 +114,7 @@ def test_pairs_have_counts_and_intervals_of_the_true_class() -> None:
 
 
 def additive(seed: int, scale: float) -> tuple[cv.Model, Tensor, Tensor]:
-    """Return an additive classifier of 6 × 6 patches, an image, and what each patch adds to each logit [classes, 36]."""
+    """Return an additive classifier of 6 × 6 patches, an image, and what each patch adds to each logit."""
     model, image = linear((6, 6), seed=seed)
     assert isinstance(model.module, LinearPatches)
     with torch.no_grad():

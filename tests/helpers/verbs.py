@@ -89,6 +89,17 @@ def check_maps(module: nn.Module) -> Any:
     return cv.check_maps(cv.wrap(module), image(2), maps, target=TARGET, method="genatt")
 
 
+def expect(module: nn.Module) -> Any:
+    masks = torch.zeros(2, 32, 32, dtype=torch.bool)
+    masks[:, :16, :24] = True
+    result = cv.expect(cv.wrap(module), image(2), masks, "genatt", TARGET, against=cv.wrap(module))
+    return result.inside, result.without_inside, result.random_outside
+
+
+def mistakes(module: nn.Module) -> Any:
+    return cv.mistakes(cv.wrap(module), image(2), "genatt", labels=[TARGET, TARGET], unsure=1.0).differences
+
+
 def features(module: nn.Module) -> Any:
     return cv.features(cv.wrap(module), image(2), layer="all", foreground="positive", batch_size=1)
 
@@ -125,6 +136,8 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "calibrate": calibrate,
     "doctor": doctor,
     "check_maps": check_maps,
+    "expect": expect,
+    "mistakes": mistakes,
     "features": features,
     "intervene": intervene,
     "intervene_sweep": intervene_sweep,
