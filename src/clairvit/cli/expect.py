@@ -25,7 +25,7 @@ clairvit expect photos/ --masks masks/ --threshold 'inside >= 0.5 on 80%'
 
 clairvit expect --data pets:data/oxford-iiit-pet --limit 100 --threshold 'mean excess_inside > 0' --out pets.csv
 
-clairvit expect photos/ --masks masks/ --model file:v2.safetensors --against file:v1.safetensors --arch timm:NAME
+clairvit expect photos/ --masks masks/ --model file:v2.safetensors --against-model file:v1.safetensors --arch timm:NAME
 
 [bold]Exit status[/bold]
 
@@ -45,7 +45,7 @@ def expect(
         "'mean excess_inside > 0' with its whole 95 % interval.",
         "'QUANTITY >= NUMBER'",
     ),
-    against: str | None = option(
+    against_model: str | None = option(
         None,
         "Another model, such as the version before, on the same images; its own options in parentheses behind it.",
         "MODEL",
@@ -63,7 +63,7 @@ def expect(
     from clairvit.methods.spec import resolve_method
     from clairvit.perturbation.removal import check_removal
 
-    parse_conditions(threshold, compares=against is not None)
+    parse_conditions(threshold, compares=against_model is not None)
     check_removal(removal)
     typed = single_method(method, "expect")
     spec = None if typed is None else resolve_method(typed)
@@ -74,8 +74,8 @@ def expect(
     command = Command("expect", "used", output)
     opened = question.open(command, images, [])
     other = None
-    if against is not None:
-        name, settings = read_model(against)
+    if against_model is not None:
+        name, settings = read_model(against_model)
         other = question.model_options.with_settings(settings).load(name)
     with command.progress(f"{len(opened.images)} images"):
         result = cv.expect(
