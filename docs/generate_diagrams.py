@@ -26,7 +26,7 @@ STEPS = (
         "the verb's own step",
         "maps, scores, checks,\nfeatures, choices",
         "a file per verb",
-        ("metrics", "compat", "selection", "bench", "audit"),
+        ("metrics", "compat", "selection", "bench", "audit, diagnostics"),
     ),
     (
         "a result",
