@@ -362,6 +362,8 @@ def test_values_that_there_are_not() -> None:
         result.values("inside_change")
 
 
-def test_a_data_set_with_masks_of_its_own_takes_no_others() -> None:
-    with pytest.raises(BadInput, match="data set that has its own"):
-        cv.expect("scenes", open_data("scenes:1").dataset, [region(LEFT)])
+def test_a_data_set_with_annotations_of_its_own_takes_no_others() -> None:
+    model, scenes = wrapped(NAME), open_data("scenes:1").dataset
+    for arguments in ({"masks": [region(LEFT)]}, {"labels": [0]}):
+        with pytest.raises(BadInput, match="data set that has its own"):
+            cv.expect(model, scenes, **arguments)

@@ -16,6 +16,7 @@ from torch import Tensor
 import clairvit as cv
 from clairvit.audit.mistake_table import KINDS, ConfusedPair, MistakeRules, confused_pairs
 from clairvit.audit.mistakes import Answer
+from clairvit.data.open import open_data
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.confidence_intervals import share_interval
 from clairvit.metrics.context import EvalContext
@@ -325,6 +326,8 @@ def test_names_of_folders_may_be_the_classes(tmp_path: Path) -> None:
     assert listed.true == result.true
     with pytest.raises(BadInput, match="images that are not files"):
         cv.mistakes(model, torch.zeros(1, 3, 32, 32), labels="folders")
+    with pytest.raises(BadInput, match="data set that is opened already"):
+        cv.mistakes(model, open_data("scenes:1").dataset, labels=[0])
     with pytest.raises(BadInput, match="labels='truth' was given"):
         cv.mistakes(model, files, labels="truth")
 

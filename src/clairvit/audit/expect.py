@@ -122,8 +122,8 @@ def expect(
         autocast=autocast,
         inputs=inputs,
     )
-    if isinstance(images, ImageDataset) and masks is not None:
-        raise BadInput("masks were given with a data set that has its own; expected masks with images.")
+    if isinstance(images, ImageDataset) and (masks is not None or labels is not None):
+        raise BadInput("masks or labels were given with a data set that has its own; expected them with images.")
     question = ask(model, images, target, masks=_as_list(masks))
     dataset = question.images
     assert isinstance(dataset, ImageDataset)

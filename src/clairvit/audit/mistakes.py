@@ -143,11 +143,13 @@ def check_order(by: str) -> Order:
 
 def _labels_of(images: Any, labels: Sequence[int | str | None] | str | None) -> Sequence[int | str | None] | None:
     """Return the true classes; those of "folders" are the names of the files' folders."""
+    if isinstance(images, ImageDataset) and labels is not None:
+        raise BadInput("labels were given with a data set that is opened already; expected its own, without labels=.")
     if not isinstance(labels, str):
         return labels
     if labels != FOLDERS:
         raise BadInput(f"labels={labels!r} was given; expected a list of classes, one per image, or '{FOLDERS}'.")
-    files = [] if isinstance(images, ImageDataset) else list_images(images)[0]
+    files = list_images(images)[0]
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise BadInput(f"labels='{FOLDERS}' was given for images that are not files; expected paths or a folder.")
     return folder_classes([str(file) for file in files])

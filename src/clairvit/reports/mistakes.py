@@ -95,5 +95,6 @@ def _example(result: Mistakes, row: int) -> Example:
     tiles = []
     for number, (picture, heading) in enumerate(zip(pictures(result, row), headings(result, row), strict=True)):
         text, _, detail = heading.partition("\n")
+        detail = detail if number else ""  # the caption has name and kind
         tiles.append(Tile(data_uri(picture), text, text, detail, True if number == 1 else None))
     return Example(f"{result.names[row]}: {result.kinds[row]}", tuple(tiles))
