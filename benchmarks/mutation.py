@@ -46,6 +46,7 @@ SEEN_BY = {
     "metrics": ["tests/test_change_between_calls.py", "tests/bench/test_own_code.py"],
     "bench": ["tests/cli/test_bench.py", "tests/report"],
     "papers": ["tests/cli/test_reproduce.py"],
+    "audit": ["tests/cli/test_expect.py", "tests/cli/test_mistakes.py"],
     "training": ["tests/cli/test_finetune.py"],
     "diagnostics": ["tests/cli/test_doctor.py"],
     "plotting": ["tests/report", "tests/cli/test_commands.py"],

@@ -12,7 +12,10 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 IMAGES = Path(__file__).parent / "images"
 INK, GREY, PALE, ACCENT = "#1f2933", "#52606d", "#e8eef5", "#fff3d6"
 
-VERBS = ("explain", "compare", "evaluate", "check", "choose", "calibrate", "features", "match", "intervene")
+VERBS = (
+    *("explain", "compare", "evaluate", "check", "choose", "calibrate", "expect", "mistakes", "features", "match"),
+    "intervene",
+)
 OTHERS = ("doctor", "page", "command line")  # take the same road
 # A step of the road: what it is called, what it does, where it stands, the packages below it.
 STEPS = (
@@ -23,7 +26,7 @@ STEPS = (
         "the verb's own step",
         "maps, scores, checks,\nfeatures, choices",
         "a file per verb",
-        ("metrics", "compat", "selection", "bench", "diagnostics"),
+        ("metrics", "compat", "selection", "bench", "audit, diagnostics"),
     ),
     (
         "a result",

@@ -20,7 +20,18 @@ from helpers.browser import find_chromium
 from helpers.covering import run_all_cases
 
 TESTS = Path(__file__).parent
-NUMERIC_FOLDERS = {"cuda", "data", "diagnostics", "methods", "metrics", "models", "perturbation", "targets", "tracing"}
+NUMERIC_FOLDERS = {
+    "audit",
+    "cuda",
+    "data",
+    "diagnostics",
+    "methods",
+    "metrics",
+    "models",
+    "perturbation",
+    "targets",
+    "tracing",
+}
 # Whole commands, servers, studies and processes: each test takes seconds, so all of them are slow.
 END_TO_END = {"bench", "cli", "diagnostics", "fuzz", "papers", "plotting", "report", "selection", "training", "web"}
 END_TO_END |= {

@@ -98,6 +98,67 @@ def explanation() -> cv.Explanation:
     )
 
 
+def expectation(against: bool = False) -> cv.results.Expectation:
+    names = tuple(f"{row}.jpg" for row in range(COUNT))
+    shares = (numbers(COUNT) + 1) / 8
+    return cv.results.Expectation(
+        rows=tuple(range(COUNT)),
+        names=names,
+        classes=("cat", "dog", "cat", "dog"),
+        targets=names,
+        answers=("cat", "dog", "dog", "dog"),
+        inside=shares,
+        net_inside=shares - 1,
+        net_outside=shares / 2,
+        area=shares / 4,
+        patches=torch.arange(COUNT),
+        full=numbers(COUNT, 2),
+        without_inside=numbers(COUNT, 2) - 1,
+        without_outside=numbers(COUNT, 2) - 2,
+        random_inside=numbers(COUNT, 3, 2) - 3,
+        random_outside=numbers(COUNT, 3, 2) - 4,
+        answers_without_inside=("dog",) * COUNT,
+        answers_without_outside=("cat",) * COUNT,
+        model="tiny",
+        method="legrad",
+        quantity="probability",
+        conditions=(cv.results.Condition("inside", ">=", 0.25),),
+        left_out=(("x.jpg", "it has no mask"),),
+        notes=("a note",),
+        against=expectation() if against else None,
+    )
+
+
+def mistakes() -> cv.results.Mistakes:
+    photo = torch.zeros(4, 4, 3, dtype=torch.uint8)
+    return cv.results.Mistakes(
+        rows=tuple(range(COUNT)),
+        names=tuple(f"{row}.jpg" for row in range(COUNT)),
+        true=("cat", None, "dog", "cat"),
+        predicted=("dog", "cat", "cat", "cat"),
+        second=("cat", "dog", "dog", "dog"),
+        probabilities=(numbers(COUNT, 2) + 1) / 16,
+        true_probabilities=(numbers(COUNT) + 1) / 16,
+        ranks=(2, None, 2, 1),
+        kinds=("confident and wrong", "between two", "far down", "among many"),
+        contrasts=("dog − cat",) * COUNT,
+        maps=numbers(COUNT, 2, 2),
+        parts=numbers(COUNT, 2, 2) % 4 == 0,
+        needed=(1, None, 1, 1),
+        random_wins=(0, None, 2, 1),
+        differences=numbers(COUNT, 3),
+        photos=(photo, photo, None, None),
+        sizes=(1, 2),
+        model="tiny",
+        method="ixg",
+        images=9,
+        labelled=8,
+        wrong=2,
+        pairs=(cv.results.ConfusedPair("cat", "dog", 1, 8, 0.0, 0.5),),
+        notes=("a note",),
+    )
+
+
 def patch_features(layers: tuple[cv.results.PatchFeatures, ...] = ()) -> cv.results.PatchFeatures:
     return cv.results.PatchFeatures(
         tokens=numbers(COUNT, 2, 2, 3),
@@ -187,6 +248,8 @@ INSTANCES: dict[type[Rows], tuple[Callable[[], Any], ...]] = {
     Origin: (lambda: explanation().origin,),
     CheckResult: (checks,),
     CertifiedPatches: (certified_patches,),
+    cv.results.Expectation: (expectation, lambda: expectation(against=True)),
+    cv.results.Mistakes: (mistakes,),
     cv.results.PatchFeatures: (patch_features, lambda: patch_features((patch_features(), patch_features()))),
     InterventionSweep: (sweep,),
     InterventionScores: (interventions, lambda: interventions([1, 2, None, "cat"])),

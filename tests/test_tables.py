@@ -25,7 +25,16 @@ from clairvit.metrics.score import Curve
 from clairvit.selection.start_layer import StartLayer
 from helpers.tiny_models import pixels, wrapped
 from plotting.fakes import fake
-from test_rows import certified_patches, checks, patch_features, score, score_with_baselines, sweep
+from test_rows import (
+    certified_patches,
+    checks,
+    expectation,
+    mistakes,
+    patch_features,
+    score,
+    score_with_baselines,
+    sweep,
+)
 
 LAYERS, HEADS, CLASSES, IMAGES = 3, 2, 5, 2
 
@@ -98,6 +107,8 @@ RESULTS: dict[type[Tabular], tuple[Callable[[], Any], int]] = {
     Recipe: (lambda: selection().recipe, 4),
     cv.results.Certificate: (certificate, 5),
     cv.results.CertifiedPatches: (lambda: certified_patches(IMAGES), IMAGES),
+    cv.results.Expectation: (lambda: expectation(against=True), 4),
+    cv.results.Mistakes: (mistakes, 4),
 }
 NAMES = {result.__name__: result for result in RESULTS}
 

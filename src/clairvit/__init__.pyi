@@ -49,6 +49,10 @@ from .selection.choose import choose as choose
 from .selection.calibrate import calibrate as calibrate
 from .selection.result import Selection as Selection
 
+# Audit
+from .audit.expect import expect as expect
+from .audit.mistakes import mistakes as mistakes
+
 # Studies
 from .bench.plan import Study as Study
 from .bench.run import run_study as run_study

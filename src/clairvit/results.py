@@ -1,6 +1,9 @@
 """Results: the classes of what the verbs return, for annotations and `isinstance`."""
 
 from clairvit._cost import Cost
+from clairvit.audit.conditions import Condition, ConditionResult
+from clairvit.audit.expectation import Aggregate, Expectation
+from clairvit.audit.mistake_table import ConfusedPair, MistakeRules, Mistakes
 from clairvit.diagnostics.report import Check, Diagnosis
 from clairvit.methods.compare_models import ModelComparison
 from clairvit.methods.explanation import Comparison, Explanation, Heads, TextRelevance
@@ -18,21 +21,28 @@ from clairvit.selection.result import Selection
 from clairvit.selection.start_layer import StartLayer
 
 __all__ = [
+    "Aggregate",
     "AnswerCheck",
     "Certificate",
     "CertifiedPatches",
     "Check",
     "CheckResult",
     "Comparison",
+    "Condition",
+    "ConditionResult",
+    "ConfusedPair",
     "Cost",
     "Curve",
     "Diagnosis",
+    "Expectation",
     "Explanation",
     "Heads",
     "ImageMatch",
     "InterventionScores",
     "InterventionSweep",
     "MapCheck",
+    "MistakeRules",
+    "Mistakes",
     "ModelComparison",
     "PatchFeatures",
     "Recipe",

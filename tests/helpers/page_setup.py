@@ -95,6 +95,21 @@ def certify(folder: Path) -> Names:
     return {}
 
 
+def expect(folder: Path) -> Names:
+    """Two photos, each with a mask of its middle."""
+    files = ["photos/0.png", "photos/1.png"]
+    photos(folder, *files)
+    mask = np.zeros((64, 96), np.uint8)
+    mask[16:48, 24:72] = 255
+    return {"files": files, "masks": [mask, mask]}
+
+
+def mistakes(folder: Path) -> Names:
+    """Two photos in folders of their classes, one of them wrong."""
+    photos(folder, "photos/Bengal/0.png", "photos/Beagle/1.png")
+    return {}
+
+
 def finetune(folder: Path) -> Names:
     """A data set of two classes."""
     from helpers.small_datasets import coloured_noise
@@ -212,6 +227,7 @@ PAGES: dict[str, PageSetup] = {
     "certify.md": PageSetup(certify),
     "data.md": PageSetup(data, {"scenes:500": "scenes:5", "parts:240": "parts:2"}),
     "doctor.md": PageSetup(lambda folder: {"model": "scenes", "images": "demo"}),
+    "expect.md": PageSetup(expect),
     "finetune.md": PageSetup(
         finetune,
         {
@@ -222,6 +238,7 @@ PAGES: dict[str, PageSetup] = {
     "foreground.md": PageSetup(
         foreground, {'load_detector("maskrcnn_resnet50_fpn_v2_coco-73cbd019.pth")': "detector_of_a_cat"}
     ),
+    "mistakes.md": PageSetup(mistakes),
     "models.md": PageSetup(
         models,
         {

@@ -100,6 +100,17 @@ def reference(module: nn.Module) -> Any:
     return cv.reference(cv.wrap(module), image(20)).embeddings
 
 
+def expect(module: nn.Module) -> Any:
+    masks = torch.zeros(2, 32, 32, dtype=torch.bool)
+    masks[:, :16, :24] = True
+    result = cv.expect(cv.wrap(module), image(2), masks, "genatt", TARGET, against=cv.wrap(module))
+    return result.inside, result.without_inside, result.random_outside
+
+
+def mistakes(module: nn.Module) -> Any:
+    return cv.mistakes(cv.wrap(module), image(2), "genatt", labels=[TARGET, TARGET], unsure=1.0).differences
+
+
 def features(module: nn.Module) -> Any:
     return cv.features(cv.wrap(module), image(2), layer="all", foreground="positive", batch_size=1)
 
@@ -138,6 +149,8 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "check_maps": check_maps,
     "certify": certify,
     "reference": reference,
+    "expect": expect,
+    "mistakes": mistakes,
     "features": features,
     "intervene": intervene,
     "intervene_sweep": intervene_sweep,

@@ -30,6 +30,13 @@ def photos(count: int = COUNT) -> list[Image.Image]:
     return [Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)) for _ in range(count)]
 
 
+def halves() -> list[np.ndarray]:
+    """Return the mask of the upper half of each photo."""
+    mask = np.zeros((40, 40), np.uint8)
+    mask[:20] = 1
+    return [mask] * COUNT
+
+
 class Rows:
     """Rows shaped as those of `datasets.Dataset`: dicts by index, a dict of columns by slice."""
 
@@ -72,6 +79,8 @@ VERBS: dict[str, Callable[[cv.Model, Any], Any]] = {
     "check_maps": lambda model, images: torch.tensor(
         [check.full for check in cv.check_maps(model, images, torch.ones(COUNT, 4, 4))]
     ),
+    "expect": lambda model, images: cv.expect(model, images, halves(), "ixg", 1).random_inside,
+    "mistakes": lambda model, images: cv.mistakes(model, images, "ixg", labels=[1] * COUNT).differences,
     "features": lambda model, images: cv.features(model, images).pca,
     "doctor": lambda model, images: torch.tensor(len(cv.doctor(model, images).images)),
 }

@@ -103,6 +103,15 @@ def calibrate(model: cv.Model, images: Tensor, target: Any) -> None:
     assert cv.explain(model, images[:2], recipe, target=target).maps.isfinite().all()
 
 
+def expect(model: cv.Model, images: Tensor, target: Any) -> None:
+    """The falls of hiding inside and outside are of the target's own score."""
+    masks = torch.zeros(2, *images.shape[-2:], dtype=torch.bool)
+    masks[:, : images.shape[-2] // 2] = True
+    result = cv.expect(model, images[:2], masks, "ixg", target)
+    assert len(result) == 2
+    assert result.values("fall_inside").abs().min() > 0
+
+
 def trace(model: cv.Model, images: Tensor, target: Any) -> None:
     traced = cv.trace(model, images[:2], target=target)
     assert traced.dpixels.any()
@@ -120,7 +129,7 @@ def intervene(model: cv.Model, images: Tensor, target: Any) -> None:
     assert_same(sweep.effects[:, 0, 1], scores.difference(), magnitude=float(sweep.scores.abs().max()))
 
 
-VERBS = (explain, compare, evaluate, choose, check, calibrate, trace, intervene)
+VERBS = (explain, compare, evaluate, choose, check, calibrate, expect, trace, intervene)
 
 
 @pytest.mark.filterwarnings("ignore::clairvit.errors.ClairWarning")  # notes about so few images and so small maps

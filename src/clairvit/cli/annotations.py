@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clairvit.cli import options
-from clairvit.cli.declare import group, option
+from clairvit.cli.declare import group
 from clairvit.cli.image_job import Failure, find_image_files
 from clairvit.errors import BadInput
 
@@ -40,9 +40,7 @@ class Annotations:
     masks: str | None = options.MASKS
     mask_kind: str = options.mask_kind("nonzero")
     weights: str | None = options.WEIGHTS
-    truth: str | None = option(
-        None, "True classes: a CSV with the columns image, class (and other), or the folders' names.", "FILE|folders"
-    )
+    truth: str | None = options.TRUTH
 
     @property
     def detects(self) -> bool:

@@ -22,12 +22,14 @@ from clairvit.cli.console import print_json, print_message, print_note
 from clairvit.cli.declare import add_import_option, command_name, expand_groups, running
 from clairvit.cli.doctor import doctor
 from clairvit.cli.evaluate import evaluate
+from clairvit.cli.expect import expect
 from clairvit.cli.explain import explain
 from clairvit.cli.features import features
 from clairvit.cli.finetune import finetune
 from clairvit.cli.hints import with_options
 from clairvit.cli.intervene import intervene
 from clairvit.cli.lists import cite_command, classes_command, methods_command, metrics_command, models_command
+from clairvit.cli.mistakes import mistakes
 from clairvit.cli.report import report
 from clairvit.cli.reproduce import reproduce
 from clairvit.cli.serve import serve
@@ -61,6 +63,8 @@ for _function in (
         choose,
         calibrate,
         certify,
+        expect,
+        mistakes,
         doctor,
         bench,
         report,
@@ -97,7 +101,8 @@ add_import_option(app)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status.
 
-    0: done, 1: a check of `doctor` failed, 2: bad input or a failure, 130: stopped by the user.
+    0: done, 1: a check of `doctor` or a threshold of `expect` failed, 2: bad input or a failure, 130: stopped by the
+    user.
     """
     typed = list(sys.argv[1:] if arguments is None else arguments)
     if "matplotlib" not in sys.modules:

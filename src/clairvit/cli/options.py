@@ -114,6 +114,12 @@ MASKS = option(
     "DIR|mask-rcnn",
     panel="Annotations",
 )
+TRUTH = option(
+    None,
+    "True classes: a CSV with the columns image, class (and other), or the folders' names.",
+    "FILE|folders",
+    panel="Annotations",
+)
 WEIGHTS = option(None, "Weights of Mask R-CNN, else from the hub.", "FILE", panel="Annotations")
 DOWNLOAD = option(
     False, "Fetch the data set into PATH if it is not there: pets, flowers, caltech101, voc.", panel="Data"

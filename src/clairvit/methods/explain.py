@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from clairvit.methods.compare_models import ModelComparison
     from clairvit.methods.recipe import Recipe
 
+Value = TypeVar("Value")
 MOST_NAMED = 6  # targets that a note lists
 # The methods of `compare` when none are named: the best known of each family
 DEFAULT_PANEL = (
@@ -166,34 +167,56 @@ def explain(
 
 def _explain_by_default(question: Question, passes: int | None, *, layers: bool, by_head: bool) -> Explanation:
     """Explain with the default method for this kind of model, or the first of its fallbacks that fits; notes say so."""
+
+    def explain_by(spec: MethodSpec, structure: ModelStructure) -> Explanation:
+        spec = spec if passes is None else refined_spec(spec, passes)
+        known = structure if isinstance(question.images, Batch) else None
+        comparison = maps_of_question(question, [spec], layers=layers, by_head=by_head, once=True, structure=known)
+        (explanation,) = comparison.values()
+        return explanation
+
+    explanation, notes = run_by_default(question, explain_by)
+    return replace(explanation, notes=(*explanation.notes, *notes)) if notes else explanation
+
+
+def run_by_default(
+    question: Question, run: Callable[[MethodSpec, ModelStructure], Value], *, skip: bool = False
+) -> tuple[Value, tuple[str, ...]]:
+    """Return what `run` makes of the default method for this kind of model, or of the first fallback that fits.
+
+    Args:
+        question: What is asked; its first image shows the model's structure, with `skip` the first that can be read.
+        run: A function of a method and the structure; NotApplicable says that the method does not fit.
+        skip: Leave out images that cannot be read.
+
+    Returns:
+        Its result, and notes on the choice where it is not the usual default.
+    """
     model, images = question.readouts[0][0], question.images
-    pixels = images.pixels if isinstance(images, Batch) else question.first_image().pixels
+    pixels = images.pixels if isinstance(images, Batch) else question.first_image(skip=skip).pixels
     structure = model_structure(model, pixels)
     notes = [
         f"{model.name} gives no gradient: {barrier.reason}." for barrier in structure.barriers[:1] if barrier.reason
     ]
-    known = structure if isinstance(images, Batch) else None
     compares = kind_of_comparison(model, question.targets.items)
     items = defaults_for(structure, compares=compares)
     for item in items:
-        spec = item.spec if passes is None else refined_spec(item.spec, passes)
         try:
-            comparison = maps_of_question(question, [spec], layers=layers, by_head=by_head, once=True, structure=known)
+            result = run(item.spec, structure)
         except NotApplicable as error:
             if item is items[-1]:
                 raise
             notes.append(f"The default {item.method} does not fit this model: {error}")
             continue
         break
-    (explanation,) = comparison.values()
     if item.method == default_method():
-        return explanation
+        return result, ()
     why = reason_for_default(item, structure, compares=compares)
     about = "target" if item.models in (COMPARED, CONTRASTED) else "kind of model"
     reason = f"{item.method} was used, the default for this {about}: {why}."
     if item.models != kind_of_model(structure, compares=compares):
         reason = f"{item.method} was used: {why}."
-    return replace(explanation, notes=(*explanation.notes, *notes, reason))
+    return result, (*notes, reason)
 
 
 @overload
