@@ -13,7 +13,7 @@ from typing import Any
 import clairvit as cv
 
 _models: dict[Hashable, tuple[cv.Model, dict[str, Any]]] = {}
-_asked_for: set[Hashable] = set()  # since the last check
+_requested: set[Hashable] = set()  # since the last check
 
 
 def shared_model(key: Hashable, build: Callable[[], cv.Model]) -> cv.Model:
@@ -23,7 +23,7 @@ def shared_model(key: Hashable, build: Callable[[], cv.Model]) -> cv.Model:
     if key not in _models:
         model = build()
         _models[key] = model, fingerprint(model.module)
-    _asked_for.add(key)
+    _requested.add(key)
     return _models[key][0]
 
 
@@ -32,8 +32,8 @@ def forget_changed_models() -> dict[Hashable, list[str]]:
     from helpers.module_fingerprint import differences, fingerprint
 
     changed = {}
-    while _asked_for:
-        key = _asked_for.pop()
+    while _requested:
+        key = _requested.pop()
         model, before = _models[key]
         if names := differences(before, fingerprint(model.module)):
             changed[key] = names
