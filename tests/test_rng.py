@@ -82,7 +82,8 @@ def test_every_stream_has_a_name_and_one_file_that_draws_from_it() -> None:
     assert {name: of for name, of in files.items() if len(of) > 1} == {}
     # Three former pairs drew from numbers; these have names alone now. A new stream belongs here, not in NUMBERS.
     by_name = {"infidelity/blocks", "irof/ties", "aopc/random order", "naopc/ties", "f-fidelity/sets"}
-    by_name |= {"refine/sets", "papers/validation", "papers/training"}
+    by_name |= {"refine/sets", "refine/draws", "papers/validation", "papers/training"}
+    by_name |= {"expect/random patches", "mistakes/random patches"}
     assert set(files) - set(NUMBERS) == by_name
     assert set(NUMBERS) - set(files) == {"metrics/ties", "benchmarks/shuffled maps"}  # a default, and outside src
 

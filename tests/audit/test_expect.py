@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from clairvit.audit.expect import DRAWS, EMPTY, FULL, NO_MASK, random_patches
 from clairvit.audit.expectation import SPANS
 from clairvit.data.open import open_data
 from clairvit.errors import BadInput, ClairWarning, UnknownName
-from clairvit.methods.spec import MethodSpec, resolve_method
 from clairvit.metrics.confidence_intervals import mean_interval
 from helpers.eval_contexts import case_of
+from helpers.fixed_maps import fixed_map
 from helpers.linear_patch_model import effects, linear
 from helpers.reference_token_dropping import logits_left, logits_without
 from helpers.rounding import assert_same
@@ -27,16 +26,6 @@ from helpers.tiny_models import build, double, wrapped
 
 NAME, PATCHES, SIZE = "timm-vit", 16, 8
 LEFT = [row * 4 + column for row in range(4) for column in range(2)]  # the left half of 4 × 4 patches
-
-
-def hand_made(values: Tensor) -> MethodSpec:
-    """Return a method whose map is `values` [rows, cols] for every image."""
-    spec = resolve_method("saliency")
-
-    def function(trace: Any, **options: Any) -> Tensor:
-        return values.expand(len(trace.pixels), -1, -1)
-
-    return replace(spec, method=replace(spec.method, function=function))
 
 
 def region(patches: list[int], size: int = SIZE) -> Tensor:
@@ -62,7 +51,7 @@ def test_shares_of_a_map_made_by_hand() -> None:
     flat = values.flatten()
     inside = [0, 1, 4, 5, 10]
     outside = [patch for patch in range(PATCHES) if patch not in inside]
-    result = cv.expect(model, images, [region(inside)], hand_made(values))
+    result = cv.expect(model, images, [region(inside)], fixed_map(values))
     positive = flat.clamp(min=0)
     assert_same(result.values("inside"), positive[inside].sum()[None] / positive.sum())
     assert_same(result.values("net_inside"), flat[inside].sum()[None] / flat.abs().sum())
@@ -75,7 +64,7 @@ def test_shares_of_a_map_made_by_hand() -> None:
 def test_an_inverted_mask_gives_the_complement() -> None:
     model, images = double(NAME)
     masks = torch.stack([region(LEFT), region([3, 7, 8])])
-    result, inverse = (cv.expect(model, images, of, hand_made(signed_map())) for of in (masks, ~masks))
+    result, inverse = (cv.expect(model, images, of, fixed_map(signed_map())) for of in (masks, ~masks))
     assert_same(result.values("inside") + inverse.values("inside"), torch.ones(2, dtype=torch.float64))
     assert_same(result.values("area") + inverse.values("area"), torch.ones(2, dtype=torch.float64))
     assert_same(result.values("net_inside"), inverse.values("net_outside"))
@@ -100,7 +89,7 @@ def test_void_patches_are_neither_inside_nor_outside() -> None:
     trimap[:, :8] = 1  # 4 patches
     trimap[:, 8:16] = 3  # 4 void patches
     values = signed_map()
-    result = cv.expect(model, [picture], [trimap], hand_made(values), mask_kind="trimap", draws=3)
+    result = cv.expect(model, [picture], [trimap], fixed_map(values), mask_kind="trimap", draws=3)
     assert result.patches.tolist() == [4]
     assert result.area.tolist() == [1 / 3]
     positive = values.clamp(min=0)
@@ -351,7 +340,7 @@ def test_bad_input_is_one_sentence(arguments: dict[str, Any], error: Any, messag
 
 def test_values_that_there_are_not() -> None:
     model, images = double(NAME, batch=1)
-    result = cv.expect(model, images, region(LEFT), hand_made(-torch.ones(4, 4, dtype=torch.float64)))
+    result = cv.expect(model, images, region(LEFT), fixed_map(-torch.ones(4, 4, dtype=torch.float64)))
     assert math.isnan(result.values("inside")), "no positive evidence"
     assert result.sentence.startswith("No part of the evidence")
     assert result.values("net_inside").tolist() == [-0.5]

@@ -20,6 +20,7 @@ from clairvit.data.open import open_data
 from clairvit.errors import BadInput, NotApplicable, UnknownName
 from clairvit.metrics.confidence_intervals import share_interval
 from clairvit.metrics.context import EvalContext
+from helpers.fixed_maps import fixed_map
 from helpers.linear_patch_model import CLASSES, LinearPatches, effects, linear
 from helpers.reference_token_dropping import logits_left
 from helpers.rounding import assert_same
@@ -123,17 +124,6 @@ def additive(seed: int, scale: float) -> tuple[cv.Model, Tensor, Tensor]:
     return model, image, torch.stack([effects(model, image, index).flatten() for index in range(CLASSES)])
 
 
-def hand_made(values: Tensor) -> Any:
-    """Return a method whose map is `values` [rows, cols] for every image."""
-    from clairvit.methods.spec import resolve_method
-
-    def function(trace: Any, **options: Any) -> Tensor:
-        return values.expand(len(trace.pixels), -1, -1)
-
-    spec = resolve_method("saliency")
-    return replace(spec, method=replace(spec.method, function=function))
-
-
 def test_the_parts_that_made_the_difference_are_those_of_an_additive_model() -> None:
     """Every patch adds a known amount to each logit: what is left without the top patches is a sum by hand."""
     outcomes = set()
@@ -146,7 +136,7 @@ def test_the_parts_that_made_the_difference_are_those_of_an_additive_model() -> 
         result = cv.mistakes(
             model,
             image,
-            hand_made(difference.reshape(6, 6)),
+            fixed_map(difference.reshape(6, 6)),
             labels=[true],
             removal="mean",
             parts=(0.5, 0.03, 0.1, 0.2),
@@ -183,7 +173,7 @@ def test_random_sets_of_the_same_size_are_counted(monkeypatch: pytest.MonkeyPatc
             return (top if (stream, index) == ("mistakes/random patches", 1) else first)[None]  # noqa: B023
 
         arguments: dict[str, Any] = {"labels": [true], "removal": "mean", "parts": (0.2, 0.5)}
-        method = hand_made(difference.reshape(6, 6))
+        method = fixed_map(difference.reshape(6, 6))
         with monkeypatch.context() as patched:
             patched.setattr(EvalContext, "tie_order", places)
             result = cv.mistakes(model, image, method, draws=3, **arguments)

@@ -38,7 +38,7 @@ from clairvit.targets.base import TargetBatch, class_name
 from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 
-NAME = "expect"  # of the progress, of notes and of random streams
+NAME = "expect"  # of the progress, and of notes
 DRAWS = 2  # random sets of patches of each size
 NO_MASK = "it has no mask"
 EMPTY = "its region has no patch of which half or more lies in the mask"
@@ -299,7 +299,7 @@ def _removals(
 
 def random_patches(context: EvalContext, among: Tensor, counts: Tensor, index: int) -> Tensor:
     """Return `counts` [B] random patches of those in `among`, bool [B, patches], from the seed of each image."""
-    keys = context.tie_order(context.patches, f"{NAME}/random patches", index).masked_fill(~among, context.patches)
+    keys = context.tie_order(context.patches, "expect/random patches", index).masked_fill(~among, context.patches)
     return (keys.argsort(1).argsort(1) < counts[:, None]) & among
 
 

@@ -43,7 +43,7 @@ from clairvit.tracing.module_state import own_grad_mode
 from clairvit.tracing.trace import run_backward
 
 FOLDERS = "folders"
-NAME = "mistakes"  # of the progress, of notes and of random streams
+NAME = "mistakes"  # of the progress, and of notes
 PARTS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # of the patches that are removed
 DRAWS = 3  # random sets of patches
 PHOTOS = 24  # photos that are kept
@@ -429,7 +429,7 @@ def _random_wins(
     if not rows or not request.draws:
         return tuple(wins)
     counts = torch.tensor([needed[row] or 0 for row in rows], device=context.rank.device)
-    places = [context.tie_order(context.patches, f"{NAME}/random patches", draw) for draw in range(request.draws)]
+    places = [context.tie_order(context.patches, "mistakes/random patches", draw) for draw in range(request.draws)]
     keep = torch.stack([place[rows] >= counts[:, None] for place in places], 1)  # [rows, draws, patches]
     images = torch.tensor(rows).repeat_interleave(request.draws)
 
