@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 import clairvit as cv
 from clairvit.methods.runs import CHUNK_SIZE
-from clairvit.metrics.answer_check import AnswerFacts, Reference, check_answer, looks_untrained, photo_reasons
+from clairvit.metrics.answer_check import (
+    AnswerFacts,
+    Reference,
+    check_answer,
+    looks_untrained,
+    near_guessing,
+    photo_reasons,
+)
 from clairvit.metrics.check import (
     PASSES,
     Design,
@@ -647,6 +654,12 @@ def test_what_is_said_of_the_answer(changes: dict[str, Any], status: str, words:
     assert answer.status == status
     assert words in answer.sentence
     assert bool(answer.reasons) == (status != "no objection")
+
+
+def test_of_many_classes_five_times_guessing_is_little() -> None:
+    """An invoice is a beagle by 10 % to a model of 37 breeds; a photo of a pet that it knows has more than 15 %."""
+    assert [near_guessing(classes) for classes in (2, 10, 20, 1000)] == [0.6, 0.2, 0.15, 0.005]
+    assert near_guessing(37) == pytest.approx(5 / 37)
 
 
 def test_reasons_of_photo_and_reference_come_with_those_of_the_confidence() -> None:

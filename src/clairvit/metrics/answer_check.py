@@ -27,7 +27,7 @@ from clairvit.tracing.module_state import own_grad_mode
 
 FLAT = 6 / 255  # standard deviation of every channel: below it a photo is nearly of one colour
 NOISE = 0.3  # correlation of neighbouring pixels; photos have about 0.9, white noise that was resized about 0.2
-NEAR_CHANCE = 2.0  # times 1 / classes: a probability below is close to guessing
+TWICE, MORE, TIMES, LOW = 2.0, 0.1, 5.0, 0.15  # of guessing: see `near_guessing`
 UNSURE = 0.5  # a probability below it is named
 UNRELATED = 0.1  # cosine of two images below which they are not alike
 NEIGHBOURS = 5  # whose mean distance says how far an image is from a reference
@@ -167,6 +167,14 @@ def _neighbours(frames: Tensor) -> Tensor:
     return correlation
 
 
+def near_guessing(classes: int) -> float:
+    """Return the probability below which an answer is close to guessing, which gives 1 / classes.
+
+    Twice that, but no more than 10 points above it; of many classes five times that, up to 15 %.
+    """
+    return max(min(TWICE / classes, 1 / classes + MORE), min(TIMES / classes, LOW))
+
+
 @dataclass(frozen=True)
 class AnswerFacts:
     """What a check has seen of one answer.
@@ -222,7 +230,7 @@ def check_answer(facts: AnswerFacts, certain: Sequence[str], possible: Sequence[
 
 def _is_certain(facts: AnswerFacts) -> bool:
     """Return whether the confidence alone says that there is nothing to explain."""
-    near_chance = not facts.is_sigmoid and facts.full < NEAR_CHANCE / facts.classes
+    near_chance = not facts.is_sigmoid and facts.full < near_guessing(facts.classes)
     seen = facts.full >= UNSURE if facts.is_sigmoid else facts.is_answer
     return seen and (facts.hardly_falls or near_chance)
 
@@ -232,7 +240,7 @@ def _confidence(facts: AnswerFacts) -> list[str]:
     confidence = percent_in_words(facts.full)
     if facts.is_sigmoid and facts.full < UNSURE:
         return [f"The model does not see {facts.target} (confidence {confidence})."]
-    near_chance = NEAR_CHANCE / facts.classes
+    near_chance = near_guessing(facts.classes)
     if not facts.is_sigmoid and not facts.is_answer and facts.answer is not None and facts.answer[1] >= near_chance:
         answer = f"{class_name(facts.labels, facts.answer[0])} ({percent_in_words(facts.answer[1])})"
         return [f"The model's answer is {answer}; its confidence in {facts.target} is {confidence}."]
