@@ -72,13 +72,17 @@ def main() -> None:
 
 def print_best(run: dict[str, Any], metrics: tuple[str, ...]) -> None:
     """Print the best methods of a run by the first of these metrics, the default, the calibrated one, the baselines."""
+    metrics = tuple(metric for metric in metrics if metric in run["better"])
+    if not metrics:
+        return
     rows, order = table_of(run), metrics[0]
     sign = 1 if run["better"][order] == "higher" else -1
     scored = [m for m in rows if m not in run["baselines"] and mean_of(rows[m], order) is not None]
     ranked = sorted(scored, key=lambda method: -sign * float(mean_of(rows[method], order) or 0.0))
     kept = [m for place, m in enumerate(ranked) if place < SHOWN or m in (default_method(), CALIBRATED)]
+    shown = min(SHOWN, len(scored))
     more = " (and the default and the calibrated method)" if len(kept) > SHOWN else ""
-    print(f"\n**{run['title']}**, {run['images']} photos, the best {SHOWN} of {len(scored)} by {short(order)}{more}:\n")
+    print(f"\n**{run['title']}**, {run['images']} photos, the best {shown} of {len(scored)} by {short(order)}{more}:\n")
     print_row(["method", *(f"{short(metric)} {ARROWS[run['better'][metric]]}" for metric in metrics)])
     print_row(["---", *["--:"] * len(metrics)])
     for method in [*kept, *run["baselines"]]:
@@ -125,7 +129,7 @@ def print_default(runs: list[dict[str, Any]]) -> None:
     print_row(["model", "measure", "place", "best of the others", "surely ahead", "surely behind"])
     print_row(["---", "---", "--:", "---", "---", "--:"])
     for run in runs:
-        for metric in FAITHFUL:
+        for metric in [metric for metric in FAITHFUL if metric in run["better"]]:
             rivals = one_pass_rivals(run, metric)
             ahead = [paired["method"] for paired in rivals if paired["interval"][0] > 0]
             behind = sum(paired["interval"][1] < 0 for paired in rivals)

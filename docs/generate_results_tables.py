@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import numpy as np
-from results_text import RESULTS, RUNS, read_text, title_and_table
+from results_text import REPEATED, RESULTS, RUNS, read_text, title_and_table
 
 from clairvit.selection.stats import spearman
 
-EXPERIMENTS = [f"{paper}-{run}" for paper in ("focusvit", "skipplus", "coporan", "joita", "cmi") for run in RUNS]
+EXPERIMENTS = [f"{paper}-{run}" for paper in ("focusvit", "skipplus", "coporan", "joita", "cmi") for run in REPEATED]
 ARROWS = {"higher": "↑", "lower": "↓"}
 SHORT = {
     "faithfulness-correlation": "faithf. corr.",
