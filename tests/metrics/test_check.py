@@ -239,12 +239,12 @@ def test_the_difference_to_the_runner_up_says_what_is_specific() -> None:
     with torch.no_grad():
         logits = model.logits(image)[0]
     target, rival = (int(index) for index in logits.topk(2).indices)
-    own, other = effects(model, image, target), effects(model, image, rival)
-    check = check_one(model, image, own - other, target=target)
+    of_target, of_rival = effects(model, image, target), effects(model, image, rival)
+    check = check_one(model, image, of_target - of_rival, target=target)
     assert check.rival == f"class {rival}"
     assert check.specific == pytest.approx(1, abs=1e-9)
-    assert check_one(model, image, other - own, target=target).specific == pytest.approx(-1, abs=1e-9)
-    shared = check_one(replace(model, activation="sigmoid"), image, own, target=target)
+    assert check_one(model, image, of_rival - of_target, target=target).specific == pytest.approx(-1, abs=1e-9)
+    shared = check_one(replace(model, activation="sigmoid"), image, of_target, target=target)
     assert shared.specific is None, "several classes may be true at once"
 
 
@@ -457,7 +457,7 @@ def test_the_smallest_removal_that_a_person_sees_is_shown() -> None:
     assert "the similarity to b.jpg falls from 0.83" in replace(score, target="similar to b.jpg").sentence
 
 
-def test_specificity_is_said_of_maps_that_are_supported_at_least_weakly() -> None:
+def test_specificity_needs_maps_that_are_supported_at_least_weakly() -> None:
     other = replace(BASE, specific=SPECIFIC - 0.01)
     assert "It is not shown to be specific to cat rather than dog." in other.sentence
     assert replace(other, verdict="not better than chance").is_specific is None
@@ -616,7 +616,7 @@ def test_weights_are_random_while_all_norms_are_as_they_began() -> None:
     assert not looks_untrained(cv.load("pets").module)
 
 
-def test_photos_of_one_colour_and_noise_are_told_from_photos() -> None:
+def test_photos_of_one_colour_and_noise_are_no_photos() -> None:
     model = cv.load("pets")
     for kind, words in (("flat", "one colour"), ("noise", "noise"), ("invoice", None)):
         pixels_of = cv.explain(model, picture(kind), "center").pixels[0]
@@ -649,7 +649,7 @@ FACTS = AnswerFacts("cat", "probability", 0.8, 0.1, True, 10, False, (3, 0.8), T
         ({"quantity": "score", "full": 0.4, "is_image_similarity": True}, "no objection", ""),
     ],
 )
-def test_what_is_said_of_the_answer(changes: dict[str, Any], status: str, words: str) -> None:
+def test_the_sentence_about_the_answer(changes: dict[str, Any], status: str, words: str) -> None:
     answer = check_answer(replace(FACTS, **changes), ())
     assert answer.status == status
     assert words in answer.sentence
@@ -674,29 +674,29 @@ def test_a_reference_knows_its_own_kind_and_says_what_is_far_from_it(vit: cv.Mod
     near = torch.nn.functional.interpolate(
         torch.rand(60, 3, 4, 4, generator=generator).double(), (32, 32), mode="bilinear"
     )
-    known = cv.reference(vit, near[:40])
-    assert len(known) == 40
-    embedded = known.embeddings
+    reference = cv.reference(vit, near[:40])
+    assert len(reference) == 40
+    embedded = reference.embeddings
     assert embedded.norm(dim=1) == pytest.approx(torch.ones(40), abs=1e-12)
     distances = 1 - embedded @ embedded.mT
     by_hand = sorted(float(np.sort(np.delete(row, k))[:5].mean()) for k, row in enumerate(distances.numpy()))
-    assert known.distances.tolist() == pytest.approx(by_hand, abs=1e-12)
-    assert known.limit == known.distances.max(), "of fewer than 99 images none may be further away"
-    assert known.distance(embedded[:1]) < known.limit
-    far = replace(known, embeddings=-embedded)
+    assert reference.distances.tolist() == pytest.approx(by_hand, abs=1e-12)
+    assert reference.limit == reference.distances.max(), "of fewer than 99 images none may be further away"
+    assert reference.distance(embedded[:1]) < reference.limit
+    far = replace(reference, embeddings=-embedded)
     checked = cv.check_maps(vit, near[40:41], torch.rand(1, 4, 4, generator=generator), 3, reference=far)
     assert any("unlike the 40 reference images" in reason for reason in checked[0].answer.reasons)
     with pytest.raises(cv.errors.BadInput, match="at least 20"):
         cv.reference(vit, near[:10])
     with pytest.raises(cv.errors.BadInput, match="of the same model"):
-        known.distance(torch.ones(1, 3))
+        reference.distance(torch.ones(1, 3))
 
 
 def test_one_in_a_hundred_of_its_own_kind_is_beyond_the_limit() -> None:
     """The limit is the conformal quantile: the ⌈0.99 (n + 1)⌉-th of n distances."""
-    known = Reference("model", torch.zeros(199, 2), torch.arange(199.0))
-    assert known.limit == 197
-    assert replace(known, embeddings=torch.zeros(98, 2), distances=torch.arange(98.0)).limit == 97
+    reference = Reference("model", torch.zeros(199, 2), torch.arange(199.0))
+    assert reference.limit == 197
+    assert replace(reference, embeddings=torch.zeros(98, 2), distances=torch.arange(98.0)).limit == 97
 
 
 # Real models
