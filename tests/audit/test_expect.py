@@ -22,7 +22,7 @@ from helpers.fixed_maps import fixed_map
 from helpers.linear_patch_model import effects, linear
 from helpers.reference_token_dropping import logits_left, logits_without
 from helpers.rounding import assert_same
-from helpers.tiny_models import build, double, wrapped
+from helpers.tiny_models import build, double, fresh, wrapped
 
 NAME, PATCHES, SIZE = "timm-vit", 16, 8
 LEFT = [row * 4 + column for row in range(4) for column in range(2)]  # the left half of 4 × 4 patches
@@ -257,7 +257,7 @@ def test_classes_are_the_true_ones_where_they_are_known() -> None:
 
 def test_two_models_are_compared_image_by_image() -> None:
     model, images = double(NAME, batch=6)
-    old = wrapped(NAME, torch.float64)
+    old = fresh(NAME, torch.float64)
     with torch.no_grad():
         old.module.head.weight.mul_(-1)
     masks: list[Any] = [region([patch, patch + 4]) for patch in range(6)]

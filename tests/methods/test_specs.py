@@ -75,8 +75,11 @@ def test_every_option_takes_its_default_and_refuses_what_is_outside_its_range() 
 
 
 def test_there_are_about_four_hundred_options() -> None:
-    """A list of more is hard to read: what other people's code computes is a preset (`compat`)."""
-    assert sum(len(entry.option_list) for entry in (*list_methods(), *list_metrics())) <= 415
+    """A list of more is hard to read: what other people's code computes is a preset (`compat`).
+
+    412 of them, and 18 of the seven metrics of answers, bounds and objects that came later.
+    """
+    assert sum(len(entry.option_list) for entry in (*list_methods(), *list_metrics())) <= 430
 
 
 def test_an_alias_has_its_own_doc_unless_the_parameter_has_another() -> None:

@@ -251,6 +251,10 @@ OTHERS = (
     "faithfulness-correlation",
     "sensitivity-n",
     "infidelity",
+    "naopc",
+    "f-fidelity",
+    "sufficient-size",
+    "necessary-size",
 )
 
 

@@ -36,7 +36,8 @@ def test_patches_are_outlined_and_the_sentence_is_below_that_of_the_check() -> N
     written = " ".join(texts).replace("\u00a0", " ")
     assert SENTENCE in written
     assert "Whether a photo is like the calibration photos is not checked." in written
-    assert texts["Check: supported"] > texts["Certified patches (outlined)"], "y grows upwards"
+    assert "Outlined: the parts that were hidden" not in written, "the certified ones are"
+    assert texts["Check: Map supported by a test"] > texts["Certified patches (outlined)"], "y grows upwards"
     outlines = [line for axes in figure.axes for line in axes.collections if isinstance(line, LineCollection)]
     assert [len(line.get_segments()) for line in outlines] == [8, 8], (
         "a row of three patches has eight sides, drawn twice"

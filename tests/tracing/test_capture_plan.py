@@ -20,7 +20,7 @@ from clairvit.tracing.recording import Recording, record
 from clairvit.tracing.structure import forget_structures, model_structure
 from clairvit.tracing.trace import one_target, run_backward
 from helpers.custom_vits import Block, FusedAttention, HomeMade
-from helpers.tiny_models import pixels, wrapped
+from helpers.tiny_models import fresh, pixels, wrapped
 
 # Fused, explicit, mixed heads, an attention pool, torch's own multi-head attention, einsum, [N, B, d], in place
 PLANNED = {
@@ -77,7 +77,7 @@ def assert_identical(recording: Recording, expected: Recording) -> None:
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_planned_pass_is_the_same_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, image = wrapped(name), pixels(name)
+    model, image = fresh(name), pixels(name)
     structure = model_structure(model, image)
     assert structure.plan is not None
     assert structure.plan.holds is None  # the first pass sees every operation, and checks the plan

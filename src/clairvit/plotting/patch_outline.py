@@ -38,8 +38,11 @@ def certified_patches(explanation: Explanation, item: int) -> Patches | None:
 
 
 def marked_patches(explanation: Explanation, item: int) -> Patches | None:
-    """Return the patches whose removal the check of one map speaks of; None without a check, and for clips."""
-    if explanation.checked is None:
+    """Return the patches whose removal the check of one map speaks of; None where they are not outlined.
+
+    That is without a check, for clips, and where chosen or certified patches are outlined.
+    """
+    if explanation.checked is None or explanation.chosen is not None or explanation.certified is not None:
         return None
     check = explanation.checked[item]
     if len(check.grid) != 2 or not check.marked:
@@ -67,15 +70,9 @@ def boundary_segments(chosen: Patches, size: tuple[int, ...]) -> list[Segment]:
 
 
 def draw_outlines(axes: Any, explanation: Explanation, item: int, size: tuple[int, ...], tile: float) -> None:
-    """Draw what belongs to one map: chosen, certified or hidden patches, and the region or box of its target.
-
-    The patches that a check hid are outlined where no others are.
-    """
-    outlined = [chosen_patches(explanation, item), certified_patches(explanation, item)]
-    for patches in (
-        outlined if any(patches is not None for patches in outlined) else [marked_patches(explanation, item)]
-    ):
-        draw_outline(axes, patches, size, tile)
+    """Draw what belongs to one map: chosen, certified or hidden patches, and the region or box of its target."""
+    for outlined in (chosen_patches, certified_patches, marked_patches):
+        draw_outline(axes, outlined(explanation, item), size, tile)
     if explanation.regions is not None and not bool(explanation.regions[item].all()):  # the whole image needs no line
         draw_outline(axes, np.asarray(explanation.regions[item].cpu().numpy(), dtype=np.bool_), size, tile)
 
