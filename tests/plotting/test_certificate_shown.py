@@ -42,8 +42,9 @@ def test_patches_are_outlined_and_the_sentence_is_below_that_of_the_check() -> N
     assert [len(line.get_segments()) for line in outlines] == [8, 8], (
         "a row of three patches has eight sides, drawn twice"
     )
-    plain = explanation_figure(checked())
-    assert figure.get_figheight() > plain.get_figheight()
+    of_check = explanation_figure(checked())
+    assert figure.get_figheight() > of_check.get_figheight()
+    plain = explanation_figure(fake())
     assert not any(line for axes in plain.axes for line in axes.collections if isinstance(line, LineCollection))
 
 
