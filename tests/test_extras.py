@@ -55,7 +55,7 @@ CORE_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("calibrate", "--model", "scenes", "--data", "scenes", "--limit", "8", "--out", "recipe.json"),
     ("certify", "--model", "scenes", "--data", "scenes", "--limit", "9", "--out", "certificate.json"),
     ("expect", "--model", "scenes", "--data", "scenes", "--limit", "2"),
-    ("mistakes", "--model", "scenes", "--data", "scenes", "--limit", "4", "--out", "mistakes.html"),
+    ("mistakes", "--model", "scenes", "--data", "scenes", "--limit", "4", "--out", "mistakes.csv"),
     ("doctor", "scenes"),
     ("features", "demo", "--model", "scenes", "--out", "features.png"),
     ("intervene", "demo", "--model", "scenes"),
