@@ -424,10 +424,17 @@ def test_a_map_is_refined_step_by_step_and_tested_once(visit: Callable[..., Any]
     requests: list[str] = []
     page.on("request", lambda request: requests.append(urlsplit(request.url).path))
     before = picture(page)
+    page.evaluate(
+        """() => { window.tested = [];
+        const panel = document.getElementById("map-panel"), badge = document.getElementById("badge");
+        new MutationObserver(() => window.tested.push(!badge.disabled))
+          .observe(panel, { attributes: true, attributeFilter: ["data-method"] }); }"""
+    )
     page.locator("#refine").click()
     settled(page, "refine(attnlrp+plus)")  # 256 passes are the method's default
     sync_api.expect(page.locator("#refine-text")).to_contain_text("After 256 passes, ")
     assert requests.count("/api/explain") == 5
+    assert page.evaluate("() => window.tested") == [False] * 5, "no step is shown with the test of the map before it"
     checked(page)
     assert requests.count("/api/check") == 1
     assert picture(page) != before

@@ -119,7 +119,8 @@ async function explain({ picture = false, image, isStep = false } = {}) {
     if (controller !== work) return;
     adoptResponse(first, other, image);
     endWork(controller, `${map.title}: done in ${map.seconds.toFixed(2)} s.`);
-    if (!isStep) checking = runChecks();
+    if (isStep) showCheck(0, null, ownerOf(panes()[0])); // the test before was of another map
+    else checking = runChecks();
     return true;
   } catch (error) {
     if (controller !== work) return; // a newer request is running
@@ -368,6 +369,7 @@ async function refineMap() {
     $("refine-bar").value = passes / most;
     $("refine-text").textContent = `${passes} of ${most} passes`;
   }
+  if ($("refine-bar").value < 1 && map.method !== innerOf(map.method)) checking = runChecks(); // of the last step that came
   $("refine-bar").hidden = true;
   $("refine-bar").value = 0;
   showRefine();
